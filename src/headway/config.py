@@ -1,0 +1,213 @@
+"""Every setting, as the user asked for it: frozen sections, never changed after they are read.
+
+Precedence: defaults < config file < environment < flags. This is the only module that reads
+environment variables. What "auto" means on a given machine is decided in headway.resolve.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from headway.errors import ConfigError
+
+ENV_PREFIX = "HEADWAY_"
+T = TypeVar("T")
+_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+
+
+def setting(default: T, about: str) -> T:
+    """A field of a section, with the words its command-line flag is explained by."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which weights, and how they are held."""
+
+    model: str = setting("", "A GGUF file, a folder with safetensors, or a Hugging Face id.")
+    revision: str | None = setting(None, "Branch, tag or commit of a Hugging Face id.")
+    dtype: str = setting("auto", "auto, fp32 or bf16.")
+    device: str = setting("auto", "auto, cpu, or a torch device such as cuda:0.")
+    max_model_len: int | None = setting(
+        None, "Longest prompt plus output, in tokens; default: what the model was made for."
+    )
+    num_threads: int | None = setting(
+        None, "Threads of the executor; default: the cores this process may use."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int = setting(16, "Tokens per KV block.")
+    kv_cache_memory_bytes: int | None = setting(
+        None, "Size of the KV cache, e.g. 2G; default: chosen from the memory that is free."
+    )
+    enable_prefix_caching: bool = setting(True, "Reuse the blocks of equal prefixes.")
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 1, "block_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs when."""
+
+    max_num_seqs: int = setting(64, "Most requests running at once.")
+    max_num_batched_tokens: int = setting(512, "Most tokens computed in one step.")
+    scheduling_policy: str = setting("fcfs", "Order of the waiting line: fcfs or priority.")
+    prefill_floor: int = setting(
+        64, "Tokens of a step that decodes leave to prefill while any waits."
+    )
+    prefill_cap: int | None = setting(
+        None,
+        "Most prefill tokens in a step that also decodes; default: whatever the budget leaves.",
+    )
+    kv_watermark: float = setting(
+        0.01, "Share of the KV blocks that admission leaves free for running requests to grow into."
+    )
+    max_bypasses: int = setting(16, "How many smaller requests may overtake one that does not fit.")
+    max_bypass_s: float = setting(
+        10.0, "How long, in seconds, smaller requests may overtake one that does not fit."
+    )
+    max_skips: int = setting(4, "How many requests that do not fit are passed over in one step.")
+    max_preemptions: int = setting(4, "After so many preemptions a request is immune.")
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 1, "max_num_seqs", "max_preemptions", "prefill_floor")
+        _check_at_least(self, 0, "max_bypasses", "max_bypass_s", "max_skips")
+        if self.prefill_floor >= self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be larger than "
+                f"prefill_floor ({self.prefill_floor})"
+            )
+        if self.prefill_cap is not None and self.prefill_cap < self.prefill_floor:
+            raise ConfigError(
+                f"prefill_cap ({self.prefill_cap}) is below prefill_floor ({self.prefill_floor})"
+            )
+        if not 0.0 <= self.kv_watermark < 1.0:
+            raise ConfigError(f"kv_watermark must be in [0, 1), got {self.kv_watermark}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = setting(
+        "127.0.0.1", "Address to listen on; the default is reachable from this machine only."
+    )
+    port: int = setting(8000, "Port to listen on.")
+    api_key: tuple[str, ...] = setting(
+        (), "Keys clients must send; none means no authentication. May be given more than once."
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names clients may use for the model; default: the model as given."
+    )
+    log_interval_s: float = setting(10.0, "Seconds between two lines of statistics in the log.")
+    max_body_bytes: int = setting(8 * 1024**2, "Largest request body that is read.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        if self.log_interval_s <= 0:
+            raise ConfigError(f"log_interval_s must be positive, got {self.log_interval_s}")
+        if any(not key for key in self.api_key):
+            raise ConfigError("an api_key is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All sections. A constructor below takes only the section it needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+SECTIONS: dict[str, type[Any]] = {name: section for name, section in get_type_hints(Config).items()}
+
+
+def load_config(
+    flags: Mapping[str, object],
+    file: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Merge the sources into one Config. Keys are flat and may be spelled with - or _."""
+    merged = {_normal(key): value for key, value in (file or {}).items()}
+    merged.update(_from_environment(os.environ if environ is None else environ))
+    merged.update({_normal(key): value for key, value in flags.items() if value is not None})
+    sections: dict[str, Any] = {}
+    for section, cls in SECTIONS.items():
+        hints = get_type_hints(cls)
+        values = {
+            spec.name: _convert(spec.name, merged.pop(spec.name), hints[spec.name])
+            for spec in fields(cls)
+            if spec.name in merged
+        }
+        sections[section] = cls(**values)
+    if merged:
+        raise ConfigError(f"unknown setting: {', '.join(sorted(merged))}")
+    return Config(**sections)
+
+
+def all_settings() -> list[tuple[Field[Any], Any]]:
+    """Every setting with its type, in order; the command line makes its flags from this."""
+    return [
+        (spec, get_type_hints(cls)[spec.name]) for cls in SECTIONS.values() for spec in fields(cls)
+    ]
+
+
+def _check_at_least(section: object, low: int, *names: str) -> None:
+    for name in names:
+        if getattr(section, name) < low:
+            raise ConfigError(f"{name} must be at least {low}, got {getattr(section, name)}")
+
+
+def _normal(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    known = {ENV_PREFIX + spec.name.upper(): spec.name for spec, _ in all_settings()}
+    return {known[key]: value for key, value in environ.items() if key in known}
+
+
+def _convert(name: str, value: object, hint: Any) -> Any:
+    """Read a setting from text or YAML as its declared type."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "")):
+            return None
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    try:
+        if get_origin(hint) is tuple:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part) for part in parts)  # type: ignore[union-attr]
+        if hint is bool:
+            return _to_bool(value)
+        if hint is int:
+            return _to_int(value)
+        return hint(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: {value!r} is not a valid {hint.__name__}") from error
+
+
+def _to_bool(value: object) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    return words[str(value).lower()]
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, int):
+        return value
+    text = str(value).strip().lower().removesuffix("b").removesuffix("i")
+    if text and text[-1] in _UNITS:
+        return int(float(text[:-1]) * _UNITS[text[-1]])
+    return int(text)

@@ -1,0 +1,28 @@
+"""The engine core: scheduling and KV bookkeeping in the standard library alone."""
+
+from headway.core.admission import Admit, Refuse, Wait, WaitCause
+from headway.core.engine import EngineCore
+from headway.core.executor import Capacity, Executor, Ticket
+from headway.core.params import SamplingParams
+from headway.core.plan import ScheduledRequest, StepPlan, StepResult
+from headway.core.request import FinishReason, Request, RequestState
+from headway.core.scheduler import Scheduler
+
+__all__ = [
+    "Admit",
+    "Capacity",
+    "EngineCore",
+    "Executor",
+    "FinishReason",
+    "Refuse",
+    "Request",
+    "RequestState",
+    "SamplingParams",
+    "ScheduledRequest",
+    "Scheduler",
+    "StepPlan",
+    "StepResult",
+    "Ticket",
+    "Wait",
+    "WaitCause",
+]

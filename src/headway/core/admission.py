@@ -1,0 +1,124 @@
+"""May a request come in: could it ever fit, and does it fit now.
+
+Pure decisions over plain values. Nothing here takes a block or changes a request; the scheduler
+applies what is decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.core.executor import Capacity
+from headway.core.kv import KVCache, PrefixMatch
+from headway.core.request import Request
+from headway.errors import NeverFitsError
+
+
+class WaitCause(StrEnum):
+    """What a request that could not be admitted is waiting for."""
+
+    RUNNING_LIMIT = "running_limit"
+    KV_BLOCKS = "kv_blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """It fits: give it a table for `num_tokens`, starting with what matched."""
+
+    match: PrefixMatch
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It does not fit now: so many more seats, and so many more blocks, are needed."""
+
+    cause: WaitCause
+    num_seats: int
+    num_blocks: int
+    match: PrefixMatch
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It can never fit; the message has the numbers."""
+
+    message: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free for the next admission."""
+
+    num_seats: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The most a request can come to need."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    num_samples: int
+
+
+def demand_of(request: Request) -> Demand:
+    """The demand of a request whose params are resolved."""
+    return Demand(request.num_prompt_tokens, request.params.max_tokens or 0, request.params.n)
+
+
+def refuse_if_never_fits(demand: Demand, capacity: Capacity, max_num_seqs: int) -> Refuse | None:
+    """Compare a request with an empty engine. The API process asks the same question before
+    it sends a request, so that the answer is an immediate 400 and not a wait without end."""
+    total = demand.num_prompt_tokens + demand.max_tokens
+    if total > capacity.max_model_len:
+        return Refuse(
+            f"{demand.num_prompt_tokens} prompt tokens and {demand.max_tokens} output tokens "
+            f"exceed the context of {capacity.max_model_len} tokens",
+            "max_tokens",
+        )
+    # The last output token is never fed back, so it needs no room in the cache.
+    num_blocks = -(-(total - 1) // capacity.block_size)
+    if num_blocks > capacity.num_blocks:
+        return Refuse(
+            f"{demand.num_prompt_tokens} prompt tokens and {demand.max_tokens} output tokens "
+            f"need {num_blocks} KV blocks of {capacity.block_size} tokens; "
+            f"the whole cache has {capacity.num_blocks}",
+            "max_tokens",
+        )
+    if demand.num_samples > max_num_seqs:
+        return Refuse(
+            f"n={demand.num_samples} samples run together; at most {max_num_seqs} can", "n"
+        )
+    return None
+
+
+def max_tokens_for(num_prompt_tokens: int, capacity: Capacity) -> int:
+    """The longest output a prompt leaves room for; a prompt that leaves none is refused."""
+    in_cache = capacity.num_blocks * capacity.block_size + 1
+    room = min(capacity.max_model_len, in_cache) - num_prompt_tokens
+    if room < 1:
+        raise NeverFitsError(
+            f"the prompt has {num_prompt_tokens} tokens; with at least one output token it "
+            f"exceeds the {min(capacity.max_model_len, in_cache)} tokens this server can hold",
+            "prompt",
+        )
+    return room
+
+
+def try_admit(request: Request, kv: KVCache, room: Room, is_immune: bool) -> Admit | Wait:
+    """Does it fit now? Room is made for every known token at once, so that a prefill never
+    stops half-way for want of blocks. An immune request, which may not be preempted again,
+    gets room for its whole output, so that it never needs to wait for anyone either."""
+    num_tokens = request.max_num_tokens - 1 if is_immune else request.num_tokens
+    match = kv.match(request)
+    num_blocks = kv.blocks_needed(match, num_tokens) - room.num_blocks
+    num_seats = request.params.n - room.num_seats
+    if num_seats > 0:
+        return Wait(WaitCause.RUNNING_LIMIT, num_seats, max(0, num_blocks), match)
+    if num_blocks > 0:
+        return Wait(WaitCause.KV_BLOCKS, 0, num_blocks, match)
+    return Admit(match, num_tokens)

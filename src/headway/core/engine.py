@@ -1,0 +1,107 @@
+"""The engine core: a scheduler and an executor, one step at a time.
+
+A server calls `step`. A simulator calls `begin_step` at time t and `end_step` at t + cost; in
+between, requests may be added and aborted.
+"""
+
+from __future__ import annotations
+
+from headway.clock import Clock
+from headway.core.events import Sink, Stepped
+from headway.core.executor import Executor, Ticket
+from headway.core.plan import StepPlan
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.errors import EngineStalledError
+
+MAX_IDLE_STEPS = 64
+"""Steps in a row that may schedule nothing while requests are present."""
+
+
+class EngineCore:
+    """Drives one executor with one scheduler; what happens goes to the sink."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, sink: Sink) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._sink = sink
+        self._in_flight: tuple[StepPlan, Ticket] | None = None
+        self._num_idle_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request, self._clock.now())
+        self._sink(self.scheduler.take_events())
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its blocks are free for the next step."""
+        was_here = self.scheduler.abort(request_id, self._clock.now())
+        self._sink(self.scheduler.take_events())
+        return was_here
+
+    def step(self) -> bool:
+        """One whole step. False if there was nothing to do."""
+        if self.begin_step() is None:
+            return False
+        self.end_step()
+        return True
+
+    def begin_step(self) -> StepPlan | None:
+        """Schedule and submit. None if there is nothing to run."""
+        if self._in_flight is not None:
+            raise RuntimeError("a step is already in flight")
+        plan = self.scheduler.schedule(self._clock.now())
+        if not plan.scheduled:
+            self._note_idle()
+            return None
+        self._num_idle_steps = 0
+        self._in_flight = (plan, self._executor.submit(plan))
+        return plan
+
+    def end_step(self) -> None:
+        """Wait for the step in flight and take in its result."""
+        if self._in_flight is None:
+            raise RuntimeError("no step is in flight")
+        plan, ticket = self._in_flight
+        result = self._executor.collect(ticket)
+        self._in_flight = None
+        now = self._clock.now()
+        self.scheduler.update(plan, result, now)
+        events = self.scheduler.take_events()
+        events.append(self._stepped(plan, result.elapsed_s, now))
+        self._sink(events)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _note_idle(self) -> None:
+        if not self.scheduler.has_work:
+            self._num_idle_steps = 0
+            return
+        self._num_idle_steps += 1
+        if self._num_idle_steps > MAX_IDLE_STEPS:
+            raise EngineStalledError(
+                f"{len(self.scheduler.running)} running and {len(self.scheduler.waiting)} waiting "
+                f"requests, and nothing scheduled in {self._num_idle_steps} steps"
+            )
+
+    def _stepped(self, plan: StepPlan, elapsed_s: float, now: float) -> Stepped:
+        scheduler = self.scheduler
+        return Stepped(
+            step_id=plan.step_id,
+            at=now,
+            elapsed_s=elapsed_s,
+            num_tokens=plan.num_tokens,
+            num_padding=plan.num_padding,
+            token_budget=scheduler.config.max_num_batched_tokens,
+            num_seats_used=len(plan.scheduled),
+            max_num_seqs=scheduler.config.max_num_seqs,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_blocks_used=scheduler.kv.pool.num_used,
+            num_blocks=scheduler.kv.pool.num_blocks,
+        )

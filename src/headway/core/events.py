@@ -1,0 +1,105 @@
+"""What happened, as frozen values. Metrics, logs, streams, audit and billing all read these;
+the core knows none of them.
+
+Each accepted request (and each forked sample) has exactly one Finished event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headway.core.plan import TokenLogprobs
+from headway.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request was accepted into the waiting line."""
+
+    request_id: str
+    at: float
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was turned away; it never waited and holds nothing."""
+
+    request_id: str
+    at: float
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request joined the running ones, at first or again."""
+
+    request_id: str
+    at: float
+    waited_s: float
+    num_cached_tokens: int
+    num_tokens: int
+    is_resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A prompt's prefill is done and one more sample of it begins."""
+
+    request_id: str
+    at: float
+    parent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEmitted:
+    """A request gained output tokens; they are final."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running request gave up its seat and blocks."""
+
+    request_id: str
+    at: float
+    by: str
+    num_tokens_lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request left; its blocks are free."""
+
+    request_id: str
+    at: float
+    reason: FinishReason
+    num_output_tokens: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A step ended, with the state of the engine after it."""
+
+    step_id: int
+    at: float
+    elapsed_s: float
+    num_tokens: int
+    num_padding: int
+    token_budget: int
+    num_seats_used: int
+    max_num_seqs: int
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_blocks: int
+
+
+Event = Arrived | Refused | Admitted | Forked | TokensEmitted | Preempted | Finished | Stepped
+Sink = Callable[[Sequence[Event]], None]

@@ -1,0 +1,134 @@
+"""How one request wants its tokens chosen: checked once, here, and trusted afterwards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from headway.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIASES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The sampling fields of one request, under the names the OpenAI API and vLLM use.
+
+    `temperature=0` is greedy. `top_k=0` means no limit. `max_tokens=None` means as many as the
+    model's context has room for. `seed=None` draws a fresh one when the request is accepted.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    logprobs: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        self._check_counts()
+        self._check_floats()
+        self._check_stops()
+
+    def _normalize(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.top_k == -1:  # vLLM's older spelling of "no limit"
+            object.__setattr__(self, "top_k", 0)
+
+    def _check_counts(self) -> None:
+        _check_int("n", self.n, 1, MAX_SAMPLES)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        _check_int("top_k", self.top_k, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+                "min_tokens",
+            )
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+
+    def _check_floats(self) -> None:
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequestError("top_p must be greater than 0", "top_p")
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIASES}",
+                "logit_bias",
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(
+                f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS}", "stop"
+            )
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("a stop string is empty", "stop")
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def resolved(self, eos_token_ids: tuple[int, ...], max_tokens: int) -> SamplingParams:
+        """The same wishes with nothing left open.
+
+        The model's end-of-sequence ids join the stop ids (unless ignored), and the output length
+        is a number. The engine core sees only resolved params.
+        """
+        limit = max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
+        if self.min_tokens > limit:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is larger than the room left ({limit})",
+                "min_tokens",
+            )
+        eos = () if self.ignore_eos else eos_token_ids
+        stop_ids = tuple(dict.fromkeys((*self.stop_token_ids, *eos)))
+        return replace(self, max_tokens=limit, stop_token_ids=stop_ids, ignore_eos=True)
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bounds}, got {value}", name)
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    # NaN compares false to everything, so it would pass a plain range test.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, got {value}", name)

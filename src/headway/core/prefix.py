@@ -1,0 +1,76 @@
+"""Which block holds which prefix: a SHA-256 chain over full blocks, salted per tenant.
+
+A block's hash covers its own tokens and, through its parent, everything before it, so equal
+hashes mean equal prefixes. The salt starts the chain: tenants never share blocks unless they
+are given the same salt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+
+
+def chain_start(salt: str) -> BlockHash:
+    """The parent of a chain's first block."""
+    return BlockHash(sha256(b"headway:" + salt.encode()).digest())
+
+
+def chain_next(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """The hash of a full block that follows `parent`."""
+    return BlockHash(sha256(parent + array("q", token_ids).tobytes()).digest())
+
+
+def extend_chain(
+    hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, salt: str
+) -> None:
+    """Append to `hashes` the hashes of the full blocks of `token_ids` it does not cover yet."""
+    parent = hashes[-1] if hashes else chain_start(salt)
+    for index in range(len(hashes), len(token_ids) // block_size):
+        start = index * block_size
+        parent = chain_next(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+
+
+class PrefixIndex:
+    """Finds the block that holds a prefix. The first block of equal content wins; a later
+    duplicate is not indexed and lives and dies with its owner."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._hash_of
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        return self._block_of.get(block_hash)
+
+    def insert(self, block_hash: BlockHash, block_id: int) -> bool:
+        """Index a full block; False if equal content is indexed already."""
+        if block_hash in self._block_of or block_id in self._hash_of:
+            return False
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        return True
+
+    def remove(self, block_id: int) -> None:
+        block_hash = self._hash_of.pop(block_id, None)
+        if block_hash is not None:
+            del self._block_of[block_hash]
+
+    def clear(self) -> None:
+        self._block_of.clear()
+        self._hash_of.clear()
+
+    def check(self) -> None:
+        mirrored = {block_id: block_hash for block_hash, block_id in self._block_of.items()}
+        if mirrored != self._hash_of:
+            raise AssertionError("the two sides of the prefix index disagree")

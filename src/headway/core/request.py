@@ -1,0 +1,141 @@
+"""One request inside the engine: what is known, what is computed, and which state it is in.
+
+Prefill and decode are not states. A request is a gap between the tokens known and the tokens
+computed; every step closes some of it. `Request.to` is the only writer of the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from headway.core.params import SamplingParams
+from headway.core.prefix import BlockHash
+
+
+class RequestState(StrEnum):
+    """Where a request is; the legal moves are in TRANSITIONS."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request left."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One sample of one prompt. A prompt with n > 1 enters as one request and forks into n.
+
+    `params` are resolved: max_tokens is a number and the stop ids include end-of-sequence.
+    """
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrived_at: float
+    priority: int = 0
+    tenant: str = ""
+    index: int = 0
+    """Which sample of its prompt this is; part of the key of its random numbers."""
+    place: int = 0
+    """Its place in line, given once by the scheduler and kept through preemptions."""
+    num_prompt_tokens: int = 0
+    num_computed: int = 0
+    num_preemptions: int = 0
+    num_bypasses: int = 0
+    """How often a request behind it was admitted because this one did not fit."""
+    blocked_at: float | None = None
+    """Since when it has been at the head and did not fit."""
+    block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
+    state: RequestState = RequestState.WAITING
+    changed_at: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = self.num_prompt_tokens or len(self.token_ids)
+        self.changed_at = self.changed_at or self.arrived_at
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens it holds at the end if nothing stops it early."""
+        return self.num_prompt_tokens + (self.params.max_tokens or 0)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def to(self, state: RequestState, now: float) -> None:
+        """Move to another state, stamping the time; an illegal move is a bug and raises."""
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"request {self.id}: {self.state} -> {state} is not a legal move")
+        self.state = state
+        self.changed_at = now
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add an output token; the reason to finish, if it ends the request."""
+        self.token_ids.append(token_id)
+        num_output = len(self.token_ids) - self.num_prompt_tokens
+        if token_id in self.params.stop_token_ids and num_output >= self.params.min_tokens:
+            return FinishReason.STOP
+        if num_output >= (self.params.max_tokens or 0):
+            return FinishReason.LENGTH
+        return None
+
+    def fork(self, index: int, now: float) -> Request:
+        """Another sample of the same prompt, waiting at the same place in line."""
+        return Request(
+            id=sample_id(self.id, index),
+            token_ids=self.token_ids[: self.num_prompt_tokens],
+            params=replace(self.params, n=1),
+            seed=self.seed,
+            arrived_at=self.arrived_at,
+            priority=self.priority,
+            tenant=self.tenant,
+            index=index,
+            place=self.place,
+            changed_at=now,
+        )
+
+    def check(self) -> None:
+        if not 0 <= self.num_computed <= self.num_tokens:
+            raise AssertionError(
+                f"{self.id}: computed {self.num_computed} of {self.num_tokens} known tokens"
+            )
+        if not 0 < self.num_prompt_tokens <= self.num_tokens:
+            raise AssertionError(f"{self.id}: prompt is {self.num_prompt_tokens} tokens")
+        if self.num_tokens > self.max_num_tokens:
+            raise AssertionError(f"{self.id}: more output than max_tokens")
+        if self.is_finished != (self.finish_reason is not None):
+            raise AssertionError(f"{self.id}: {self.state} with reason {self.finish_reason}")
+
+
+def sample_id(request_id: str, index: int) -> str:
+    """The id of one sample of a prompt; the first sample keeps the prompt's own id."""
+    return request_id if index == 0 else f"{request_id}#{index}"

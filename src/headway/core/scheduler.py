@@ -1,0 +1,349 @@
+"""The scheduler: at every step, who runs, how many of their tokens, and in which blocks.
+
+Owns the running requests, the waiting line and the KV cache. A step goes:
+
+    schedule   1. a waiting request of strictly stronger rank may take the place of running ones
+               2. decodes, strongest claim first; one that needs a block and finds none may
+                  preempt a weaker request
+               3. prefill chunks of running requests, then admissions, in what the budget leaves
+    update     tokens are appended, full blocks are published, finished requests leave
+
+It reads no clock, draws no random number and touches no tensor. What happened is told by
+events, taken with `take_events`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import replace
+from itertools import count
+
+from headway.config import SchedulerConfig
+from headway.core import events
+from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never_fits, try_admit
+from headway.core.budget import TokenBudget
+from headway.core.executor import Capacity
+from headway.core.kv import BlockTable, KVCache
+from headway.core.plan import (
+    BlockCopy,
+    Failure,
+    NewRequest,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+)
+from headway.core.queue import ORDERS
+from headway.core.request import FinishReason, Request, RequestState
+from headway.core.victim import choose_victim, choose_victims, weaker_than
+
+RUNNING = RequestState.RUNNING
+
+
+class Scheduler:
+    """Turns requests into step plans and step results into events."""
+
+    def __init__(
+        self, config: SchedulerConfig, capacity: Capacity, enable_prefix_caching: bool = True
+    ) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
+        self.waiting = ORDERS[config.scheduling_policy]()
+        self.running: list[Request] = []
+        """Sorted by claim, strongest first."""
+        self.requests: dict[str, Request] = {}
+        """Every live request by id, waiting or running."""
+        self._budget = TokenBudget(
+            config.max_num_batched_tokens,
+            config.prefill_floor,
+            config.prefill_cap or config.max_num_batched_tokens,
+        )
+        self._watermark = int(capacity.num_blocks * config.kv_watermark)
+        self._places = count(1)
+        self._step_ids = count(1)
+        self._copies: list[BlockCopy] = []
+        self._released_ids: list[str] = []
+        self._events: list[events.Event] = []
+        self._has_preempted = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    @property
+    def num_seats_used(self) -> int:
+        """Running requests, and the seats kept for samples that have yet to fork."""
+        return sum([request.params.n for request in self.running])
+
+    def take_events(self) -> list[events.Event]:
+        taken, self._events = self._events, []
+        return taken
+
+    def add(self, request: Request, now: float) -> None:
+        """Accept a request into the waiting line, or refuse one that can never fit."""
+        if request.id in self.requests:
+            raise ValueError(f"request id {request.id} is in use")
+        demand = demand_of(request)
+        refusal = refuse_if_never_fits(demand, self.capacity, self.config.max_num_seqs)
+        if refusal is not None:
+            self._events.append(events.Refused(request.id, now, "never_fits", refusal.message))
+            return
+        request.place = next(self._places)
+        self.requests[request.id] = request
+        self.waiting.push(request)
+        self._events.append(events.Arrived(request.id, now, request.num_prompt_tokens))
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """End a request in whatever state it is. False if it is not here (any more)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        if request.state is RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._leave(request, FinishReason.ABORT, now)
+        return True
+
+    # ---------------------------------------------------------------- schedule
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step. The plan may be empty if there is nothing to do."""
+        self._has_preempted = False
+        self._seat_stronger_claims(now)
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            gap = len(request.token_ids) - request.num_computed
+            (decoding if gap == 1 else prefilling).append(request)
+
+        has_seat = len(self.running) < self.config.max_num_seqs
+        has_prefill = bool(prefilling) or (has_seat and len(self.waiting) > 0)
+        scheduled = self._schedule_decodes(decoding, self._budget.for_decode(has_prefill), now)
+        left = self._budget.for_prefill(len(scheduled))
+        for request in prefilling:
+            if left > 0 and request.state is RUNNING:
+                scheduled.append(self._share_of(request, left))
+                left -= len(scheduled[-1].token_ids)
+        # What a preemption freed is for the running: nobody is admitted in such a step.
+        if not self._has_preempted:
+            self._admit_waiting(scheduled, left, now)
+        return self._seal(scheduled)
+
+    def _seal(self, scheduled: list[ScheduledRequest]) -> StepPlan:
+        if not scheduled:
+            return StepPlan(next(self._step_ids), ())
+        copies, released_ids = tuple(self._copies), tuple(self._released_ids)
+        num_tokens = sum([len(item.token_ids) for item in scheduled])
+        plan = StepPlan(next(self._step_ids), tuple(scheduled), copies, released_ids, num_tokens)
+        self._copies.clear()
+        self._released_ids.clear()
+        return plan
+
+    def _schedule_decodes(
+        self, decoding: list[Request], limit: int, now: float
+    ) -> list[ScheduledRequest]:
+        """One token each, strongest first, so that a victim is never already in the plan."""
+        scheduled: list[ScheduledRequest] = []
+        block_size = self.kv.block_size
+        for request in decoding:
+            if len(scheduled) >= limit:
+                break
+            if request.state is not RUNNING:  # preempted by a stronger one a moment ago
+                continue
+            table = self.kv.table(request.id)
+            is_full = request.num_computed == len(table.block_ids) * block_size
+            if is_full and not self._grow(request, table, now):
+                continue
+            scheduled.append(self._share_of(request, 1))
+        return scheduled
+
+    def _share_of(self, request: Request, limit: int) -> ScheduledRequest:
+        """The request's next tokens, at most `limit`; it has the blocks to hold them."""
+        table = self.kv.table(request.id)
+        block_ids, new = (), None
+        if table.num_sent != len(table.block_ids):
+            new = NewRequest.of(request) if table.num_sent == 0 else None
+            block_ids = table.take_unsent()
+        start = request.num_computed
+        token_ids = tuple(request.token_ids[start : start + limit])
+        has_sample = start + len(token_ids) == len(request.token_ids)
+        return ScheduledRequest(request.id, start, token_ids, block_ids, has_sample, new)
+
+    # --------------------------------------------------------------- admission
+
+    def _room(self) -> Room:
+        # An empty engine ignores the watermark: whatever can ever fit must fit then.
+        margin = self._watermark if self.running else 0
+        seats = self.config.max_num_seqs - self.num_seats_used
+        return Room(seats, max(0, self.kv.pool.num_free - margin))
+
+    def _try(self, request: Request) -> Admit | Wait:
+        is_immune = request.num_preemptions >= self.config.max_preemptions
+        return try_admit(request, self.kv, self._room(), is_immune)
+
+    def _admit_waiting(self, scheduled: list[ScheduledRequest], left: int, now: float) -> None:
+        """Fill free seats from the waiting line while tokens are left.
+
+        One that does not fit may be passed over by those behind it, a bounded number of times
+        and for a bounded time; then the pass ends at it until it fits.
+        """
+        passed_over: list[Request] = []
+        while left > 0 and len(self.running) < self.config.max_num_seqs:
+            if len(passed_over) > self.config.max_skips or any(
+                self._is_bypassed_enough(request, now) for request in passed_over
+            ):
+                break
+            request = self.waiting.pop()
+            if request is None:
+                break
+            outcome = self._try(request)
+            if isinstance(outcome, Wait):
+                request.blocked_at = now if request.blocked_at is None else request.blocked_at
+                passed_over.append(request)
+                continue
+            for other in passed_over:
+                other.num_bypasses += 1
+            self._seat(request, outcome, now)
+            scheduled.append(self._share_of(request, left))
+            left -= len(scheduled[-1].token_ids)
+        for request in passed_over:
+            self.waiting.push(request)
+
+    def _is_bypassed_enough(self, request: Request, now: float) -> bool:
+        blocked_s = 0.0 if request.blocked_at is None else now - request.blocked_at
+        return (
+            request.num_bypasses >= self.config.max_bypasses
+            or blocked_s >= self.config.max_bypass_s
+        )
+
+    def _seat_stronger_claims(self, now: float) -> None:
+        """Let waiting requests of strictly stronger rank take the place of running ones, where
+        those leaving make them fit."""
+        while (request := self.waiting.pop()) is not None:
+            weaker = weaker_than(request, self.running, self.waiting.claim)
+            outcome = self._try(request) if weaker else None
+            if isinstance(outcome, Wait):
+                for victim in choose_victims(outcome, weaker, self.kv, self.config.max_preemptions):
+                    self._preempt(victim, request, now)
+                outcome = self._try(request)
+            if not isinstance(outcome, Admit):
+                self.waiting.push(request)
+                return
+            self._seat(request, outcome, now)
+
+    def _seat(self, request: Request, admit: Admit, now: float) -> None:
+        self.kv.allocate(request, admit.match, admit.num_tokens)
+        is_resumed = request.state is RequestState.PREEMPTED
+        waited_s = now - request.changed_at
+        request.to(RUNNING, now)
+        request.num_computed = admit.match.num_tokens
+        request.blocked_at = None
+        request.num_bypasses = 0
+        insort(self.running, request, key=self.waiting.claim)
+        self._events.append(
+            events.Admitted(
+                request.id, now, waited_s, admit.match.num_tokens, request.num_tokens, is_resumed
+            )
+        )
+
+    # -------------------------------------------------------------- preemption
+
+    def _grow(self, request: Request, table: BlockTable, now: float) -> bool:
+        """One more block for a running request, by preempting if it must. False if it has to
+        sit this step out, or was itself the one to go."""
+        while self.kv.pool.num_free == 0:
+            victim = choose_victim(request, self.running, self.kv, self.config.max_preemptions)
+            if victim is None:
+                return False
+            self._preempt(victim, request, now)
+            if victim is request:
+                return False
+        self.kv.extend(table)
+        return True
+
+    def _preempt(self, victim: Request, by: Request, now: float) -> None:
+        """Take seat and blocks from a running request; it keeps its place in line."""
+        self._has_preempted = True
+        self.running.remove(victim)
+        self.kv.free(victim.id)
+        self._released_ids.append(victim.id)
+        self._events.append(events.Preempted(victim.id, now, by.id, victim.num_computed))
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        victim.to(RequestState.PREEMPTED, now)
+        self.waiting.push(victim)
+
+    # ------------------------------------------------------------------ update
+
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Take in what a step computed."""
+        num_left = 0
+        for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
+            request = self.requests.get(item.request_id)
+            if request is None or request.state is not RUNNING:  # aborted while in flight
+                continue
+            if isinstance(outcome, Failure):
+                self._leave(request, FinishReason.ERROR, now, outcome.message)
+                num_left += 1
+                continue
+            request.num_computed += len(item.token_ids) - item.num_padding
+            self.kv.publish(request)
+            if outcome is None:
+                continue
+            if request.params.n > 1:
+                self._fork(request, now)
+            reason = self._append(request, outcome)
+            if reason is not None:
+                self._leave(request, reason, now)
+                num_left += 1
+        if num_left:
+            self.running = [request for request in self.running if request.state is RUNNING]
+
+    def _append(self, request: Request, sample: Sample) -> FinishReason | None:
+        """Add sampled tokens up to the one that ends the request, if one does."""
+        num_accepted = 0
+        reason = None
+        for token_id in sample.token_ids:
+            reason = request.append(token_id)
+            num_accepted += 1
+            if reason is not None:
+                break
+        logprobs = sample.logprobs[:num_accepted] if sample.logprobs is not None else None
+        self._events.append(
+            events.TokensEmitted(request.id, sample.token_ids[:num_accepted], logprobs)
+        )
+        return reason
+
+    def _fork(self, parent: Request, now: float) -> None:
+        """The prompt is computed: its other samples begin, sharing the prompt's blocks.
+
+        Each starts at the prompt's last token, so that it samples from logits of its own. One
+        for which no block is free joins the waiting line instead, at its parent's place.
+        """
+        num_samples = parent.params.n
+        parent.params = replace(parent.params, n=1)
+        for index in range(1, num_samples):
+            child = parent.fork(index, now)
+            self.requests[child.id] = child
+            self._events.append(events.Forked(child.id, now, parent.id))
+            if self.kv.pool.num_free == 0:
+                self.waiting.push(child)
+                continue
+            copy = self.kv.fork(parent, child)
+            if copy is not None:
+                self._copies.append(copy)
+            child.to(RUNNING, now)
+            insort(self.running, child, key=self.waiting.claim)
+
+    def _leave(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
+        if request.state is RUNNING:
+            self.kv.free(request.id)
+            self._released_ids.append(request.id)
+        del self.requests[request.id]
+        request.finish_reason = reason
+        request.to(RequestState.FINISHED, now)
+        self._events.append(
+            events.Finished(request.id, now, reason, request.num_output_tokens, message)
+        )

@@ -1,0 +1,51 @@
+"""Every exception Headway raises on purpose.
+
+HeadwayError
+├── InvalidRequestError     the caller's request is wrong; `param` names the field (HTTP 400)
+│   └── NeverFitsError      well formed, but larger than this server can ever hold (HTTP 400)
+├── ConfigError             a flag, environment variable or config file is wrong
+├── ModelLoadError          weights, tokenizer or template cannot be read
+└── EngineError             the engine process failed
+    ├── EngineDeadError     it is gone; nothing more will come from it
+    └── EngineStalledError  work is present and no step makes progress: a bug, said aloud
+
+Errors are raised where they happen and translated into HTTP answers in one place, the server.
+"""
+
+from __future__ import annotations
+
+
+class HeadwayError(Exception):
+    """Root of the tree: catching it catches everything Headway raises on purpose."""
+
+
+class InvalidRequestError(HeadwayError, ValueError):
+    """A request field has a value that is refused; the message says which values are accepted."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class NeverFitsError(InvalidRequestError):
+    """The request needs more than an empty server has."""
+
+
+class ConfigError(HeadwayError, ValueError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class ModelLoadError(HeadwayError):
+    """A model cannot be loaded; the message says what was looked for and where."""
+
+
+class EngineError(HeadwayError):
+    """The engine process failed."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone."""
+
+
+class EngineStalledError(EngineError):
+    """Work is present but step after step schedules nothing."""

@@ -1,0 +1,76 @@
+"""An executor without tensors, for tests and demos.
+
+It keeps token ids where a real executor keeps keys and values, and derives each next token from
+what it reads back through the block table. A block freed too early, shared wrongly or copied
+wrongly therefore changes the output, exactly as it would in a model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from zlib import crc32
+
+from headway.core.executor import Capacity, Ticket
+from headway.core.plan import NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
+
+VOCAB_SIZE = 1000
+
+
+def next_token(token_ids: Sequence[int], seed: int, index: int) -> int:
+    """The token that follows: any change in the context, the seed or the index changes it."""
+    return crc32(array("q", (seed, index, *token_ids)).tobytes()) % VOCAB_SIZE
+
+
+class FakeExecutor:
+    """Computes at once what it is given; every step is said to take `step_s` seconds."""
+
+    def __init__(self, capacity: Capacity, step_s: float = 0.001) -> None:
+        self._capacity = capacity
+        self._step_s = step_s
+        self._blocks = [[-1] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self._tables: dict[str, list[int]] = {}
+        self._requests: dict[str, NewRequest] = {}
+        self._results: dict[int, StepResult] = {}
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        for request_id in plan.released_ids:
+            self._tables.pop(request_id, None)
+            self._requests.pop(request_id, None)
+        contents = [list(self._blocks[copy.source]) for copy in plan.copies]
+        for copy, content in zip(plan.copies, contents, strict=True):
+            self._blocks[copy.target] = content
+        for item in plan.scheduled:
+            self._write(item)
+        outcomes = tuple(self._sample(item) for item in plan.scheduled)
+        self._results[plan.step_id] = StepResult(plan.step_id, outcomes, self._step_s)
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        return self._results.pop(ticket.step_id)
+
+    def close(self) -> None:
+        self._tables.clear()
+
+    def _write(self, item: ScheduledRequest) -> None:
+        if item.new is not None:
+            self._requests[item.request_id] = item.new
+            self._tables[item.request_id] = []
+        table = self._tables[item.request_id]
+        table.extend(item.block_ids)
+        size = self._capacity.block_size
+        for position, token_id in enumerate(item.token_ids, start=item.start):
+            self._blocks[table[position // size]][position % size] = token_id
+
+    def _sample(self, item: ScheduledRequest) -> Sample | None:
+        if not item.has_sample:
+            return None
+        size = self._capacity.block_size
+        table = self._tables[item.request_id]
+        end = item.start + len(item.token_ids) - item.num_padding
+        context = [self._blocks[table[at // size]][at % size] for at in range(end)]
+        new = self._requests[item.request_id]
+        return Sample((next_token(context, new.seed, new.index),))
