@@ -1,0 +1,108 @@
+"""Reads the key-value header of a GGUF file, and nothing after it.
+
+A general GGUF reader builds an array view per string, which takes seconds for a vocabulary; this
+walks the header once. It owns the header format and knows no key's meaning.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+from headway.errors import ModelLoadError
+
+MetadataValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
+
+_SUPPORTED_VERSIONS = (2, 3)
+_STRING = 8
+_ARRAY = 9
+# Value type number -> struct code, for every type of fixed size.
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_LENGTH = struct.Struct("<Q")
+
+
+def read_metadata(path: Path) -> dict[str, MetadataValue]:
+    """Every key of the header, decoded."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Header(data).read()
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"no GGUF file at {path}") from error
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+
+
+class _Header:
+    """A cursor over the mapped file. Raises ValueError or struct.error where the bytes run out."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._position = 0
+
+    def read(self) -> dict[str, MetadataValue]:
+        if self._data[:4] != b"GGUF":
+            raise ValueError("it does not start with 'GGUF'")
+        self._position = 4
+        version = self._scalar("I")
+        if version not in _SUPPORTED_VERSIONS:
+            raise ValueError(
+                f"GGUF version {version} is not one of {_SUPPORTED_VERSIONS} (little-endian)"
+            )
+        self._scalar("Q")  # the tensor count
+        num_keys = self._scalar("Q")
+        metadata: dict[str, MetadataValue] = {}
+        for _ in range(num_keys):
+            key = self._strings(1)[0]
+            metadata[key] = self._value(self._scalar("I"))
+        return metadata
+
+    def _value(self, kind: int) -> MetadataValue:
+        if kind == _STRING:
+            return self._strings(1)[0]
+        if kind != _ARRAY:
+            return self._scalars(kind, 1)[0]
+        kind, count = self._scalar("I"), self._scalar("Q")
+        return self._strings(count) if kind == _STRING else self._scalars(kind, count)
+
+    def _scalar(self, code: str) -> int:
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._position)
+        self._position += struct.calcsize(f"<{code}")
+        return value
+
+    def _scalars(self, kind: int, count: int) -> list:
+        code = _SCALARS.get(kind)
+        if code is None:
+            raise ValueError(f"value type {kind} is not supported here")
+        size = count * struct.calcsize(f"<{code}")
+        # Checked before unpacking: a corrupt count must not become an allocation.
+        if size > len(self._data) - self._position:
+            raise ValueError("an array runs past the end of the file")
+        values = struct.unpack_from(f"<{count}{code}", self._data, self._position)
+        self._position += size
+        return list(values)
+
+    def _strings(self, count: int) -> list[str]:
+        data, position, size = self._data, self._position, len(self._data)
+        values = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(data, position)
+            start = position + _LENGTH.size
+            position = start + length
+            if position > size:
+                raise ValueError("a string runs past the end of the file")
+            values.append(data[start:position].decode())
+        self._position = position
+        return values

@@ -1,0 +1,36 @@
+"""What any model format must say about its tokenizer, and how ids are put around a text.
+
+Owns the value that the readers of folders and GGUF files hand to `Tokenizer`; reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """`special_tokens` maps the names that chat templates use (`bos_token`, ...) to their text."""
+
+    backend: tokenizers.Tokenizer
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
+
+
+def surround(backend: tokenizers.Tokenizer, before: list[int], after: list[int]) -> None:
+    """Make `encode` with special tokens put these ids around the text."""
+    # The template names tokens by alias: real token text may hold ':' or '$', which it would parse.
+    specials = [
+        {"id": name, "ids": ids, "tokens": [backend.id_to_token(token_id) for token_id in ids]}
+        for name, ids in (("before", before), ("after", after))
+        if ids
+    ]
+    names = {special["id"] for special in specials}
+    pieces = ["before"] * ("before" in names) + ["$A"] + ["after"] * ("after" in names)
+    backend.post_processor = TemplateProcessing(single=pieces, special_tokens=specials)

@@ -1,0 +1,131 @@
+"""Finds stop strings in text that arrives in pieces.
+
+The match that ends first wins; of two that end together, the longer. The answer does not depend on
+how the text was cut. Only text that may yet become a stop string is held back. Each character is
+looked at once (an Aho-Corasick automaton), however long the held text grows. Owns the held text of
+one sample; knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that is safe to send now, and the stop string that ended the text, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopStrings:
+    """The stop strings of one sample, and how far its text has come towards each of them."""
+
+    def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
+        self._root = _build(stops)
+        self._state = self._root
+        self._held = _HeldText()
+        self._include_stop = include_stop_str_in_output
+        self._stop: str | None = None
+
+    def feed(self, delta: str) -> TextDelta:
+        """After a match, everything fed is dropped."""
+        if self._stop is not None:
+            return TextDelta("", self._stop)
+        if not self._root.next:
+            return TextDelta(delta)
+        num_before = self._held.size
+        self._held.append(delta)
+        for position, character in enumerate(delta, start=num_before + 1):
+            self._state = _advance(self._root, self._state, character)
+            stop = self._state.stop
+            if stop is not None:
+                self._stop = stop
+                end = position if self._include_stop else position - len(stop)
+                return TextDelta(self._held.take(end), stop)
+        return TextDelta(self._held.take(self._held.size - self._state.depth))
+
+    def finish(self) -> TextDelta:
+        """No more text comes: what was held back was no stop string after all."""
+        if self._stop is not None:
+            return TextDelta("", self._stop)
+        self._state = self._root
+        return TextDelta(self._held.take(self._held.size))
+
+    def check(self) -> None:
+        """Between calls, the held text is exactly the prefix of a stop string reached so far."""
+        assert self._stop is not None or self._held.size == self._state.depth
+        self._held.check()
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    depth: int
+    stop: str | None = None
+    next: dict[str, _Node] = field(default_factory=dict)
+    fallback: _Node | None = None
+
+
+def _build(stops: Sequence[str]) -> _Node:
+    root = _Node(0)
+    for stop in stops:
+        if not stop:
+            raise InvalidRequestError("a stop string must not be empty", param="stop")
+        node = root
+        for character in stop:
+            node = node.next.setdefault(character, _Node(node.depth + 1))
+        node.stop = stop
+    # Breadth first: a node's fallback is shallower, so it is complete when the node needs it.
+    pending = deque([root])
+    while pending:
+        node = pending.popleft()
+        for character, child in node.next.items():
+            child.fallback = root if node is root else _advance(root, node.fallback, character)
+            # A node's own stop string is longer than the one its fallback ends with.
+            child.stop = child.stop or child.fallback.stop
+            pending.append(child)
+    return root
+
+
+def _advance(root: _Node, node: _Node | None, character: str) -> _Node:
+    while node is not None:
+        if character in node.next:
+            return node.next[character]
+        node = node.fallback
+    return root
+
+
+class _HeldText:
+    """A queue of characters kept as the pieces they came in, so that taking few copies few."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[str] = deque()
+        self._offset = 0  # how much of the first piece is gone
+        self.size = 0
+
+    def append(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self.size += len(text)
+
+    def take(self, count: int) -> str:
+        self.size -= count
+        taken = []
+        while count:
+            piece = self._pieces[0]
+            end = min(len(piece), self._offset + count)
+            taken.append(piece[self._offset : end])
+            count -= end - self._offset
+            self._offset = end
+            if end == len(piece):
+                self._pieces.popleft()
+                self._offset = 0
+        return "".join(taken)
+
+    def check(self) -> None:
+        assert self.size == sum(map(len, self._pieces)) - self._offset

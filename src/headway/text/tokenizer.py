@@ -1,0 +1,87 @@
+"""A model's tokenizer: text to token ids and back, and what its files say about special tokens.
+
+Wraps the tokenizers library so that the rest of Headway never meets it. Holds no state of any
+request: that is in the detokenizers it hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headway.errors import InvalidRequestError, ModelLoadError
+from headway.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+from headway.text.folder_tokenizer import load_folder_tokenizer
+from headway.text.gguf_tokenizer import load_gguf_tokenizer
+from headway.text.loaded import LoadedTokenizer
+from headway.text.token_bytes import TokenBytes, spelling_of
+
+
+class Tokenizer:
+    """Safe to share between threads; build it once per model."""
+
+    def __init__(self, loaded: LoadedTokenizer) -> None:
+        self._backend = loaded.backend
+        self._spelling = spelling_of(loaded.backend)
+        self._bytes = self._spelling and TokenBytes(loaded.backend, self._spelling)
+        added = loaded.backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size: int = loaded.backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id: int | None = loaded.bos_token_id
+        self.eos_token_ids: tuple[int, ...] = loaded.eos_token_ids
+        self.special_tokens: Mapping[str, str] = loaded.special_tokens
+        self.chat_template: str | None = loaded.chat_template
+
+    @classmethod
+    def from_path(cls, path: Path | str) -> Tokenizer:
+        """A model folder or a GGUF file, whichever is there."""
+        path = Path(path)
+        if path.is_dir():
+            return cls.from_folder(path)
+        if path.is_file():
+            return cls.from_gguf(path)
+        raise ModelLoadError(f"no model folder or GGUF file at {path}")
+
+    @classmethod
+    def from_folder(cls, path: Path | str) -> Tokenizer:
+        return cls(load_folder_tokenizer(Path(path)))
+
+    @classmethod
+    def from_gguf(cls, path: Path | str) -> Tokenizer:
+        return cls(load_gguf_tokenizer(Path(path)))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A rendered chat holds its special tokens already: encode it without adding them."""
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequestError(
+                "the text holds a lone surrogate, not Unicode text"
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer(skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
+    def detokenizer(
+        self, skip_special_tokens: bool = True, after: Sequence[int] = ()
+    ) -> Detokenizer:
+        """`after` is the end of the prompt when the ids continue one.
+
+        Without it the ids are taken to start a text, and SentencePiece vocabularies then drop the
+        space that marks the start.
+        """
+        if self._spelling is None or self._bytes is None:
+            return StreamDetokenizer(self._backend, skip_special_tokens, after)
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return ByteDetokenizer(self._bytes, skipped, self._spelling.drops_first_space and not after)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text; may be a part of a character."""
+        if self._bytes is not None:
+            return self._bytes[token_id]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD where they are a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
