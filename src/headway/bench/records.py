@@ -1,0 +1,88 @@
+"""What a benchmark run leaves behind, and the figures made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """When things happened to one request of a workload."""
+
+    index: int
+    arrived_at: float
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: how long the executor took, and what it computed."""
+
+    elapsed_s: float
+    num_tokens: int
+    num_padding: int
+    num_live_rows: int
+    """Requests that still needed what the step computed for them."""
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One pass over a workload."""
+
+    max_num_seqs: int
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    num_preemptions: int = 0
+    elapsed_s: float = 0.0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(request.token_ids) for request in self.requests)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.num_output_tokens / self.elapsed_s
+
+    @property
+    def slot_occupancy(self) -> float:
+        """Share of seat-time spent on requests that needed it."""
+        seat_s = self.max_num_seqs * sum(step.elapsed_s for step in self.steps)
+        return sum(step.num_live_rows * step.elapsed_s for step in self.steps) / seat_s
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that were padding or belonged to finished requests."""
+        return sum(step.num_padding for step in self.steps) / sum(
+            step.num_tokens for step in self.steps
+        )
+
+    @property
+    def executor_share(self) -> float:
+        """Share of the wall time spent inside the executor."""
+        return sum(step.elapsed_s for step in self.steps) / self.elapsed_s
+
+    def ttft_s(self) -> list[float]:
+        return [
+            request.first_token_at - request.arrived_at
+            for request in self.requests
+            if request.first_token_at is not None
+        ]
+
+    def e2e_s(self) -> list[float]:
+        return [
+            request.finished_at - request.arrived_at
+            for request in self.requests
+            if request.finished_at is not None
+        ]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear interpolation between the nearest ranks, as numpy does by default."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

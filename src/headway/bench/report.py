@@ -1,0 +1,131 @@
+"""Results of a comparison of batching modes: a table, a JSON document, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from headway.bench.modes import PERCENTS, ModeResult, Spread
+from headway.errors import ConfigError
+from headway.workload import OfflineWorkload
+
+
+def as_table(workload: OfflineWorkload, results: Sequence[ModeResult]) -> Table:
+    """Medians over the rounds, with the spread of the throughput."""
+    table = Table(
+        title=f"{workload.name}: {len(workload.items)} requests, "
+        f"{workload.num_prompt_tokens:,} prompt and {workload.num_output_tokens:,} output tokens"
+    )
+    table.add_column("batching")
+    for heading in (
+        "output tok/s", "(min-max)", "TTFT p50/p95/p99 s", "E2E p50/p95/p99 s",
+        "slot occupancy", "padding waste", "steps", "in executor",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for result in results:
+        speed = result.output_tokens_per_s
+        table.add_row(
+            result.mode,
+            f"{speed.median:.1f}",
+            f"{speed.low:.1f}-{speed.high:.1f}",
+            _percentiles(result.ttft_s),
+            _percentiles(result.e2e_s),
+            f"{result.slot_occupancy.median:.1%}",
+            f"{result.padding_waste.median:.1%}",
+            str(result.num_steps),
+            f"{result.executor_share.median:.1%}",
+        )
+    return table
+
+
+def as_json(
+    workload: OfflineWorkload, results: Sequence[ModeResult], context: dict[str, object]
+) -> bytes:
+    """Everything in the table and more, for other programs."""
+    document = {
+        "workload": {
+            "name": workload.name,
+            "num_requests": len(workload.items),
+            "num_prompt_tokens": workload.num_prompt_tokens,
+            "num_output_tokens": workload.num_output_tokens,
+        },
+        **context,
+        "modes": {result.mode: asdict(result) for result in results},
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def compare(results: Sequence[ModeResult]) -> list[str]:
+    """Continuous batching against each other mode, in words."""
+    by_mode = {result.mode: result for result in results}
+    ours = by_mode.pop("continuous", None)
+    if ours is None:
+        return []
+    lines: list[str] = []
+    for mode, theirs in by_mode.items():
+        speedup = ours.output_tokens_per_s.median / theirs.output_tokens_per_s.median
+        shorter = 1 - ours.e2e_s[50].median / theirs.e2e_s[50].median
+        lines.append(
+            f"continuous / {mode}: {speedup:.2f}x output tokens/s, "
+            f"p50 end-to-end {shorter:.0%} lower"
+        )
+    return lines
+
+
+def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -> None:
+    """Throughput, end-to-end latency, and where the seats and tokens went."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("pictures need matplotlib: pip install 'headway[plot]'") from error
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, latency, use = figure.subplots(1, 3)
+    names = [result.mode for result in results]
+    colors = [_COLORS[name] for name in names]
+
+    speeds = [result.output_tokens_per_s for result in results]
+    bars = speed.bar(names, [s.median for s in speeds], color=colors, yerr=_errors(speeds))
+    speed.bar_label(bars, fmt="%.0f", padding=3)
+    speed.set(title="output tokens/s (median, min-max)")
+
+    width = 0.8 / len(results)
+    for offset, result in enumerate(results):
+        spreads = [result.e2e_s[p] for p in PERCENTS]
+        places = [index + offset * width for index in range(len(PERCENTS))]
+        latency.bar(
+            places, [s.median for s in spreads], width, color=_COLORS[result.mode],
+            yerr=_errors(spreads), label=result.mode,
+        )  # fmt: skip
+    middle = (len(results) - 1) * width / 2
+    latency.set_xticks([i + middle for i in range(len(PERCENTS))], [f"p{p}" for p in PERCENTS])
+    latency.set(title="end-to-end latency, seconds")
+    latency.legend()
+
+    for offset, result in enumerate(results):
+        shares = (result.slot_occupancy.median * 100, result.padding_waste.median * 100)
+        drawn = use.bar(
+            [place + offset * width for place in (0, 1)], shares, width, color=_COLORS[result.mode]
+        )
+        use.bar_label(drawn, fmt="%.0f%%", padding=2)
+    use.set_xticks([middle, 1 + middle], ["slot occupancy", "padding waste"])
+    use.set(title="% of seat-time, % of computed tokens", ylim=(0, 110))
+    figure.suptitle(f"{workload.name}, same executor, {len(names)} batching modes")
+    figure.savefig(path, dpi=120)
+
+
+_COLORS = {"static": "#b0413e", "dynamic": "#e0a030", "continuous": "#2a7f62"}
+
+
+def _percentiles(spreads: dict[int, Spread]) -> str:
+    return " / ".join(f"{spreads[p].median:.2f}" for p in PERCENTS)
+
+
+def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
+    return [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]

@@ -1,0 +1,150 @@
+"""The composition root: settings in, wired objects out. The only module that knows every package.
+
+Run as a program it is the engine process: settings come on standard input, and the address of
+the sockets is its one argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.clock import SystemClock
+from headway.config import Config
+from headway.core.engine import EngineCore
+from headway.core.events import Sink
+from headway.core.executor import Executor
+from headway.core.scheduler import Scheduler
+from headway.engine.async_engine import AsyncEngine
+from headway.engine.launcher import EngineProcess
+from headway.engine.messages import EngineInfo
+from headway.engine.offline import OfflineParts
+from headway.engine.process import EngineLoop, Progress
+from headway.executors.hardware import probe_hardware
+from headway.executors.source import locate
+from headway.resolve import ModelFacts, Resolved, resolve
+from headway.text import ChatTemplate, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An executor with its weights in memory, and how its settings were resolved."""
+
+    executor: Executor
+    resolved: Resolved
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The model's side of text."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+def load_text(config: Config) -> Text:
+    """The tokenizer and chat template of the configured model."""
+    tokenizer = Tokenizer.from_path(locate(config.model.model, config.model.revision).path)
+    return Text(tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens))
+
+
+def model_facts(config: Config) -> ModelFacts:
+    """What the configured model's headers say; no weights are read."""
+    from headway.executors.torch.load import open_checkpoint
+
+    return open_checkpoint(locate(config.model.model, config.model.revision)).spec.facts
+
+
+def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
+    """Resolve the settings and load the weights."""
+    import torch
+
+    from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
+
+    checkpoint = open_checkpoint(locate(config.model.model, config.model.revision))
+    spec = checkpoint.spec
+    resolved = resolve(config, spec.facts, probe_hardware(torch.cuda.is_available()))
+    torch.set_num_threads(resolved.num_threads)
+    decoder = load_decoder(checkpoint, resolved.dtype, resolved.device, progress)
+    executor = TorchExecutor(
+        decoder, resolved.num_blocks, resolved.block_size, resolved.max_model_len, SystemClock()
+    )
+    return LoadedModel(executor, resolved, spec.vocab_size)
+
+
+def build_core(config: Config, executor: Executor, sink: Sink) -> EngineCore:
+    """A scheduler over an executor, reporting to `sink`."""
+    scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
+    return EngineCore(scheduler, executor, SystemClock(), sink)
+
+
+def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
+    """What front ends are told about this engine."""
+    return EngineInfo(
+        model.executor.capacity(),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        vocab_size=model.vocab_size,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        notes=model.resolved.reasons,
+    )
+
+
+def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
+    """The parts of an engine in the caller's own process and thread."""
+    text = load_text(config)
+    model = load_model(config, progress)
+    return OfflineParts(
+        lambda sink: build_core(config, model.executor, sink),
+        engine_info(config, model),
+        text.tokenizer,
+        text.chat_template,
+        SystemClock(),
+    )
+
+
+def build_async(config: Config, tokenizer: Tokenizer) -> AsyncEngine:
+    """An engine in a process of its own, which starts loading at once."""
+    command = [sys.executable, "-m", "headway.build"]
+    process = EngineProcess(command, msgspec.json.encode(config))
+    return AsyncEngine(process, tokenizer, SystemClock())
+
+
+def run_server(config: Config) -> int:
+    """Serve until a signal or a failure; the exit code."""
+    from headway.observe import Metrics
+    from headway.server import create_app, listen, run, serve
+
+    listener = listen(config.server)
+    text = load_text(config)
+    names = config.server.served_model_name or (config.model.model,)
+
+    async def main() -> int:
+        engine = build_async(config, text.tokenizer)
+        metrics = Metrics(names[0])
+        app = create_app(engine, config.server, names, text.chat_template, metrics)
+        return await serve(engine, app, config.server, listener)
+
+    return run(main())
+
+
+def engine_main() -> int:
+    """The engine process."""
+    # Only the API process decides when to stop; a terminal's Ctrl-C is not for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    config = msgspec.json.decode(sys.stdin.readline(), type=Config)
+
+    def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+        model = load_model(config, progress)
+        return build_core(config, model.executor, sink), engine_info(config, model)
+
+    return EngineLoop(sys.argv[1]).run(factory)
+
+
+if __name__ == "__main__":
+    sys.exit(engine_main())

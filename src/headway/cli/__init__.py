@@ -1,0 +1,54 @@
+"""The `headway` command: one file per subcommand."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from headway._version import __version__
+from headway.cli import bench, chat, doctor, serve
+from headway.errors import HeadwayError
+
+app = typer.Typer(
+    name="headway",
+    help="A continuous-batching LLM inference server that can explain every wait.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"headway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; what went wrong is one line, not a traceback."""
+    try:
+        app()
+    except HeadwayError as error:
+        typer.echo(f"headway: error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; writing the rest would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,104 @@
+"""`headway bench`: measure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headway._version import __version__
+from headway.bench.modes import MODES, Bench, run_rounds, same_tokens, summarize
+from headway.bench.report import as_json, as_table, compare, draw
+from headway.build import load_model
+from headway.cli.options import with_settings
+from headway.cli.progress import progress_bar
+from headway.clock import SystemClock
+from headway.config import Config
+from headway.errors import ConfigError
+from headway.workload import WORKLOADS, parse_workload
+
+app = typer.Typer(no_args_is_help=True, help="Measure throughput and latency.")
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command("offline")
+@with_settings(
+    "model",
+    "cache",
+    "scheduler",
+    # What the mixed workloads are defined with.
+    max_num_seqs=32,
+    max_num_batched_tokens=512,
+    enable_prefix_caching=False,
+)
+def offline(
+    config: Config,
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload",
+            help=f"One of: {', '.join(WORKLOADS)}. All requests come at once; with @R behind "
+            "the name (mixed-64@2) they come as a Poisson process of R per second.",
+        ),
+    ] = "mixed-64",
+    batching: Annotated[
+        str, typer.Option("--batching", help=f"Modes, comma separated: {', '.join(MODES)}.")
+    ] = "continuous",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measured rounds.")] = 3,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw a picture into this PNG file.")
+    ] = None,
+) -> None:
+    """Run a fixed workload in this process, in one or several batching modes.
+
+    A warm-up round is run first and not counted. Rounds of several modes are interleaved.
+    """
+    modes = _parse_modes(batching)
+    work = parse_workload(workload)
+    console = Console()
+    with progress_bar("loading weights") as progress:
+        model = load_model(config, progress)
+    for reason in model.resolved.reasons:
+        console.print(f"[dim]{reason}[/dim]")
+    bench = Bench(
+        model.executor, config.scheduler, SystemClock(), config.cache.enable_prefix_caching
+    )
+    num_runs = rounds * len(modes) + 1
+    with progress_bar("measuring") as progress:
+        runs = run_rounds(bench, work, modes, rounds, lambda done, _: progress(done, num_runs))
+    results = [summarize(mode, runs[mode]) for mode in modes]
+    console.print(as_table(work, results))
+    for line in compare(results):
+        console.print(line)
+    all_runs = [run for mode in modes for run in runs[mode]]
+    console.print(f"identical tokens in all {len(all_runs)} runs: {same_tokens(all_runs):.1%}")
+    if json_file is not None:
+        context: dict[str, object] = {
+            "headway": __version__,
+            "rounds": rounds,
+            "resolved": asdict(model.resolved),
+            "scheduler": asdict(bench.config),
+        }
+        json_file.write_bytes(as_json(work, results, context))
+    if plot_file is not None:
+        draw(plot_file, work, results)
+        console.print(f"picture: {plot_file}")
+    model.executor.close()
+
+
+def _parse_modes(batching: str) -> list[str]:
+    modes = [mode.strip() for mode in batching.split(",") if mode.strip()]
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise ConfigError(f"--batching takes {', '.join(MODES)}; got {batching!r}")
+    return list(dict.fromkeys(modes))

@@ -1,0 +1,66 @@
+"""`headway doctor`: what this machine can do, and what "auto" would choose on it."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headway._version import __version__
+from headway.build import model_facts
+from headway.config import load_config
+from headway.errors import HeadwayError
+from headway.executors.hardware import probe_hardware
+from headway.resolve import GIB, Hardware, resolve
+
+
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="Also say what this model would get.")] = None,
+) -> None:
+    """Show what this machine can do: cores, instruction sets, torch, memory, KV cache."""
+    import torch
+
+    hardware = probe_hardware(torch.cuda.is_available())
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    for name, value in _rows(hardware, torch.get_num_threads()):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    if model is None:
+        console.print("\nName a model to see what it would get: headway doctor MODEL")
+        return
+    try:
+        config = load_config({"model": model})
+        facts = model_facts(config)
+        resolved = resolve(config, facts, hardware)
+    except HeadwayError as error:
+        console.print(f"\n{model}: [red]{error}[/red]")
+        raise typer.Exit(1) from error
+    console.print(f"\n[bold]{model}[/bold]")
+    console.print(f"  {facts.num_parameters / 1e6:.0f} M parameters")
+    console.print(f"  max_model_len {resolved.max_model_len}")
+    for reason in resolved.reasons:
+        console.print(f"  {reason}")
+
+
+def _rows(hardware: Hardware, num_threads: int) -> list[tuple[str, str]]:
+    half = hardware.available_bytes / 2 / GIB
+    return [
+        ("headway", __version__),
+        ("python", platform.python_version()),
+        ("torch", f"{metadata.version('torch')}, {num_threads} threads"),
+        ("cores", str(hardware.num_cores)),
+        ("instructions", " ".join(hardware.isa) or "none known"),
+        ("accelerator", "CUDA" if hardware.has_cuda else "none; the CPU computes"),
+        ("free memory", f"{hardware.available_bytes / GIB:.1f} GiB"),
+        (
+            "KV cache auto",
+            f"at most {half:.1f} GiB: half of the free memory, less half of the weights; "
+            "never more than max_num_seqs full-length requests need",
+        ),
+    ]

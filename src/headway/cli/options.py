@@ -1,0 +1,112 @@
+"""Flags made from the settings: one source for names, defaults and help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+import yaml
+
+from headway.config import SECTIONS, load_config
+from headway.errors import ConfigError
+
+PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduling", "server": "Server"}
+
+
+def with_settings(
+    *sections: str, **defaults: object
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per setting of these sections, and `--config FILE`.
+
+    The command takes `config: Config` in their stead; values are read and checked by it.
+    `defaults` replace those of the settings, for this command only.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        flags = [flag for section in sections for flag in _flags_of(section, defaults)]
+        names = [flag.name for flag in flags]
+
+        def run(model: str, config_file: Path | None, **given: Any) -> None:
+            settings = {name: given.pop(name) for name in names}
+            file = {**defaults, **read_file(config_file)}
+            command(config=load_config({"model": model, **settings}, file), **given)
+
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "config"
+        ]
+        parameters = [_MODEL, *own, _CONFIG_FILE, *flags]
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
+def read_file(path: Path | None) -> dict[str, object]:
+    """The settings in a YAML file, by name; none without a file."""
+    if path is None:
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold settings as 'name: value' lines")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _flags_of(section: str, defaults: Mapping[str, object]) -> list[inspect.Parameter]:
+    cls = SECTIONS[section]
+    hints = get_type_hints(cls)
+    return [
+        _flag(
+            spec.name,
+            hints[spec.name],
+            defaults.get(spec.name, spec.default),
+            spec.metadata["about"],
+            PANELS[section],
+        )
+        for spec in fields(cls)
+        if spec.name != "model"
+    ]
+
+
+def _flag(name: str, hint: Any, default: Any, about: str, panel: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    about = about if default in (None, ()) else f"{about} (default: {default})"
+    kind: Any = str | None
+    metavar: str | None = "N" if hint in (int, int | None, float) else "TEXT"
+    if hint is bool:
+        kind, metavar, flag = bool | None, None, f"{flag}/--no-{name.replace('_', '-')}"
+    elif get_origin(hint) is tuple:
+        kind = list[str] | None
+    option = typer.Option(flag, help=about, metavar=metavar, rich_help_panel=panel)
+    return _parameter(name, Annotated[kind, option], None)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+_MODEL = _parameter(
+    "model",
+    Annotated[str, typer.Argument(help="A GGUF file, a folder, or a Hugging Face id.")],
+    inspect.Parameter.empty,
+)
+_CONFIG_FILE = _parameter(
+    "config_file",
+    Annotated[
+        Path | None,
+        typer.Option("--config", help="YAML file of settings; flags and environment win over it."),
+    ],
+    None,
+)

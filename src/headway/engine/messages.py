@@ -1,0 +1,140 @@
+"""Everything that crosses the border between the API process and the engine process.
+
+msgspec encodes the structs as msgpack; nothing is ever unpickled. Core values (params, events)
+travel as themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.core.events import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Forked,
+    Preempted,
+    Refused,
+    Stepped,
+    TokensEmitted,
+)
+from headway.core.executor import Capacity
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a front end needs to know of a running engine."""
+
+    capacity: Capacity
+    max_num_seqs: int
+    vocab_size: int
+    notes: tuple[str, ...] = ()
+    """How "auto" settings were resolved, for the log."""
+    scheduling_policy: str = "fcfs"
+    """A priority is refused where the waiting line does not heed it."""
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True):
+    """A request that passed validation; params are resolved."""
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrived_at: float
+    priority: int = 0
+    tenant: str = ""
+
+
+class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
+    """End these samples, in whatever state they are."""
+
+    ids: list[str]
+    reason: FinishReason = FinishReason.ABORT
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """Leave the loop now."""
+
+
+class LoadProgress(msgspec.Struct, tag="progress", frozen=True):
+    """Weights loaded so far."""
+
+    num_done: int
+    num_total: int
+
+
+class EngineReady(msgspec.Struct, tag="ready", frozen=True):
+    """Loading is over; requests are welcome."""
+
+    info: EngineInfo
+
+
+class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine is about to exit, and why."""
+
+    message: str
+
+
+class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
+    """Events since the last batch, by kind; at most one step's worth.
+
+    Kinds are listed in the order in which they can happen to one request.
+    """
+
+    arrived: list[Arrived] = []
+    refused: list[Refused] = []
+    preempted: list[Preempted] = []
+    admitted: list[Admitted] = []
+    forked: list[Forked] = []
+    tokens: list[TokensEmitted] = []
+    finished: list[Finished] = []
+    stepped: list[Stepped] = []
+
+
+Command = AddRequest | AbortRequests | Shutdown
+Report = LoadProgress | EngineReady | EngineFailed | EventBatch
+
+_FIELD_OF = {
+    Arrived: "arrived",
+    Refused: "refused",
+    Preempted: "preempted",
+    Admitted: "admitted",
+    Forked: "forked",
+    TokensEmitted: "tokens",
+    Finished: "finished",
+    Stepped: "stepped",
+}
+
+
+def batch_events(events: Sequence[Event]) -> EventBatch:
+    """Sort events by kind, keeping the order within a kind."""
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(_FIELD_OF[type(event)], []).append(event)
+    return EventBatch(**by_kind)  # pyright: ignore[reportArgumentType]
+
+
+def all_events(batch: EventBatch) -> list[Event]:
+    """The events of a batch in the order in which they can happen to one request."""
+    return [
+        *batch.arrived,
+        *batch.refused,
+        *batch.preempted,
+        *batch.admitted,
+        *batch.forked,
+        *batch.tokens,
+        *batch.finished,
+        *batch.stepped,
+    ]
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,226 @@
+"""The offline engine: prompts in, finished outputs back, in the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from headway.clock import Clock
+from headway.core.engine import EngineCore
+from headway.core.events import Admitted, Event, Finished, Preempted, Sink, TokensEmitted
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason, Request, sample_id
+from headway.engine.inputs import draw_seed, resolve_params
+from headway.engine.messages import EngineInfo
+from headway.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, SampleStream
+from headway.errors import EngineError, InvalidRequestError
+from headway.text import ChatTemplate, Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]
+Progress = Callable[[int, int], None]
+
+
+class _Live:
+    """One request that is being worked on."""
+
+    def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.output = output
+        self.streams = [
+            SampleStream(index, params, tokenizer, output.prompt_token_ids)
+            for index in range(params.n)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineParts:
+    """What an offline engine is made of."""
+
+    make_core: Callable[[Sink], EngineCore]
+    info: EngineInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    clock: Clock
+
+
+class OfflineEngine:
+    """Runs an engine core until all prompts are done."""
+
+    def __init__(self, parts: OfflineParts) -> None:
+        self.info = parts.info
+        self.tokenizer = parts.tokenizer
+        self.core = parts.make_core(self._take_in)
+        self._chat_template = parts.chat_template
+        self._clock = parts.clock
+        self._ids = count(1)
+        self._live: dict[str, tuple[_Live, int]] = {}
+        self._stopped_ids: list[str] = []
+        self._num_finished = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text or token ids). `params` is one for all or one per prompt;
+        `progress` is called with (samples done, samples in all)."""
+        batch = _as_batch(prompts)
+        per_prompt = _per_prompt(params, len(batch))
+        encoded = [self._encode(prompt) for prompt in batch]
+        # Every request is checked before the first is added: a bad one starts nothing.
+        resolved = [
+            self._resolve(wish, token_ids)
+            for wish, (_, token_ids) in zip(per_prompt, encoded, strict=True)
+        ]
+        outputs = [
+            self._add(text, token_ids, wish)
+            for (text, token_ids), wish in zip(encoded, resolved, strict=True)
+        ]
+        self._run(sum(wish.n for wish in resolved), progress)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        conversations: list[Sequence[Message]] = (
+            [messages] if _is_conversation(messages) else list(messages)  # pyright: ignore
+        )
+        prompts = [self._encode_chat(conversation) for conversation in conversations]
+        return self.generate(prompts, params, progress)
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[str]:
+        """Answer one conversation piece by piece. Leaving early ends the request."""
+        token_ids = self._encode_chat(messages)
+        output = self._add(None, token_ids, self._resolve(params or SamplingParams(), token_ids))
+        num_sent = 0
+        try:
+            while self.core.has_work:
+                self._step()
+                text = output.outputs[0].text
+                if len(text) > num_sent:
+                    yield text[num_sent:]
+                    num_sent = len(text)
+        finally:
+            self._drop_live()
+
+    def close(self) -> None:
+        self.core.close()
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        # A rendered conversation already holds its special tokens.
+        return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+
+    def _resolve(self, params: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
+        return resolve_params(params, token_ids, self.info, self.tokenizer.eos_token_ids)
+
+    def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
+        request_id = str(next(self._ids))
+        now = self._clock.now()
+        samples = [CompletionOutput(index) for index in range(params.n)]
+        output = RequestOutput(request_id, text, token_ids, samples, RequestMetrics(now))
+        live = _Live(output, params, self.tokenizer)
+        for index in range(params.n):
+            self._live[sample_id(request_id, index)] = (live, index)
+        self.core.add(
+            Request(
+                id=request_id,
+                token_ids=list(token_ids),
+                params=params,
+                seed=draw_seed(params),
+                arrived_at=now,
+            )
+        )
+        return output
+
+    def _run(self, num_samples: int, progress: Progress | None) -> None:
+        self._num_finished = 0
+        try:
+            while self.core.has_work:
+                self._step()
+                if progress is not None:
+                    progress(self._num_finished, num_samples)
+        finally:
+            self._drop_live()
+
+    def _step(self) -> None:
+        self.core.step()
+        while self._stopped_ids:
+            self.core.abort(self._stopped_ids.pop(), FinishReason.STOP)
+
+    def _drop_live(self) -> None:
+        """After an error, Ctrl-C or an abandoned stream: nothing stays behind."""
+        for request_id in list(self._live):
+            self.core.abort(request_id)
+        self._live.clear()
+
+    def _take_in(self, events: Sequence[Event]) -> None:
+        at = self._clock.now()
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                self._emit(event, at)
+            elif isinstance(event, Finished):
+                self._finish(event)
+            elif isinstance(event, Admitted) and event.request_id in self._live:
+                metrics = self._live[event.request_id][0].output.metrics
+                if metrics.admitted_at is None:
+                    metrics.admitted_at = event.at
+                    metrics.num_cached_tokens = event.num_cached_tokens
+            elif isinstance(event, Preempted) and event.request_id in self._live:
+                self._live[event.request_id][0].output.metrics.num_preemptions += 1
+
+    def _emit(self, event: TokensEmitted, at: float) -> None:
+        live, index = self._live[event.request_id]
+        if live.output.metrics.first_token_at is None:
+            live.output.metrics.first_token_at = at
+        delta = live.streams[index].push(event)
+        live.output.outputs[index].add(delta)
+        if delta.finish_reason is not None:
+            self._stopped_ids.append(event.request_id)
+
+    def _finish(self, event: Finished) -> None:
+        live, index = self._live.pop(event.request_id)
+        self._num_finished += 1
+        live.output.metrics.finished_at = event.at
+        stream = live.streams[index]
+        if not stream.is_finished:
+            delta = stream.finish(event)
+            live.output.outputs[index].add(delta)
+            if delta.message:
+                raise EngineError(f"request {event.request_id} failed: {delta.message}")
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportReturnType]
+
+
+def _is_conversation(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> bool:
+    return not messages or isinstance(messages[0], Mapping)
+
+
+def _per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequestError(f"{len(params)} params for {num_prompts} prompts", "params")
+    return list(params)

@@ -1,0 +1,122 @@
+"""From events to what a caller sees: per sample, text and tokens; per request, its times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.core.events import Finished, TokensEmitted
+from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
+from headway.core.request import FinishReason
+from headway.text import OutputText, StopStrings, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDelta:
+    """What one sample gained. `finish_reason` is set on its last delta."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
+    message: str = ""
+
+
+class SampleStream:
+    """Assembles one sample from the events about it."""
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+    ) -> None:
+        self.index = index
+        self.is_finished = False
+        self.num_tokens = 0
+        # Some tokenizers drop a space at the start of a text: the prompt's end says it is none.
+        self._text = OutputText(
+            tokenizer.detokenizer(params.skip_special_tokens, after=prompt_token_ids[-8:]),
+            StopStrings(params.stop, params.include_stop_str_in_output),
+            params.min_tokens,
+        )
+
+    def push(self, event: TokensEmitted) -> SampleDelta:
+        """Take in tokens. If a stop string appears, the delta is the last one."""
+        self.num_tokens += len(event.token_ids)
+        delta = self._text.push(event.token_ids)
+        self.is_finished = delta.stop is not None
+        reason = FinishReason.STOP if self.is_finished else None
+        return SampleDelta(
+            self.index, delta.text, event.token_ids, event.logprobs, reason, delta.stop
+        )
+
+    def finish(self, event: Finished) -> SampleDelta:
+        """The engine says it is over: release held-back text with the reason."""
+        self.is_finished = True
+        delta = self._text.finish()
+        reason = event.reason if delta.stop is None else FinishReason.STOP
+        return SampleDelta(
+            self.index,
+            delta.text,
+            finish_reason=reason,
+            stop=delta.stop,
+            message=event.message,
+        )
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, on the engine's clock, in seconds."""
+
+    arrived_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finished_at is None else self.finished_at - self.arrived_at
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished (or growing) sample."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+        if delta.finish_reason is not None:
+            self.finish_reason = str(delta.finish_reason)
+            self.stop_reason = delta.stop
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One prompt and everything made from it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics

@@ -1,0 +1,128 @@
+"""How long each stage of a request took, worked out from events.
+
+Tokens carry no time of their own: they exist from the end of their step on, so events are taken in
+one step at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.events import Admitted, Arrived, Event, Finished, Forked, TokensEmitted
+from headway.core.request import FinishReason
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """One request, or one forked sample of it, from arrival to end."""
+
+    num_prompt_tokens: int
+    arrived_at: float
+    is_fork: bool = False
+    waited_s: float | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    num_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The stages of a finished request; None for one it did not reach."""
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    e2e_s: float
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        if self.decode_s is None or self.num_output_tokens < 2:
+            return None
+        return self.decode_s / (self.num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGap:
+    """A request gained `num_tokens`, `gap_s` after the ones before (or after it arrived)."""
+
+    gap_s: float
+    num_tokens: int
+    is_first: bool
+    num_prompt_tokens: int
+    """Of the prompt whose prefill this ends; 0 if it ends none."""
+
+
+class Lifetimes:
+    """Follows every live request."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Lifetime] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def arrive(self, event: Arrived) -> None:
+        self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at)
+
+    def admit(self, event: Admitted) -> bool:
+        """True for a prompt's first admission, when its prefix was looked up for the first time."""
+        life = self._live.get(event.request_id)
+        if life is None or life.waited_s is not None:
+            return False
+        # The wait is counted from the moment the API process took the request.
+        life.waited_s = event.waited_s
+        life.admitted_at = event.at
+        return True
+
+    def fork(self, event: Forked) -> None:
+        parent = self._live.get(event.parent_id)
+        if parent is None:
+            return
+        self._live[event.request_id] = Lifetime(
+            parent.num_prompt_tokens,
+            parent.arrived_at,
+            is_fork=True,
+            waited_s=parent.waited_s,
+            admitted_at=parent.admitted_at,
+        )
+
+    def emit(self, event: TokensEmitted, at: float) -> TokenGap | None:
+        life = self._live.get(event.request_id)
+        if life is None:
+            return None
+        num_tokens = len(event.token_ids)
+        before, life.last_token_at = life.last_token_at, at
+        life.num_output_tokens += num_tokens
+        if before is not None:
+            return TokenGap(at - before, num_tokens, False, 0)
+        life.first_token_at = at
+        num_prompt = 0 if life.is_fork else life.num_prompt_tokens
+        return TokenGap(at - life.arrived_at, num_tokens, True, num_prompt)
+
+    def finish(self, event: Finished) -> Timings | None:
+        life = self._live.pop(event.request_id, None)
+        if life is None:
+            return None
+        return Timings(
+            event.reason,
+            life.num_prompt_tokens,
+            life.num_output_tokens,
+            event.at - life.arrived_at,
+            life.waited_s,
+            _between(life.admitted_at, life.first_token_at),
+            _between(life.first_token_at, life.last_token_at),
+        )
+
+
+def step_time(events: Sequence[Event]) -> float:
+    """When the last of these events happened: for tokens, the end of their step."""
+    return max((event.at for event in events if not isinstance(event, TokensEmitted)), default=0.0)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start

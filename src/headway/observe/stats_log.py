@@ -1,0 +1,78 @@
+"""One line of statistics for the log, made from events. Knows no logger and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headway.core.events import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Forked,
+    Stepped,
+    TokensEmitted,
+)
+
+
+class StatsLog:
+    """Consumes events; `line` sums up what happened since the last line."""
+
+    def __init__(self, started_at: float) -> None:
+        self._last_at = started_at
+        self._num_live = 0
+        self._last_step: Stepped | None = None
+        self._is_quiet = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._num_events = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_output_tokens = 0
+
+    def consume(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._num_events += 1
+            match event:
+                case TokensEmitted():
+                    self._num_output_tokens += len(event.token_ids)
+                case Stepped():
+                    self._last_step = event
+                case Arrived() | Forked():
+                    self._num_live += 1
+                case Finished():
+                    self._num_live -= 1
+                case Admitted() if not event.is_resumed:
+                    self._num_prompt_tokens += event.num_tokens
+                    self._num_cached_tokens += event.num_cached_tokens
+                case _:
+                    pass
+
+    def line(self, now: float) -> str | None:
+        """The line for the time since the last call; None when there is nothing new to say.
+
+        After the last activity comes one more line, so that the log ends with an idle state.
+        """
+        is_idle = self._num_events == 0 and self._num_live == 0
+        text = None if is_idle and self._is_quiet else self._text(max(now - self._last_at, 1e-9))
+        self._is_quiet = is_idle
+        self._last_at = now
+        self._clear()
+        return text
+
+    def _text(self, elapsed_s: float) -> str:
+        step = self._last_step
+        num_running = num_waiting = 0
+        kv_share = 0.0
+        # After an abort that emptied the engine, the last step is no longer the state.
+        if step is not None and self._num_live:
+            num_running, num_waiting = step.num_running, step.num_waiting
+            kv_share = step.num_blocks_used / step.num_blocks
+        hit_share = self._num_cached_tokens / (self._num_prompt_tokens or 1)
+        return (
+            f"running {num_running}, waiting {num_waiting}, KV {kv_share:.1%}, "
+            f"prompt {self._num_prompt_tokens / elapsed_s:.1f} tok/s, "
+            f"output {self._num_output_tokens / elapsed_s:.1f} tok/s, "
+            f"prefix hits {hit_share:.1%}"
+        )

@@ -1,0 +1,180 @@
+"""How a generation becomes an answer, whole or streamed; shared by chat and completions.
+
+The two differ only in how one choice is written: that is the ChoiceFormat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine.outputs import SampleDelta
+from headway.server import sse
+from headway.server.disconnect import unless_disconnected
+from headway.server.encoding import JsonResponse
+from headway.server.errors import translate
+from headway.server.generation import Generation, Order
+from headway.server.logprobs import ScoredToken
+from headway.server.services import Services
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is to be written of a choice: all of it, or what it gained since the last time.
+
+    `tokens` is None unless log-probabilities were asked for.
+    """
+
+    index: int
+    text: str = ""
+    tokens: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+
+
+class ChoiceFormat(Protocol):
+    """How one endpoint writes choices."""
+
+    @property
+    def object_names(self) -> tuple[str, str]:
+        """Of a whole answer, and of a chunk."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What a stream says of a choice before its first text, if anything."""
+        ...
+
+    def chunk(self, piece: Piece) -> dict[str, Any]: ...
+
+    def whole(self, piece: Piece) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request, read and understood."""
+
+    order: Order
+    model: str
+    format: ChoiceFormat
+    is_stream: bool
+    includes_usage: bool
+
+
+async def answer(request: Request, services: Services, job: Job) -> Response:
+    """Start the generation and give its answer; it ends if the client goes away."""
+    generation = Generation(services.engine, job.order)
+    await generation.start()
+    services.metrics.observe_params(generation.resolved_params)
+    writer = AnswerWriter(job, generation, int(services.time_of_day()))
+    if job.is_stream:
+        return sse.EventStream(writer.stream(), generation.close)
+    try:
+        return JsonResponse(await unless_disconnected(writer.whole(), request.receive))
+    finally:
+        await generation.close()
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice that is growing; what is in it has not been written yet."""
+
+    index: int
+    has_logprobs: bool
+    texts: list[str] = field(default_factory=list[str])
+    tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    finish_reason: str | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        self.texts.append(delta.text)
+        if self.has_logprobs:
+            self.tokens.extend(zip(delta.token_ids, delta.logprobs or (), strict=False))
+        if delta.finish_reason is not None:
+            self.finish_reason = str(delta.finish_reason)
+
+    @property
+    def is_worth_sending(self) -> bool:
+        return self.finish_reason is not None or any(self.texts)
+
+    def take(self) -> Piece:
+        tokens = self.tokens if self.has_logprobs else None
+        piece = Piece(self.index, "".join(self.texts), tokens, self.finish_reason)
+        self.texts, self.tokens = [], []
+        return piece
+
+
+class AnswerWriter:
+    """Writes one answer; used once, for a whole one or for a stream."""
+
+    def __init__(self, job: Job, generation: Generation, created: int) -> None:
+        self._job = job
+        self._format = job.format
+        self._generation = generation
+        self._created = created
+        self._choices: dict[int, _Choice] = {}
+
+    async def whole(self) -> dict[str, Any]:
+        async with contextlib.aclosing(self._generation.deltas()) as batches:
+            async for batch in batches:
+                for delta in batch:
+                    self._choice(delta.index).add(delta)
+        choices = [self._choices[index].take() for index in sorted(self._choices)]
+        return {
+            **self._head(self._format.object_names[0]),
+            "choices": [self._format.whole(piece) for piece in choices],
+            "usage": self._generation.usage(),
+        }
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as many in one piece as came out of one step."""
+        try:
+            async with contextlib.aclosing(self._generation.deltas()) as batches:
+                async for batch in batches:
+                    events = b"".join([self._events(delta) for delta in batch])
+                    if events:
+                        yield events
+            if self._job.includes_usage:
+                chunk = {**self._head(self._format.object_names[1]), "choices": []}
+                yield sse.event({**chunk, "usage": self._generation.usage()})
+        except Exception as error:
+            # The status has been sent: all that is left is to say so in the stream.
+            yield sse.event(translate(error).body())
+        yield sse.DONE
+
+    def _events(self, delta: SampleDelta) -> bytes:
+        events = b""
+        is_first = delta.index not in self._choices
+        choice = self._choice(delta.index)
+        opening = self._format.opening(delta.index) if is_first else None
+        if opening is not None:
+            events = self._chunk(opening)
+        choice.add(delta)
+        # Tokens without text yet (half a character, the start of a stop string) wait in the
+        # choice, and go out with the next text.
+        if choice.is_worth_sending:
+            events += self._chunk(self._format.chunk(choice.take()))
+        return events
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._head(self._format.object_names[1]), "choices": [choice]}
+        if self._job.includes_usage:
+            chunk["usage"] = None
+        return sse.event(chunk)
+
+    def _choice(self, index: int) -> _Choice:
+        choice = self._choices.get(index)
+        if choice is None:
+            has_logprobs = self._job.order.params.logprobs is not None
+            choice = self._choices[index] = _Choice(index, has_logprobs)
+        return choice
+
+    def _head(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self._generation.id,
+            "object": object_name,
+            "created": self._created,
+            "model": self._job.model,
+        }

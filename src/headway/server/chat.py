@@ -1,0 +1,80 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.errors import InvalidRequestError
+from headway.server.answer import Job, Piece, answer
+from headway.server.generation import Order
+from headway.server.logprobs import chat_logprobs
+from headway.server.protocol import parse
+from headway.server.protocol_chat import ChatRequest
+from headway.server.services import Services, off_loop
+from headway.text import Tokenizer
+
+
+def chat_router(services: Services) -> APIRouter:
+    """The route and its handler."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        services.check_ready()
+        body = await request.body()
+        wish = await off_loop(len(body), lambda: parse(ChatRequest, body))
+        model = services.model_name(wish.model)
+        try:
+            params = wish.params()
+            token_ids = await off_loop(len(body), lambda: _encode(wish, services))
+            order = Order(f"chatcmpl-{services.new_id()}", [token_ids], params, wish.priority or 0)
+            written = ChatFormat(services.engine.tokenizer)
+            job = Job(order, model, written, bool(wish.stream), wish.includes_usage)
+            return await answer(request, services, job)
+        except InvalidRequestError as error:
+            error.param = wish.field_for(error.param)
+            raise
+
+    return router
+
+
+def _encode(wish: ChatRequest, services: Services) -> list[int]:
+    text = services.chat_template.render(wish.conversation())
+    # The template has written the special tokens already.
+    return services.engine.tokenizer.encode(text, add_special_tokens=False)
+
+
+class ChatFormat:
+    """A choice is a message; in a stream, its first chunk names the role."""
+
+    object_names = ("chat.completion", "chat.completion.chunk")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "delta": {"content": piece.text} if piece.text else {},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)

@@ -1,0 +1,78 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.server.answer import Job, Piece, answer
+from headway.server.generation import Order
+from headway.server.logprobs import CompletionLogprobs
+from headway.server.protocol import parse
+from headway.server.protocol_completions import CompletionRequest
+from headway.server.services import Services, off_loop
+from headway.text import Tokenizer
+
+
+def completions_router(services: Services) -> APIRouter:
+    """The route and its handler."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def create_completion(request: Request) -> Response:
+        services.check_ready()
+        body = await request.body()
+        wish = await off_loop(len(body), lambda: parse(CompletionRequest, body))
+        model = services.model_name(wish.model)
+        params = wish.params()
+        tokenizer = services.engine.tokenizer
+        prompts = await off_loop(len(body), lambda: _encode(wish, tokenizer))
+        order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0)
+        written = CompletionFormat(tokenizer, params.skip_special_tokens)
+        job = Job(order, model, written, bool(wish.stream), wish.includes_usage)
+        return await answer(request, services, job)
+
+    return router
+
+
+def _encode(wish: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    return [
+        tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in wish.prompts()
+    ]
+
+
+class CompletionFormat:
+    """A choice is a text; chunks look like whole choices."""
+
+    object_names = ("text_completion", "text_completion")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": self._write_logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        return self.chunk(piece)
+
+    def _write_logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if piece.tokens is None:
+            return None
+        writer = self._logprobs.get(piece.index)
+        if writer is None:
+            writer = CompletionLogprobs(self._tokenizer, self._skip_special_tokens)
+            self._logprobs[piece.index] = writer
+        return writer.write(piece.tokens)

@@ -1,0 +1,155 @@
+"""The engine requests behind one HTTP request, seen as one set of numbered choices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason
+from headway.engine.async_engine import AsyncEngine, RequestStream
+from headway.engine.outputs import SampleDelta
+from headway.errors import InvalidRequestError
+from headway.server.errors import INTERNAL_ERROR, ApiError
+
+logger = logging.getLogger(__name__)
+
+_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be generated: every prompt with the same params."""
+
+    id: str
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    priority: int = 0
+
+
+class Generation:
+    """Live engine requests, one per prompt. Choice p*n + i is sample i of prompt p.
+
+    Whoever starts one must close it.
+    """
+
+    def __init__(self, engine: AsyncEngine, order: Order) -> None:
+        self.id = order.id
+        self._engine = engine
+        self._order = order
+        self._streams: list[RequestStream] = []
+
+    async def start(self) -> None:
+        """Send every prompt to the engine, or none: a refused one takes back those before it."""
+        order = self._order
+        policy = self._engine.info.scheduling_policy
+        if order.priority and policy != "priority":
+            raise InvalidRequestError(
+                f"this server schedules by {policy}; a priority has no meaning here", "priority"
+            )
+        try:
+            for place, token_ids in enumerate(order.prompts):
+                request_id = order.id if place == 0 else f"{order.id}-{place}"
+                self._streams.append(
+                    await self._engine.submit(request_id, token_ids, order.params, order.priority)
+                )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Abort what is still alive; doing so again does nothing."""
+        for stream in self._streams:
+            await self._engine.abort(stream)
+
+    @property
+    def resolved_params(self) -> SamplingParams:
+        return self._streams[0].params
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far. A prompt counts once, however many samples it has."""
+        num_prompt = sum(len(token_ids) for token_ids in self._order.prompts)
+        num_output = sum(stream.num_output_tokens for stream in self._streams)
+        num_cached = sum(stream.metrics.num_cached_tokens for stream in self._streams)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+    async def deltas(self) -> AsyncGenerator[list[SampleDelta], None]:
+        """What the choices gain, as they gain it; at most one delta per choice in each list."""
+        batches = self._one() if len(self._streams) == 1 else self._all()
+        async with contextlib.aclosing(batches):
+            async for place, batch in batches:
+                yield [self._numbered(place, delta) for delta in coalesce(batch)]
+
+    def _numbered(self, place: int, delta: SampleDelta) -> SampleDelta:
+        if delta.finish_reason is not None and delta.finish_reason not in _GOOD_ENDS:
+            logger.error("request %s: %s %s", self.id, delta.finish_reason, delta.message)
+            message = f"the engine could not finish this request ({self.id})"
+            raise ApiError(replace(INTERNAL_ERROR, message=message))
+        if place == 0:
+            return delta
+        return replace(delta, index=place * self._order.params.n + delta.index)
+
+    async def _one(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
+        async with contextlib.aclosing(self._engine.deltas(self._streams[0])) as batches:
+            async for batch in batches:
+                yield 0, batch
+
+    async def _all(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
+        queue: asyncio.Queue[tuple[int, list[SampleDelta]] | Exception | None] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._pump(place, stream, queue))
+            for place, stream in enumerate(self._streams)
+        ]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, place: int, stream: RequestStream, queue: asyncio.Queue[Any]) -> None:
+        try:
+            async with contextlib.aclosing(self._engine.deltas(stream)) as batches:
+                async for batch in batches:
+                    queue.put_nowait((place, batch))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+
+def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:
+    """Join the deltas of each sample: a consumer that fell behind catches up in one piece."""
+    joined: dict[int, SampleDelta] = {}
+    for delta in batch:
+        before = joined.get(delta.index)
+        joined[delta.index] = delta if before is None else _join(before, delta)
+    return list(joined.values())
+
+
+def _join(first: SampleDelta, then: SampleDelta) -> SampleDelta:
+    logprobs = None
+    if first.logprobs is not None or then.logprobs is not None:
+        logprobs = (first.logprobs or ()) + (then.logprobs or ())
+    return replace(
+        then,
+        text=first.text + then.text,
+        token_ids=first.token_ids + then.token_ids,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,176 @@
+"""Servers to test against: one over a fake engine process, one over the real model."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from headway.text import Tokenizer
+from tests.conftest import ROOT
+from tests.server.fake_engine import Settings
+from tests.server.local_engine import make_local
+from tests.text.tiny_tokenizers import write_byte_level
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[str]
+    port: int
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_ready(self, timeout_s: float = 180.0) -> RunningServer:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log}")
+            try:
+                if httpx.get(f"{self.url}/health/ready").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        pytest.fail(f"the server was not ready in time:\n{self.log}")
+
+    def metric(self, name: str) -> float:
+        """The sum of all series of a metric."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        values = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in values)
+
+    def wait_for(self, name: str, value: float, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (now := self.metric(name)) != value:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{name} is {now}, not {value}")
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+def start_process(command: list[str], port: int, log_path: Path) -> RunningServer:
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, cwd=ROOT)
+    return RunningServer(process, port, log_path)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_level(tmp_path_factory.mktemp("server") / "tokenizer.gguf", pre="gpt-2")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(tokenizer_path)
+
+
+class Launcher:
+    """Starts fake servers and ends those that are still there when the test is over."""
+
+    def __init__(self, folder: Path, tokenizer_path: Path) -> None:
+        self._folder = folder
+        self._tokenizer_path = tokenizer_path
+        self._servers: list[RunningServer] = []
+
+    def __call__(self, port: int | None = None, **settings: object) -> RunningServer:
+        port = port or free_port()
+        encoded = msgspec.json.encode(Settings(**settings)).decode()  # pyright: ignore
+        arguments = (str(port), encoded, str(self._tokenizer_path))
+        server = start_process(
+            [sys.executable, "-m", "tests.server.fake_server", *arguments],
+            port,
+            self._folder / f"server-{len(self._servers)}.log",
+        )
+        self._servers.append(server)
+        return server
+
+    def close(self) -> None:
+        for server in self._servers:
+            if server.process.poll() is None:
+                server.stop()
+
+
+@pytest.fixture
+def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path, tokenizer_path)
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def fake_server(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path
+) -> Iterator[RunningServer]:
+    launcher = Launcher(tmp_path_factory.mktemp("fake-server"), tokenizer_path)
+    server = launcher().wait_ready()
+    yield server
+    assert server.stop() == 0, server.log
+
+
+@pytest.fixture(scope="session")
+def model_server(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """The real thing, through the command line. In fp32, where ties are rare enough for greedy
+    output not to depend on how much of a prompt was cached."""
+    port = free_port()
+    flags = ("--port", str(port), "--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+    server = start_process(
+        [sys.executable, "-m", "headway", "serve", str(model_path), *flags],
+        port,
+        tmp_path_factory.mktemp("model-server") / "server.log",
+    )
+    try:
+        yield server.wait_ready()
+        assert server.stop() == 0, server.log
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+Local = Callable[..., Awaitable[SimpleNamespace]]
+
+
+@pytest.fixture
+async def local(tokenizer: Tokenizer) -> AsyncIterator[Local]:
+    """Makes apps over scripted engines; each has a `client`. All are closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def make(*args: Any, **options: Any) -> SimpleNamespace:
+            made = await make_local(tokenizer, *args, **options)
+            transport = httpx.ASGITransport(made.app)
+            client = httpx.AsyncClient(transport=transport, base_url="http://test")
+            made.client = await stack.enter_async_context(client)
+            stack.push_async_callback(made.engine.close)
+            return made
+
+        yield make

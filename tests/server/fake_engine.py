@@ -1,0 +1,78 @@
+"""An engine process without a model: the real loop and scheduler over an executor that spells
+lower-case letters, one step every few milliseconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+
+from headway.clock import SystemClock
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Sink
+from headway.core.executor import Capacity, Ticket
+from headway.core.plan import Sample, ScheduledRequest, StepResult, TokenLogprobs
+from headway.core.scheduler import Scheduler
+from headway.engine.messages import EngineInfo
+from headway.engine.process import EngineLoop, Progress
+from headway.executors.fake import FakeExecutor
+
+CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)
+VOCAB_SIZE = 275
+
+
+class Settings(msgspec.Struct):
+    step_s: float = 0.002
+    load_s: float = 0.0
+    fails_loading: bool = False
+    fails_at_step: int = 0
+    scheduling_policy: str = "priority"
+
+
+class LetterExecutor(FakeExecutor):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(CAPACITY)
+        self._settings = settings
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        time.sleep(self._settings.step_s)
+        if ticket.step_id == self._settings.fails_at_step:
+            raise RuntimeError("secret detail of the failure")
+        return super().collect(ticket)
+
+    def _sample(self, item: ScheduledRequest) -> Sample | None:
+        sample = super()._sample(item)
+        if sample is None:
+            return None
+        token_id = 97 + sample.token_ids[0] % 26
+        num_top = self._requests[item.request_id].params.logprobs
+        if num_top is None:
+            return Sample((token_id,))
+        top_ids = tuple(range(97, 97 + num_top))
+        scores = TokenLogprobs(-0.5, 1, top_ids, tuple(-float(i + 1) for i in range(num_top)))
+        return Sample((token_id,), (scores,))
+
+
+def main() -> int:
+    settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
+
+    def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+        time.sleep(settings.load_s)
+        if settings.fails_loading:
+            raise ValueError("the weights are not there")
+        config = SchedulerConfig(
+            max_num_seqs=64, scheduling_policy=settings.scheduling_policy, kv_watermark=0.0
+        )
+        core = EngineCore(
+            Scheduler(config, CAPACITY), LetterExecutor(settings), SystemClock(), sink
+        )
+        info = EngineInfo(CAPACITY, 64, VOCAB_SIZE, scheduling_policy=settings.scheduling_policy)
+        return core, info
+
+    return EngineLoop(sys.argv[1]).run(factory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

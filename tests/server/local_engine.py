@@ -1,0 +1,141 @@
+"""A real AsyncEngine whose engine process is an object: the core runs in the test's own loop and
+answers every prompt with a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from headway.clock import SystemClock
+from headway.config import SchedulerConfig, ServerConfig
+from headway.core import invariants
+from headway.core.engine import EngineCore
+from headway.core.events import Event
+from headway.core.executor import Capacity
+from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, TokenLogprobs
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.engine.async_engine import AsyncEngine
+from headway.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    batch_events,
+)
+from headway.executors.fake import FakeExecutor
+from headway.observe import Metrics
+from headway.server import create_app
+from headway.text import ChatTemplate, Tokenizer
+
+CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+class ScriptExecutor(FakeExecutor):
+    """Says the script, then end of sequence; None in the script is a failure."""
+
+    def __init__(self, script: Sequence[int | None], eos_token_id: int) -> None:
+        super().__init__(CAPACITY)
+        self._script = script
+        self._eos_token_id = eos_token_id
+
+    def _sample(self, item: ScheduledRequest) -> Any:
+        if super()._sample(item) is None:
+            return None
+        request = self._requests[item.request_id]
+        place = item.start + len(item.token_ids) - request.num_prompt_tokens
+        token_id = self._script[place] if place < len(self._script) else self._eos_token_id
+        if token_id is None:
+            return Failure("secret detail of the failure")
+        if request.params.logprobs is None:
+            return Sample((token_id,))
+        scores = TokenLogprobs(-0.25, 2, (65, 66, 67), (-0.125, -0.5, float("-inf")))
+        num_top = request.params.logprobs
+        scores = TokenLogprobs(-0.25, 2, scores.top_ids[:num_top], scores.top_logprobs[:num_top])
+        return Sample((token_id,), (scores,))
+
+
+class LocalProcess:
+    pid = 0
+
+    def __init__(self, executor: ScriptExecutor, policy: str) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=8, prefill_floor=1, kv_watermark=0.0, scheduling_policy=policy
+        )
+        self._events: list[Event] = []
+        self.scheduler = Scheduler(config, CAPACITY)
+        self.core = EngineCore(self.scheduler, executor, SystemClock(), self._events.extend)
+        self.info = EngineInfo(CAPACITY, 8, 275, scheduling_policy=policy)
+        self.plans: list[StepPlan] = []
+        self.added: list[AddRequest] = []
+        self.dies_after: int | None = None
+        self.is_paused = False
+        self._is_announced = False
+        self._wake = asyncio.Event()
+
+    async def send(self, command: object) -> None:
+        if isinstance(command, AddRequest):
+            self.added.append(command)
+            self.core.add(
+                Request(
+                    id=command.id,
+                    token_ids=list(command.token_ids),
+                    params=command.params,
+                    seed=command.seed,
+                    arrived_at=command.arrived_at,
+                    priority=command.priority,
+                )
+            )
+        elif isinstance(command, AbortRequests):
+            for request_id in command.ids:
+                self.core.abort(request_id, command.reason)
+        self._wake.set()
+
+    async def receive(self) -> object:
+        await asyncio.sleep(0)
+        if not self._is_announced:
+            self._is_announced = True
+            return EngineReady(self.info)
+        while not self._events and (self.is_paused or not self.core.has_work):
+            self._wake.clear()
+            await self._wake.wait()
+        if self.dies_after is not None:
+            if self.dies_after == 0:
+                return EngineFailed("RuntimeError: secret detail of the failure")
+            self.dies_after -= 1
+        if not self.is_paused:
+            self.core.step()
+        invariants.check(self.core.scheduler)
+        batch = batch_events(self._events)
+        self._events.clear()
+        return batch
+
+    def kill(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+
+async def make_local(
+    tokenizer: Tokenizer,
+    script: Sequence[int | None] | str = "abc",
+    policy: str = "fcfs",
+    is_started: bool = True,
+    **config: Any,
+) -> SimpleNamespace:
+    """An app over a scripted engine, with its parts."""
+    token_ids = tokenizer.encode(script, False) if isinstance(script, str) else script
+    process = LocalProcess(ScriptExecutor(token_ids, tokenizer.eos_token_ids[0]), policy)
+    engine = AsyncEngine(process, tokenizer, SystemClock())  # pyright: ignore[reportArgumentType]
+    metrics = Metrics("tiny")
+    app = create_app(
+        engine, ServerConfig(**config), ("tiny", "alias/tiny"), ChatTemplate(TEMPLATE, {}), metrics
+    )
+    if is_started:
+        await engine.start()
+    return SimpleNamespace(app=app, engine=engine, process=process, metrics=metrics)

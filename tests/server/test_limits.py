@@ -1,0 +1,86 @@
+"""Bodies and headers are bounded while they are read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headway.server.limits import MAX_HEADER_BYTES
+
+
+def body_of(num_bytes: int) -> bytes:
+    empty = json.dumps({"prompt": "x", "user": ""})
+    return json.dumps({"prompt": "x", "user": "u" * (num_bytes - len(empty))}).encode()
+
+
+async def test_a_body_at_the_limit_is_read_and_one_beyond_it_is_not(local) -> None:
+    made = await local(max_body_bytes=1000)
+    response = await made.client.post("/v1/completions", content=body_of(1000))
+    assert response.status_code == 200
+    response = await made.client.post("/v1/completions", content=body_of(1001))
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+    assert response.headers["connection"] == "close"
+
+
+async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(local) -> None:
+    made = await local(max_body_bytes=1000)
+    num_read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        for _ in range(100):
+            num_read += 100
+            yield b" " * 100
+
+    response = await made.client.post("/v1/completions", content=chunks())
+    assert response.status_code == 413
+    assert num_read <= 1200
+
+
+def exchange(server, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        try:
+            connection.sendall(request)
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+        answer = b""
+        try:
+            while data := connection.recv(65536):
+                answer += data
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"X-Big: " + b"x" * (1024 * 1024),
+        b"X-Big: " + b"x" * (1024 * 1024) + b"\r\n\r\n",
+        b"\r\n".join(b"X-%d: %s" % (i, b"x" * 1000) for i in range(100)) + b"\r\n\r\n",
+    ],
+)
+def test_large_headers_are_cut_off(fake_server, headers) -> None:
+    answer = exchange(fake_server, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + headers)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+
+
+def test_ordinary_headers_pass(fake_server) -> None:
+    padding = b"X-Pad: " + b"x" * (MAX_HEADER_BYTES - 1000)
+    request = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + padding
+    assert exchange(fake_server, request + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_the_server_says_nothing_of_itself(fake_server) -> None:
+    request = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert b"\r\nserver:" not in exchange(fake_server, request).lower()
+
+
+def test_a_large_body_over_a_socket(fake_server) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n"
+    answer = exchange(fake_server, head + b"x" * 1000)
+    assert answer.startswith(b"HTTP/1.1 413")

@@ -1,0 +1,298 @@
+"""Every field of the API is honoured or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from headway.core.params import SamplingParams
+from headway.errors import InvalidRequestError
+from headway.server.protocol import parse
+from headway.server.protocol_chat import ChatRequest
+from headway.server.protocol_completions import CompletionRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, json.dumps({"messages": MESSAGES, **fields}).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse(CompletionRequest, json.dumps({"prompt": "hi", **fields}).encode())
+
+
+def refusal(make: Any, **fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        make(**fields).params()
+    return caught.value
+
+
+SHARED = [
+    ("n", 3, {"n": 3}),
+    ("temperature", 0, {"temperature": 0}),
+    ("temperature", 0.5, {"temperature": 0.5}),
+    ("top_p", 0.5, {"top_p": 0.5}),
+    ("stop", "x", {"stop": ("x",)}),
+    ("stop", ["x", "y"], {"stop": ("x", "y")}),
+    ("seed", 7, {"seed": 7}),
+    ("seed", -(2**63), {"seed": -(2**63)}),
+    ("presence_penalty", 1.5, {"presence_penalty": 1.5}),
+    ("frequency_penalty", -1, {"frequency_penalty": -1}),
+    ("logit_bias", {"5": -100, "6": 1.5}, {"logit_bias": {5: -100, 6: 1.5}}),
+    ("max_tokens", 9, {"max_tokens": 9}),
+    ("top_k", 4, {"top_k": 4}),
+    ("top_k", -1, {"top_k": 0}),
+    ("min_p", 0.1, {"min_p": 0.1}),
+    ("min_tokens", 2, {"min_tokens": 2}),
+    ("repetition_penalty", 1.1, {"repetition_penalty": 1.1}),
+    ("stop_token_ids", [1, 2], {"stop_token_ids": (1, 2)}),
+    ("ignore_eos", True, {"ignore_eos": True}),
+    ("include_stop_str_in_output", True, {"include_stop_str_in_output": True}),
+    ("skip_special_tokens", False, {"skip_special_tokens": False}),
+    ("user", "someone", {}),
+    ("priority", 3, {}),
+    ("stream", True, {}),
+    ("model", "tiny", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), SHARED)
+@pytest.mark.parametrize(("make", "max_tokens"), [(chat, None), (completion, 16)])
+def test_honoured_fields(make, max_tokens, name, value, expected) -> None:
+    wanted = SamplingParams(**{"max_tokens": max_tokens, **expected})
+    assert make(**{name: value}).params() == wanted
+    assert make(**{name: None}).params() == SamplingParams(max_tokens=max_tokens)
+
+
+def test_fields_that_differ_between_the_endpoints() -> None:
+    assert chat(max_completion_tokens=5).params().max_tokens == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).params().max_tokens == 5
+    assert chat(logprobs=True).params().logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).params().logprobs == 20
+    assert chat(logprobs=False).params().logprobs is None
+    assert completion(logprobs=0).params().logprobs == 0
+    assert completion(logprobs=20).params().logprobs == 20
+    assert completion(best_of=2, n=2).params().n == 2
+    assert chat(stream=True, stream_options={"include_usage": True}).includes_usage
+    assert not chat(stream=True).includes_usage
+
+
+REFUSED_BY_BOTH = [
+    ("n", 0, "n"),
+    ("n", 129, "n"),
+    ("n", "2", "n"),
+    ("n", True, "n"),
+    ("n", 1.0, "n"),
+    ("temperature", -1, "temperature"),
+    ("temperature", "hot", "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.1, "top_p"),
+    ("stop", 5, "stop"),
+    ("stop", [5], "stop"),
+    ("stop", [""], "stop"),
+    ("stop", ["x"] * 17, "stop"),
+    ("stop", "x" * 257, "stop"),
+    ("seed", 2**63, "seed"),
+    ("presence_penalty", 2.5, "presence_penalty"),
+    ("frequency_penalty", -3, "frequency_penalty"),
+    ("logit_bias", {"a": 1}, "logit_bias"),
+    ("logit_bias", {"-1": 1}, "logit_bias"),
+    ("logit_bias", {"5": 101}, "logit_bias"),
+    ("logit_bias", {"5": "1"}, "logit_bias"),
+    ("logit_bias", {"5": None}, "logit_bias"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", 1.5, "max_tokens"),
+    ("min_tokens", -1, "min_tokens"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 10**30, "top_k"),
+    ("priority", 10**30, "priority"),
+    ("min_p", 2, "min_p"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("stop_token_ids", ["a"], "stop_token_ids"),
+    ("stop_token_ids", 5, "stop_token_ids"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("model", 5, "model"),
+    ("user", 5, "user"),
+    ("no_such_field", 1, "no_such_field"),
+    ("guided_json", {}, "guided_json"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "param"), REFUSED_BY_BOTH)
+@pytest.mark.parametrize("make", [chat, completion])
+def test_refused_fields(make, name, value, param) -> None:
+    error = refusal(make, **{name: value})
+    assert error.param == param
+    assert param in str(error) or param == "stop"
+
+
+UNSUPPORTED_CHAT = [
+    ("audio", {"voice": "x"}, None),
+    ("function_call", "auto", "none"),
+    ("functions", [{"name": "f"}], []),
+    ("metadata", {"a": "b"}, {}),
+    ("modalities", ["audio"], ["text"]),
+    ("moderation", {}, None),
+    ("parallel_tool_calls", False, True),
+    ("prediction", {"type": "content"}, None),
+    ("prompt_cache_key", "k", None),
+    ("prompt_cache_options", {}, None),
+    ("prompt_cache_retention", "24h", None),
+    ("reasoning_effort", "high", "none"),
+    ("response_format", {"type": "json_object"}, {"type": "text"}),
+    ("service_tier", "flex", "auto"),
+    ("service_tier", "priority", "default"),
+    ("store", True, False),
+    ("tool_choice", "auto", "none"),
+    ("tools", [{"type": "function"}], []),
+    ("verbosity", "low", "medium"),
+    ("web_search_options", {}, None),
+    ("top_logprobs", 2, None),
+    ("max_completion_tokens", 0, None),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "harmless"), UNSUPPORTED_CHAT)
+def test_what_chat_does_not_support(name, value, harmless) -> None:
+    assert refusal(chat, **{name: value}).param in (name, "max_tokens")
+    chat(**{name: harmless})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [("echo", True, False), ("suffix", "x", ""), ("best_of", 2, 1), ("logprobs", 21, 20)],
+)
+def test_what_completions_do_not_support(name, value, harmless) -> None:
+    assert refusal(completion, **{name: value}).param == name
+    completion(**{name: harmless})
+
+
+def test_every_field_of_the_openai_client_is_known() -> None:
+    """One the client can send and we have not thought about would be refused as a misspelling."""
+    base = chat_create_params.CompletionCreateParamsBase
+    assert set(base.__annotations__) <= set(ChatRequest.model_fields)
+    base = completion_create_params.CompletionCreateParamsBase
+    assert set(base.__annotations__) <= set(CompletionRequest.model_fields)
+
+
+def test_every_field_is_tested() -> None:
+    honoured = {name for name, _, _ in SHARED} | {"messages", "prompt", "stream_options"}
+    own = {"logprobs", "top_logprobs", "max_completion_tokens", "best_of", "safety_identifier"}
+    refused = set(ChatRequest.unsupported) | set(CompletionRequest.unsupported)
+    fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert fields == honoured | own | refused
+    assert set(ChatRequest.unsupported) <= {name for name, _, _ in UNSUPPORTED_CHAT}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"\xff",
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"temperature": 1e999}',
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"prompt": "\\ud800"}',
+    ],
+)
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_bodies_that_are_no_json_object(kind, body) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse(kind, body)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hi", ["hi"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["a"] * 64, ["a"] * 64),
+    ],
+)
+def test_prompt_shapes(prompt, prompts) -> None:
+    assert completion(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 5, [], {}, [1, "a"], ["a", 1], [[1], "a"], [["a"]], [1.5], [True], ["a"] * 65],
+)
+def test_prompts_of_no_known_shape(prompt) -> None:
+    assert refusal(completion, prompt=prompt).param == "prompt"
+
+
+def test_samples_over_all_prompts_are_bounded() -> None:
+    completion(prompt=["a"] * 64, n=2)
+    assert refusal(completion, prompt=["a"] * 64, n=3).param == "n"
+
+
+def test_messages_for_the_template() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": parts, "name": "ann"},
+        {"role": "assistant", "content": "ok", "tool_calls": [], "refusal": None},
+    ]
+    assert chat(messages=messages).conversation() == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": parts, "name": "ann"},
+        {"role": "assistant", "content": "ok"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0]",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "x"}}, "messages[0].audio"),
+    ],
+)
+def test_refused_messages(message, param) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(messages=[message]).conversation()
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": "x", "mood": 1}], "messages[0].mood"),
+    ],
+)
+def test_messages_of_no_known_shape(messages, param) -> None:
+    assert refusal(chat, messages=messages).param == param
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="messages is required"):
+        parse(ChatRequest, b"{}")
+    with pytest.raises(InvalidRequestError, match="prompt is required"):
+        parse(CompletionRequest, b"{}")
