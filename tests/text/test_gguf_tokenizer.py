@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ModelLoadError
 from headway.text import Tokenizer
-from headway.text.gguf_metadata import read_metadata
+from headway.gguf_header import read_header
 from tests.text.tiny_tokenizers import SPM_WORDS, spm_parts, write_byte_level, write_gguf, write_spm
 
 
@@ -25,7 +25,7 @@ def test_metadata_is_read_as_the_format_library_reads_it(tmp_path):
         tmp_path / "m.gguf", pre="smollm", scores=[0.5, -1.5], add_bos_token=True
     )
     fields = GGUFReader(path).fields
-    ours = read_metadata(path)
+    ours = read_header(path).metadata
     expected = {k: f.contents() for k, f in fields.items() if not k.startswith("GGUF.")}
     assert ours == expected
 
@@ -36,7 +36,7 @@ def test_a_truncated_header_is_refused(tmp_path):
     for size in [*range(0, 200, 7), len(whole) // 2, len(whole) - 40]:
         path.write_bytes(whole[:size])
         with pytest.raises(ModelLoadError, match="not a readable GGUF"):
-            read_metadata(path)
+            read_header(path).metadata
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import ModelLoadError
-from headway.text.gguf_metadata import read_metadata
+from headway.gguf_header import read_header
 from headway.text.loaded import LoadedTokenizer, surround
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -34,7 +34,7 @@ _TEMPLATE_NAMES = {
 
 def load_gguf_tokenizer(path: Path) -> LoadedTokenizer:
     """The tokenizer, special tokens and chat template that the file describes."""
-    metadata = read_metadata(path)
+    metadata = read_header(path).metadata
     try:
         return _Builder(metadata).build()
     except ModelLoadError as error:

@@ -1,13 +1,15 @@
-"""Reads the key-value header of a GGUF file, and nothing after it.
+"""Reads the header of a GGUF file: its metadata, and where its tensors lie.
 
-A general GGUF reader builds an array view per string, which takes seconds for a vocabulary; this
-walks the header once. It owns the header format and knows no key's meaning.
+The gguf package's reader builds an array view per string, which takes seconds for a vocabulary;
+this walks the header once. It owns the header format and knows no key's meaning. Tokenizers and
+weights both start here.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import ModelLoadError
@@ -17,6 +19,7 @@ MetadataValue = int | float | bool | str | list[int] | list[float] | list[bool] 
 _SUPPORTED_VERSIONS = (2, 3)
 _STRING = 8
 _ARRAY = 9
+_UINT64 = 10
 # Value type number -> struct code, for every type of fixed size.
 _SCALARS = {
     0: "B",
@@ -32,27 +35,45 @@ _SCALARS = {
     12: "d",
 }
 _LENGTH = struct.Struct("<Q")
+_DEFAULT_ALIGNMENT = 32
 
 
-def read_metadata(path: Path) -> dict[str, MetadataValue]:
-    """Every key of the header, decoded."""
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: its shape (rows first), its ggml type number, and its place in the file."""
+
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """All that stands before the tensors' data."""
+
+    metadata: dict[str, MetadataValue]
+    tensors: dict[str, TensorEntry]
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The whole header, decoded and bounds-checked."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Header(data).read()
+            return _Cursor(data).read()
     except FileNotFoundError as error:
         raise ModelLoadError(f"no GGUF file at {path}") from error
     except (OSError, ValueError, struct.error) as error:
         raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
 
 
-class _Header:
+class _Cursor:
     """A cursor over the mapped file. Raises ValueError or struct.error where the bytes run out."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._position = 0
 
-    def read(self) -> dict[str, MetadataValue]:
+    def read(self) -> GgufHeader:
         if self._data[:4] != b"GGUF":
             raise ValueError("it does not start with 'GGUF'")
         self._position = 4
@@ -61,13 +82,28 @@ class _Header:
             raise ValueError(
                 f"GGUF version {version} is not one of {_SUPPORTED_VERSIONS} (little-endian)"
             )
-        self._scalar("Q")  # the tensor count
+        num_tensors = self._scalar("Q")
         num_keys = self._scalar("Q")
         metadata: dict[str, MetadataValue] = {}
         for _ in range(num_keys):
             key = self._strings(1)[0]
             metadata[key] = self._value(self._scalar("I"))
-        return metadata
+        entries = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"an alignment of {alignment!r}")
+        data_at = -(-self._position // alignment) * alignment
+        tensors = {
+            name: TensorEntry(shape, type_id, data_at + offset)
+            for name, shape, type_id, offset in entries
+        }
+        return GgufHeader(metadata, tensors)
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._strings(1)[0]
+        num_dims = self._scalar("I")
+        shape = tuple(reversed(self._scalars(_UINT64, num_dims)))
+        return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _value(self, kind: int) -> MetadataValue:
         if kind == _STRING:

@@ -1,0 +1,53 @@
+"""What this machine offers, measured: cores, memory, instruction sets, accelerators."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import psutil
+
+from headway.resolve import Hardware
+
+_ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
+
+
+def probe_hardware(has_cuda: bool = False) -> Hardware:
+    """Look at the machine as this process may use it: its share of cores, its memory limit.
+
+    `has_cuda` is told by whoever has loaded the library that knows.
+    """
+    return Hardware(
+        num_cores=_num_cores(),
+        available_bytes=_available_bytes(),
+        isa=_instruction_sets(),
+        has_cuda=has_cuda,
+    )
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _available_bytes() -> int:
+    """Free memory, or what is left of a container's limit if that is less."""
+    available = psutil.virtual_memory().available
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - used))
+
+
+def _instruction_sets() -> tuple[str, ...]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(found.group(1).split()) if found else set[str]()
+    return tuple(name for name in _ISA if name in flags)

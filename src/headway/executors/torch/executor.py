@@ -1,0 +1,168 @@
+"""The torch executor: runs step plans on one decoder and one KV store.
+
+It owns what must outlive a step: each running request's block table, sampling parameters and,
+if it is penalized, token counts. It decides nothing; a plan plus this state is a full step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.clock import Clock
+from headway.core.executor import Capacity, Ticket
+from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
+from headway.executors.torch.attention import Span
+from headway.executors.torch.inputs import make_inputs
+from headway.executors.torch.kv_store import KVStore
+from headway.executors.torch.model import Decoder
+from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties, sample
+
+Outcome = Sample | Failure | None
+
+
+@dataclass(slots=True)
+class _RequestState:
+    new: NewRequest
+    block_ids: list[int]
+    counts: TokenCounts | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A request that passed its checks: its place in the plan and what to run."""
+
+    place: int
+    span: Span
+    last: int
+    """Offset within the span of its last token that is not padding."""
+    row: SampleRow | None
+    """How to sample that token's logits, if at all."""
+
+
+class TorchExecutor:
+    """Implements the Executor port; at most one step in flight, computed when submitted."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        clock: Clock,
+    ) -> None:
+        self._decoder = decoder
+        self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
+        self._capacity = Capacity(num_blocks, block_size, max_model_len)
+        self._clock = clock
+        self._requests: dict[str, _RequestState] = {}
+        self._pending: StepResult | None = None
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        if self._pending is not None:
+            raise RuntimeError(f"step {self._pending.step_id} has not been collected")
+        started_at = self._clock.now()
+        outcomes = self._run(plan)
+        elapsed_s = self._clock.now() - started_at
+        self._pending = StepResult(plan.step_id, outcomes, elapsed_s)
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        result = self._pending
+        if result is None or result.step_id != ticket.step_id:
+            raise RuntimeError(f"step {ticket.step_id} is not in flight")
+        self._pending = None
+        return result
+
+    def close(self) -> None:
+        self._requests.clear()
+        self._pending = None
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> tuple[Outcome, ...]:
+        for request_id in plan.released_ids:
+            self._requests.pop(request_id, None)
+        if plan.copies:
+            sources = [copy.source for copy in plan.copies]
+            self._store.copy(sources, [copy.target for copy in plan.copies])
+        outcomes: list[Outcome] = [None] * len(plan.scheduled)
+        shares: list[_Share] = []
+        for place, scheduled in enumerate(plan.scheduled):
+            try:
+                shares.append(self._prepare(place, scheduled))
+            except Exception as error:  # whatever is wrong with one request is its alone
+                outcomes[place] = Failure(f"request {scheduled.request_id}: {error}")
+        if shares:
+            for share, outcome in self._compute(shares):
+                outcomes[share.place] = outcome
+        return tuple(outcomes)
+
+    def _compute(self, shares: Sequence[_Share]) -> Iterator[tuple[_Share, Outcome]]:
+        spans = [share.span for share in shares]
+        inputs = make_inputs(spans, self._decoder.spec.windows, self._store)
+        hidden = self._decoder.forward(inputs, self._store)
+        sampled = [
+            (share, share.row, first + share.last)
+            for share, first in zip(shares, inputs.rows, strict=True)
+            if share.row is not None
+        ]
+        if sampled:
+            logits = self._decoder.logits(hidden[[at for _, _, at in sampled]])
+            outcomes = sample(logits, [row for _, row, _ in sampled])
+            yield from zip((share for share, _, _ in sampled), outcomes, strict=True)
+
+    def _prepare(self, place: int, scheduled: ScheduledRequest) -> _Share:
+        """Check everything, then bring the request's state up to this plan."""
+        state = self._state_of(scheduled)
+        block_ids = [*state.block_ids, *scheduled.block_ids]
+        span = Span(scheduled.token_ids, scheduled.start, block_ids)
+        num_real = len(span.token_ids) - scheduled.num_padding
+        self._check(span)
+        if scheduled.has_sample and num_real < 1:
+            raise ValueError("a sample is asked for, but every token is padding")
+
+        state.block_ids = block_ids
+        self._requests[scheduled.request_id] = state
+        if state.counts is not None:
+            _catch_up(state.counts, state.new, span, num_real)
+        new, position = state.new, span.start + num_real
+        num_outputs = position - new.num_prompt_tokens
+        row = SampleRow(new.params, new.seed, new.index, position, num_outputs, state.counts)
+        return _Share(place, span, num_real - 1, row if scheduled.has_sample else None)
+
+    def _state_of(self, scheduled: ScheduledRequest) -> _RequestState:
+        new = scheduled.new
+        if new is None:
+            if scheduled.request_id not in self._requests:
+                raise ValueError("it was never sent as new, or has been released")
+            return self._requests[scheduled.request_id]
+        counts = None
+        if has_penalties(new.params):
+            counts = TokenCounts(self._decoder.spec.vocab_size, self._decoder.device)
+            counts.add(new.token_ids, new.num_prompt_tokens)
+        return _RequestState(new, [], counts)
+
+    def _check(self, span: Span) -> None:
+        """Refuse what would index outside a tensor and take the whole step down."""
+        if not span.token_ids or span.start < 0:
+            raise ValueError(f"{len(span.token_ids)} tokens from position {span.start}")
+        limit = min(len(span.block_ids) * self._capacity.block_size, self._capacity.max_model_len)
+        if span.end > limit:
+            raise ValueError(f"{span.end} tokens do not fit: its blocks and the model hold {limit}")
+        if min(span.token_ids) < 0 or max(span.token_ids) >= self._decoder.spec.vocab_size:
+            raise ValueError("a token id is outside the vocabulary")
+        if min(span.block_ids) < 0 or max(span.block_ids) >= self._capacity.num_blocks:
+            raise ValueError("a block id is outside the KV store")
+
+
+def _catch_up(counts: TokenCounts, new: NewRequest, span: Span, num_real: int) -> None:
+    """Count the tokens this plan tells us of for the first time: outputs, once accepted."""
+    first_unseen = max(0, counts.num_tokens - span.start)
+    token_ids = span.token_ids[first_unseen:num_real]
+    if token_ids:
+        counts.add(token_ids, max(0, new.num_prompt_tokens - counts.num_tokens))

@@ -1,0 +1,169 @@
+"""The decoder: one configurable stack for the Llama, Mistral, Qwen2 and Qwen3 families.
+
+It knows tensors and positions, not requests. Query, key and value weights are merged into one
+product, and so are gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from headway.errors import ModelLoadError
+from headway.executors.torch.attention import attend
+from headway.executors.torch.inputs import BatchInputs
+from headway.executors.torch.kv_store import KVStore
+from headway.executors.torch.layers import Linear, Norm, linear, rms_norm, rotate, silu_and_mul
+from headway.executors.torch.rope import Rotation, rope_frequencies, rotation
+from headway.executors.torch.spec import ModelSpec
+from headway.executors.torch.weights import Checkpoint, check_names
+from headway.executors.torch.weights.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROPE_FACTORS,
+    layer_prefix,
+    model_shapes,
+)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """The weights of one layer."""
+
+    attention_norm: Norm
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    o: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """Weights and the forward pass over them."""
+
+    def __init__(self, spec: ModelSpec, reader: WeightReader) -> None:
+        self.spec = spec
+        self.dtype = reader.dtype
+        self.device = reader.device
+        self._embedding = reader.tensor(EMBEDDING)
+        self._layers = [_read_layer(spec, reader, layer) for layer in range(spec.num_layers)]
+        self._norm = Norm(reader.tensor(FINAL_NORM), spec.rms_norm_eps)
+        head = self._embedding if spec.tie_embeddings else reader.tensor(HEAD)
+        self._head = Linear(head)
+        factors = reader.raw(ROPE_FACTORS) if reader.has(ROPE_FACTORS) else None
+        self._frequencies = rope_frequencies(spec, factors).to(self.device)
+
+    @staticmethod
+    def load(
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Read every weight, converted to `dtype`; `progress` is told (done, total) tensors."""
+        return Decoder(checkpoint.spec, WeightReader(checkpoint, dtype, device, progress))
+
+    def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
+        """Run the layers, writing the store; the final hidden states, one row per token."""
+        turned = rotation(self._frequencies, inputs.positions)
+        store.clear(inputs.begun_blocks)
+        hidden = F.embedding(inputs.token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(hidden, layer.attention_norm)
+            queries, keys, values = self._project(layer, normed, turned)
+            store.write(index, inputs.slots, keys, values)
+            groups = inputs.groups[self.spec.windows[index]]
+            mixed = attend(queries, groups, store, index).flatten(1)
+            hidden = hidden + linear(mixed, layer.o)
+            normed = rms_norm(hidden, layer.mlp_norm)
+            hidden = hidden + linear(silu_and_mul(linear(normed, layer.gate_up)), layer.down)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores over the vocabulary; callers pass only the rows that sample."""
+        return linear(rms_norm(hidden, self._norm), self._head)
+
+    def _project(
+        self, layer: DecoderLayer, hidden: torch.Tensor, turned: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        heads = linear(hidden, layer.qkv).view(hidden.shape[0], -1, self.spec.head_dim)
+        rotated, values = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        if layer.q_norm and layer.k_norm:
+            queries, keys = rotated.split((num_heads, num_kv_heads), dim=1)
+            queries, keys = rms_norm(queries, layer.q_norm), rms_norm(keys, layer.k_norm)
+            rotated = torch.cat((queries, keys), dim=1)
+        queries, keys = rotate(rotated, turned).split((num_heads, num_kv_heads), dim=1)
+        return queries, keys, values
+
+
+class WeightReader:
+    """Reads a checkpoint's tensors by name, checked against the spec, on the right device."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._checkpoint = checkpoint
+        self._shapes = model_shapes(checkpoint.spec)
+        self._progress = progress
+        self._num_read = 0
+        check_names(self._shapes, checkpoint.names())
+
+    def has(self, name: str) -> bool:
+        return name in self._shapes
+
+    def raw(self, name: str) -> torch.Tensor:
+        """As the checkpoint has it."""
+        tensor = self._checkpoint.read(name)
+        if tuple(tensor.shape) != self._shapes[name]:
+            raise ModelLoadError(
+                f"tensor {name} has shape {list(tensor.shape)}; "
+                f"the configuration asks for {list(self._shapes[name])}"
+            )
+        self._num_read += 1
+        if self._progress is not None:
+            self._progress(self._num_read, len(self._shapes))
+        return tensor
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.raw(name).to(self.device, self.dtype)
+
+    def linear(self, *names: str) -> Linear:
+        """One linear layer, or several that share their input merged into one."""
+        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        if not self.has(f"{names[0]}.bias"):
+            return Linear(weight)
+        return Linear(weight, torch.cat([self.tensor(f"{name}.bias") for name in names]))
+
+
+def _read_layer(spec: ModelSpec, reader: WeightReader, layer: int) -> DecoderLayer:
+    prefix = layer_prefix(layer)
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+
+    def norm(name: str) -> Norm:
+        return Norm(reader.tensor(f"{name}.weight"), spec.rms_norm_eps)
+
+    return DecoderLayer(
+        attention_norm=norm(f"{prefix}input_layernorm"),
+        qkv=reader.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"),
+        q_norm=norm(f"{attention}q_norm") if spec.has_qk_norm else None,
+        k_norm=norm(f"{attention}k_norm") if spec.has_qk_norm else None,
+        o=reader.linear(f"{attention}o_proj"),
+        mlp_norm=norm(f"{prefix}post_attention_layernorm"),
+        gate_up=reader.linear(f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=reader.linear(f"{mlp}down_proj"),
+    )

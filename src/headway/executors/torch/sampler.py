@@ -1,0 +1,235 @@
+"""From logits to tokens, for all requests of a step at once.
+
+Greedy rows without further wishes cost one pass over the logits, shared by all. Only the rows
+that ask for more are copied and changed: first min_tokens and logit_bias, then penalties, then
+temperature, then min_p, top_k and top_p, each on what the one before left. Log-probabilities are
+those of the model, before any of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.core.params import SamplingParams
+from headway.core.plan import Failure, Sample, TokenLogprobs
+from headway.executors.torch.rng import uniform
+
+_USUAL_CUT = 1024
+"""Filters rarely keep more tokens than this; finding as many is far cheaper than sorting all."""
+
+
+class TokenCounts:
+    """What a request has said so far, for penalties: dense over the vocabulary."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.num_tokens = 0
+        self.is_seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.output_counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+
+    def add(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Append tokens, of which the first `num_prompt` belong to the prompt."""
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.is_seen.device)
+        outputs = ids[num_prompt:]
+        self.is_seen[ids] = True
+        self.output_counts.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.float32))
+        self.num_tokens += len(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of logits: whose it is and how its token is chosen.
+
+    `position` is the number of tokens known before the one to choose.
+    """
+
+    params: SamplingParams
+    seed: int
+    index: int
+    position: int
+    num_outputs: int
+    counts: TokenCounts | None = None
+
+    @property
+    def is_below_min(self) -> bool:
+        return self.num_outputs < self.params.min_tokens
+
+    @property
+    def is_adjusted(self) -> bool:
+        has_mask = self.is_below_min and bool(self.params.stop_token_ids)
+        return has_mask or bool(self.params.logit_bias) or self.counts is not None
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether choosing a token depends on the tokens before it, and counts must be kept."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
+    """Choose one token per row; a row that cannot be sampled fails alone."""
+    outcomes: dict[int, Failure] = {}
+    best, best_ids = logits.max(dim=-1)
+    token_ids: list[int] = best_ids.tolist()
+    outcomes |= _failures(range(len(rows)), best)
+
+    special = [
+        at
+        for at, row in enumerate(rows)
+        if at not in outcomes and (row.is_adjusted or not row.params.is_greedy)
+    ]
+    if special:
+        scores = logits[special].float()
+        for score, at in zip(scores, special, strict=True):
+            try:
+                _adjust(score, rows[at])
+            except Exception as error:  # whatever is wrong with one request is its alone
+                outcomes[at] = Failure(f"sampling failed: {error}")
+        outcomes |= _failures(special, scores.amax(dim=-1))
+        for at, token_id in zip(
+            special, _choose(scores, [rows[at] for at in special]), strict=True
+        ):
+            token_ids[at] = token_id
+
+    logprobs = _logprobs(logits, rows, token_ids)
+    return [
+        outcomes.get(at) or Sample((token_id,), logprobs.get(at))
+        for at, token_id in enumerate(token_ids)
+    ]
+
+
+def _failures(places: Iterable[int], best: torch.Tensor) -> dict[int, Failure]:
+    # The maximum is NaN if any score is, and infinite if one is +inf or all are -inf.
+    return {
+        at: Failure(f"the model's scores are not finite ({value})")
+        for at, value in zip(places, best.tolist(), strict=True)
+        if not math.isfinite(value)
+    }
+
+
+def _adjust(scores: torch.Tensor, row: SampleRow) -> None:
+    """Apply in place everything that can change which token is the likeliest."""
+    params, counts = row.params, row.counts
+    if row.is_below_min:
+        # A stop id outside the vocabulary can never be chosen, so there is nothing to forbid.
+        stops = [token_id for token_id in params.stop_token_ids if token_id < len(scores)]
+        scores[stops] = -torch.inf
+    if params.logit_bias:
+        scores[list(params.logit_bias)] += scores.new_tensor(list(params.logit_bias.values()))
+    if counts is not None:
+        penalty = params.repetition_penalty
+        repeated = torch.where(scores > 0, scores / penalty, scores * penalty)
+        scores.copy_(torch.where(counts.is_seen, repeated, scores))
+        scores -= params.frequency_penalty * counts.output_counts
+        scores -= params.presence_penalty * (counts.output_counts > 0)
+
+
+def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    token_ids: list[int] = scores.argmax(dim=-1).tolist()
+    drawing = [at for at, row in enumerate(rows) if not row.params.is_greedy]
+    if drawing:
+        drawn = _draw(scores[drawing], [rows[at] for at in drawing])
+        for at, token_id in zip(drawing, drawn, strict=True):
+            token_ids[at] = token_id
+    return token_ids
+
+
+def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Invert each row's cumulative distribution, in token order, at the row's random number."""
+    temperature = scores.new_tensor([[row.params.temperature] for row in rows])
+    # Subtracting first keeps a tiny temperature from turning the best score into infinity.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
+    probabilities = scores.softmax(dim=-1)
+    filtered = [at for at, row in enumerate(rows) if _has_filter(row.params)]
+    if filtered:
+        params = [rows[at].params for at in filtered]
+        probabilities[filtered] = _keep_likeliest(probabilities[filtered], params)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    draws = [[uniform(row.seed, row.index, row.position)] for row in rows]
+    targets = cumulative.new_tensor(draws) * cumulative[:, -1:]
+    # right=True: a token of probability zero spans no interval and is never hit.
+    return torch.searchsorted(cumulative, targets, right=True).flatten().tolist()
+
+
+def _has_filter(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where rows are cut: `num_tied` of the tokens exactly at `threshold` stay.
+
+    Rows with `is_known` false need a wider look.
+    """
+
+    threshold: torch.Tensor
+    num_tied: torch.Tensor
+    is_known: torch.Tensor
+
+
+def _keep_likeliest(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Zero what min_p, top_k and top_p remove; of equally likely tokens lower ids stay first."""
+    vocab_size = probabilities.shape[-1]
+    # One more than top_k keeps, to see that it cuts.
+    width = 1 + max(min(p.top_k or _USUAL_CUT, _USUAL_CUT) for p in params)
+    cut = _cut(probabilities, params, min(width, vocab_size))
+    wide = [at for at, is_known in enumerate(cut.is_known.tolist()) if not is_known]
+    if wide:
+        whole = _cut(probabilities[wide], [params[at] for at in wide], vocab_size)
+        cut.threshold[wide] = whole.threshold
+        cut.num_tied[wide] = whole.num_tied
+    is_tied = probabilities == cut.threshold
+    keeps_tied = is_tied & (is_tied.cumsum(dim=-1, dtype=torch.int32) <= cut.num_tied)
+    return probabilities.where((probabilities > cut.threshold) | keeps_tied, 0.0)
+
+
+def _cut(probabilities: torch.Tensor, params: Sequence[SamplingParams], width: int) -> _Cut:
+    """Every filter keeps a prefix of the tokens in falling order, so together they keep one too."""
+    vocab_size = probabilities.shape[-1]
+    top = probabilities.topk(width).values
+    top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=top.device)
+    top_p = top.new_tensor([[p.top_p] for p in params], dtype=torch.float64)
+    min_p = top.new_tensor([[p.min_p] for p in params])
+
+    stays = (top >= min_p * top[:, :1]) & (torch.arange(width, device=top.device) < top_k)
+    mass = (top * stays).cumsum(dim=-1, dtype=torch.float64)
+    # If the first two filters cut nothing within `width`, they must cut nothing at all for the
+    # total that top_p is a share of to be known: it is then 1.
+    is_open = stays[:, -1:] & (width < vocab_size)
+    total = torch.where(is_open, torch.ones_like(mass[:, -1:]), mass[:, -1:])
+    stays &= mass - top < top_p * total
+    cuts_nothing = (top_k >= vocab_size) & (min_p == 0)
+    is_known = ~is_open | (cuts_nothing & ~stays[:, -1:])
+
+    num_kept = stays.sum(dim=-1, keepdim=True)
+    threshold = top.gather(1, num_kept - 1)
+    num_tied = num_kept - (top > threshold).sum(dim=-1, keepdim=True)
+    return _Cut(threshold, num_tied, is_known.flatten())
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+) -> dict[int, tuple[TokenLogprobs]]:
+    asked = {
+        at: row.params.logprobs for at, row in enumerate(rows) if row.params.logprobs is not None
+    }
+    if not asked:
+        return {}
+    logprobs = logits[list(asked)].float().log_softmax(dim=-1)
+    chosen_ids = torch.tensor([[token_ids[at]] for at in asked], device=logits.device)
+    chosen = logprobs.gather(1, chosen_ids)
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    top = logprobs.topk(min(max(asked.values()), logprobs.shape[-1]), dim=-1)
+    columns = (chosen.flatten(), ranks, top.indices, top.values)
+    return {
+        at: (TokenLogprobs(logprob, rank, tuple(ids[:count]), tuple(values[:count])),)
+        for (at, count), logprob, rank, ids, values in zip(
+            asked.items(), *(column.tolist() for column in columns), strict=True
+        )
+    }

@@ -1,0 +1,244 @@
+"""What a checkpoint says about its model: shapes, positions, attention windows.
+
+Read from a Hugging Face config.json or from GGUF metadata into one value, so that nothing else
+needs to know which of the two it was. Anything the decoder would not compute exactly is refused
+here, by name. No tensors in this module: sizes can be planned before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.errors import ModelLoadError
+from headway.resolve import ModelFacts
+
+HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """All rotary frequencies divided by one factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by a factor, high ones kept, those between interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorScaling:
+    """Each rotary frequency divided by its own entry of the checkpoint's rope_freqs tensor."""
+
+
+RopeScaling = LinearScaling | Llama3Scaling | TensorScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The decoder a checkpoint holds; `windows` has one entry per layer, None for no limit."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_model_len: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    windows: tuple[int | None, ...]
+    tie_embeddings: bool = False
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads"
+            )
+        if self.head_dim % 2:
+            raise ModelLoadError(f"rotary positions need an even head size, not {self.head_dim}")
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What sizes the KV store; norms and biases are too few to count."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * self.hidden_size * (q_size + kv_size)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        num_tables = 1 if self.tie_embeddings else 2
+        return ModelFacts(
+            max_model_len=self.max_model_len,
+            num_parameters=self.num_layers * (attention + mlp)
+            + num_tables * self.vocab_size * self.hidden_size,
+            kv_values_per_token=2 * self.num_layers * kv_size,
+        )
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """Read a Hugging Face config.json, in its older or newer spelling of rotary positions."""
+    architecture = _hf_architecture(config)
+    _refuse_unsupported(config)
+    num_layers = _required(config, "num_hidden_layers")
+    num_heads = _required(config, "num_attention_heads")
+    hidden_size = _required(config, "hidden_size")
+    max_model_len = config.get("max_position_embeddings") or 2048
+    theta, scaling = _hf_rope(config, max_model_len)
+    has_bias = bool(config.get("attention_bias", False)) and architecture in ("llama", "qwen3")
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        intermediate_size=_required(config, "intermediate_size"),
+        vocab_size=_required(config, "vocab_size"),
+        max_model_len=max_model_len,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        windows=_hf_windows(config, architecture, num_layers),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        has_qkv_bias=has_bias or architecture == "qwen2",
+        has_o_bias=has_bias,
+        has_mlp_bias=bool(config.get("mlp_bias", False)) and architecture == "llama",
+        has_qk_norm=architecture == "qwen3",
+    )
+
+
+def _hf_architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or ()
+    for name in names:
+        if name in HF_ARCHITECTURES:
+            return HF_ARCHITECTURES[name]
+    found = ", ".join(names) or "none named"
+    raise ModelLoadError(
+        f"unsupported architecture ({found}); supported: {', '.join(HF_ARCHITECTURES)}"
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelLoadError(f"unsupported hidden_act {config['hidden_act']!r}; supported: silu")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise ModelLoadError(
+            f"the checkpoint is quantized ({method}); use an unquantized one or a GGUF file"
+        )
+
+
+def _hf_rope(config: Mapping[str, Any], max_len: int) -> tuple[float, RopeScaling | None]:
+    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if partial != 1.0:
+        raise ModelLoadError(f"unsupported partial_rotary_factor {partial}; supported: 1.0")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, LinearScaling(float(rope["factor"]))
+    if kind == "llama3":
+        original = rope.get("original_max_position_embeddings") or max_len
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return theta, Llama3Scaling(float(rope["factor"]), low, high, int(original))
+    raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
+
+
+def _hf_windows(
+    config: Mapping[str, Any], architecture: str, num_layers: int
+) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if architecture == "llama" or window is None:
+        return (None,) * num_layers
+    if architecture == "mistral":
+        return (window,) * num_layers
+    if not config.get("use_sliding_window", False):
+        return (None,) * num_layers
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers", num_layers)
+        kinds = [
+            "sliding_attention" if layer >= first else "full_attention"
+            for layer in range(num_layers)
+        ]
+    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ModelLoadError(f"unsupported layer_types: {', '.join(sorted(unknown))}")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    """Read GGUF metadata; tied embeddings and biases show only in which tensors are there."""
+    architecture = metadata.get("general.architecture")
+    if architecture not in GGUF_ARCHITECTURES:
+        raise ModelLoadError(
+            f"unsupported GGUF architecture {architecture!r}; "
+            f"supported: {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
+    if keys.get("expert_count"):
+        raise ModelLoadError(f"GGUF {architecture} with experts is not supported, only dense")
+    num_layers = _required(keys, "block_count")
+    num_heads = _required(keys, "attention.head_count")
+    hidden_size = _required(keys, "embedding_length")
+    head_dim = keys.get("attention.key_length") or hidden_size // num_heads
+    if keys.get("rope.dimension_count", head_dim) != head_dim:
+        raise ModelLoadError("GGUF rope.dimension_count differs from the head size: unsupported")
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=keys.get("attention.head_count_kv") or num_heads,
+        head_dim=head_dim,
+        intermediate_size=_required(keys, "feed_forward_length"),
+        vocab_size=keys.get("vocab_size") or len(_required(keys, "tokenizer.ggml.tokens")),
+        max_model_len=_required(keys, "context_length"),
+        rms_norm_eps=_required(keys, "attention.layer_norm_rms_epsilon"),
+        rope_theta=keys.get("rope.freq_base", 10_000.0),
+        rope_scaling=_gguf_scaling(keys, tensor_names),
+        windows=(keys.get("attention.sliding_window") or None,) * num_layers,
+        tie_embeddings="output.weight" not in tensor_names,
+        has_qkv_bias="blk.0.attn_q.bias" in tensor_names,
+        has_o_bias="blk.0.attn_output.bias" in tensor_names,
+        has_mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
+        has_qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
+    )
+
+
+def _gguf_scaling(keys: Mapping[str, Any], tensor_names: Collection[str]) -> RopeScaling | None:
+    if "rope_freqs.weight" in tensor_names:
+        return TensorScaling()
+    kind = keys.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return LinearScaling(float(_required(keys, "rope.scaling.factor")))
+    raise ModelLoadError(f"unsupported GGUF rope scaling {kind!r}; supported: none, linear")
+
+
+def _required(values: Mapping[str, Any], key: str) -> Any:
+    value = values.get(key)
+    if value is None:
+        raise ModelLoadError(f"the model's configuration lacks {key!r}")
+    return value

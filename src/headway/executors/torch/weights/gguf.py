@@ -1,0 +1,102 @@
+"""GGUF checkpoints: tensor names, row order and, by the gguf package, dequantization."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from headway.errors import ModelLoadError
+from headway.executors.torch.spec import ModelSpec, spec_from_gguf
+from headway.executors.torch.weights.names import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS
+from headway.gguf_header import TensorEntry, read_header
+
+_GLOBAL_NAMES = {
+    "token_embd.weight": EMBEDDING,
+    "output_norm.weight": FINAL_NORM,
+    "output.weight": HEAD,
+    "rope_freqs.weight": ROPE_FACTORS,
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+class GgufCheckpoint:
+    """One GGUF file of a llama, qwen2 or qwen3 model."""
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self._data = np.memmap(path, mode="r")
+        end = max((e.offset + _num_bytes(e) for e in header.tensors.values()), default=0)
+        if end > len(self._data):
+            raise ModelLoadError(f"{path} is truncated: {len(self._data)} of {end} bytes")
+        if header.metadata.get("split.count", 1) not in (0, 1):
+            raise ModelLoadError(f"{path} is one of several parts; merge them with gguf-split")
+        self._spec = spec_from_gguf(header.metadata, header.tensors)
+        self._tensors = {_canonical(name): entry for name, entry in header.tensors.items()}
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        entry = self._tensors[name]
+        raw = self._data[entry.offset : entry.offset + _num_bytes(entry)]
+        kind = GGMLQuantizationType(entry.type_id)
+        try:
+            values = dequantize(raw.reshape(*entry.shape[:-1], -1), kind)
+        except NotImplementedError as error:
+            raise ModelLoadError(f"{name}: {kind.name} is not supported") from error
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(entry.shape)
+        return self._unpermuted(name, tensor)
+
+    def _unpermuted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Undo the row order of llama files, whose rotary pairs are neighbours, not halves."""
+        if self._spec.architecture != "llama":
+            return tensor
+        if ".q_proj." in name:
+            num_heads = self._spec.num_heads
+        elif ".k_proj." in name:
+            num_heads = self._spec.num_kv_heads
+        else:
+            return tensor
+        pairs = tensor.view(num_heads, self._spec.head_dim // 2, 2, -1)
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _num_bytes(entry: TensorEntry) -> int:
+    try:
+        kind = GGMLQuantizationType(entry.type_id)
+    except ValueError as error:
+        raise ModelLoadError(f"ggml type {entry.type_id} is not known") from error
+    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+    return prod(entry.shape) // block_elements * block_bytes
+
+
+def _canonical(name: str) -> str:
+    if name in _GLOBAL_NAMES:
+        return _GLOBAL_NAMES[name]
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match and match[2] in _LAYER_NAMES:
+        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    return name

@@ -1,0 +1,48 @@
+"""A model small enough to write down, as a checkpoint folder and as a checkpoint in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from headway.executors.torch.spec import ModelSpec, spec_from_config
+from headway.executors.torch.weights.names import model_shapes
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 128,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def tiny_spec(**changes: Any) -> ModelSpec:
+    return replace(spec_from_config(CONFIG), **changes)
+
+
+def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator) * 0.3
+        for name, shape in model_shapes(spec).items()
+    }
+
+
+@dataclass
+class MemoryCheckpoint:
+    spec: ModelSpec
+    weights: dict[str, torch.Tensor]
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.weights)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self.weights[name]

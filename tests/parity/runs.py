@@ -1,0 +1,113 @@
+"""Runs prompts through a real executor under a given schedule and collects what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from headway.clock import SystemClock
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Admitted, Event, Finished, Preempted, TokensEmitted
+from headway.core.executor import Executor
+from headway.core.invariants import check_drained
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason, Request, sample_id
+from headway.core.scheduler import Scheduler
+
+Tokens = list[int]
+
+
+@dataclass
+class Collected:
+    """Everything the events of a run said, by request id."""
+
+    tokens: dict[str, Tokens] = field(default_factory=dict)
+    num_cached: dict[str, int] = field(default_factory=dict)
+    num_preemptions: dict[str, int] = field(default_factory=dict)
+
+    def take_in(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            elif isinstance(event, Admitted):
+                self.num_cached[event.request_id] = event.num_cached_tokens
+            elif isinstance(event, Preempted):
+                count = self.num_preemptions.get(event.request_id, 0)
+                self.num_preemptions[event.request_id] = count + 1
+            elif isinstance(event, Finished):
+                assert event.reason is FinishReason.LENGTH, event
+
+    def of(self, index: int, sample: int = 0) -> Tokens:
+        return self.tokens[sample_id(str(index), sample)]
+
+
+@dataclass
+class Schedule:
+    """How the requests are run."""
+
+    config: SchedulerConfig
+    enable_prefix_caching: bool = False
+    interfere: Callable[[EngineCore, int], None] | None = None
+    """Called before every step with the number of steps done."""
+
+
+def run(
+    executor: Executor,
+    schedule: Schedule,
+    prompts: Sequence[Tokens],
+    params: Sequence[SamplingParams],
+) -> Collected:
+    """All prompts at once, until every one is finished and every block is free again."""
+    collected = Collected()
+    scheduler = Scheduler(schedule.config, executor.capacity(), schedule.enable_prefix_caching)
+    core = EngineCore(scheduler, executor, SystemClock(), collected.take_in)
+    for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
+        core.add(new_request(str(index), prompt, wish))
+    num_steps = 0
+    while core.has_work:
+        if schedule.interfere is not None:
+            schedule.interfere(core, num_steps)
+        core.step()
+        num_steps += 1
+    check_drained(scheduler)
+    return collected
+
+
+def run_one_by_one(
+    executor: Executor,
+    schedule: Schedule,
+    prompts: Sequence[Tokens],
+    params: Sequence[SamplingParams],
+) -> Collected:
+    """Each prompt with the executor to itself."""
+    together = Collected()
+    for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
+        alone = run(executor, schedule, [prompt], [wish])
+        together.tokens[str(index)] = alone.of(0)
+    return together
+
+
+def new_request(
+    request_id: str, prompt: Tokens, params: SamplingParams, priority: int = 0
+) -> Request:
+    return Request(
+        id=request_id,
+        token_ids=list(prompt),
+        params=replace(params, ignore_eos=True),
+        seed=params.seed or 0,
+        arrived_at=0.0,
+        priority=priority,
+    )
+
+
+def preempt_everyone(at_step: int) -> Callable[[EngineCore, int], None]:
+    """At one step, as many stronger requests arrive as there are seats: all running ones go."""
+
+    def interfere(core: EngineCore, num_steps: int) -> None:
+        if num_steps == at_step:
+            for number in range(core.scheduler.config.max_num_seqs):
+                params = SamplingParams(max_tokens=1, temperature=0.0)
+                core.add(new_request(f"intruder-{number}", [11 + number, 12, 13], params, -1))
+
+    return interfere
