@@ -50,6 +50,8 @@ class Schedule:
     enable_prefix_caching: bool = False
     interfere: Callable[[EngineCore, int], None] | None = None
     """Called before every step with the number of steps done."""
+    warm_up: Sequence[Tokens] = ()
+    """Prompts that run, for one token each, before the others are added."""
 
 
 def run(
@@ -62,6 +64,10 @@ def run(
     collected = Collected()
     scheduler = Scheduler(schedule.config, executor.capacity(), schedule.enable_prefix_caching)
     core = EngineCore(scheduler, executor, SystemClock(), collected.take_in)
+    for index, prompt in enumerate(schedule.warm_up):
+        core.add(new_request(f"warm-up-{index}", prompt, SamplingParams(max_tokens=1)))
+    while core.has_work:
+        core.step()
     for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
         core.add(new_request(str(index), prompt, wish))
     num_steps = 0

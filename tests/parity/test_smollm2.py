@@ -20,6 +20,7 @@ from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
 from headway.executors.source import locate
 from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
+from headway.executors.torch.model import Decoder
 from headway.text import Tokenizer
 from tests.parity.runs import (
     Collected,
@@ -48,11 +49,13 @@ class Workload:
 
 
 @pytest.fixture(scope="module")
-def executor(model_path: Path) -> Iterator[TorchExecutor]:
-    torch.set_num_threads(2)
-    decoder = load_decoder(open_checkpoint(locate(str(model_path))), "fp32")
-    # Blocks of 4 tokens, so that even a prompt of 5 can hit the prefix cache.
-    executor = TorchExecutor(decoder, 8192, 4, 2048, SystemClock())
+def decoder(model_path: Path) -> Decoder:
+    return load_decoder(open_checkpoint(locate(str(model_path))), "fp32")
+
+
+@pytest.fixture(scope="module")
+def executor(decoder: Decoder) -> Iterator[TorchExecutor]:
+    executor = TorchExecutor(decoder, 2048, 16, 2048, SystemClock())
     yield executor
     executor.close()
 
@@ -66,7 +69,10 @@ def workload(executor: TorchExecutor, model_path: Path) -> Workload:
     lengths = [5, 400, *(draw.randint(5, 400) for _ in range(NUM_PROMPTS - 2))]
     starts = [draw.randrange(len(token_ids) - length) for length in lengths]
     prompts = [token_ids[at : at + n] for at, n in zip(starts, lengths, strict=True)]
-    params = [SamplingParams(temperature=0.0, max_tokens=draw.randint(32, 64)) for _ in prompts]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=64 if index % 8 == 0 else 32)
+        for index in range(NUM_PROMPTS)
+    ]
     alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)
     return Workload(prompts, params, [alone.of(index) for index in range(NUM_PROMPTS)])
 
@@ -119,15 +125,14 @@ def test_preempted_and_resumed(executor: TorchExecutor, workload: Workload) -> N
             assert collected.of(index) == expected, f"prompt {first + index}"
 
 
-def test_with_a_prefix_cache_hit(executor: TorchExecutor, workload: Workload) -> None:
-    """Every prompt twice: the second finds the blocks of the first."""
-    schedule = Schedule(replace(BATCHED, max_num_seqs=1), enable_prefix_caching=True)
-    for index, expected in enumerate(workload.expected):
-        prompts = [workload.prompts[index]] * 2
-        short = [replace(workload.params[index], max_tokens=1), workload.params[index]]
-        collected = run(executor, schedule, prompts, short)
-        assert collected.num_cached["1"] > 0
-        assert collected.of(1) == expected, f"prompt {index}"
+def test_with_a_prefix_cache_hit(decoder: Decoder, workload: Workload) -> None:
+    """Every prompt has been here before, and left its blocks."""
+    # Blocks of 4 tokens, so that even a prompt of 5 can hit the prefix cache.
+    executor = TorchExecutor(decoder, 8192, 4, 2048, SystemClock())
+    schedule = Schedule(BATCHED, enable_prefix_caching=True, warm_up=workload.prompts)
+    collected = run(executor, schedule, workload.prompts, workload.params)
+    assert all(collected.num_cached[str(index)] > 0 for index in range(NUM_PROMPTS))
+    _assert_equal(collected, workload)
 
 
 def test_four_forked_samples(executor: TorchExecutor, workload: Workload) -> None:

@@ -50,7 +50,8 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free for the next admission."""
+    """What is free for the next admission. Fewer than zero blocks: running requests have grown
+    into the watermark, and that much must come back before anyone is admitted."""
 
     num_seats: int
     num_blocks: int

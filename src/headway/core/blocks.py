@@ -12,8 +12,8 @@ A block with more than one owner is never written.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 from headway.core.prefix import BlockHash, PrefixIndex
 
@@ -95,9 +95,10 @@ class BlockPool:
         """How many of these blocks have no owner, and so count as free until they are shared."""
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
-    def num_exclusive(self, block_ids: Sequence[int]) -> int:
-        """How many of these blocks would become free if their one owner let go."""
-        return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 1)
+    def num_freeable(self, block_ids: Iterable[int]) -> int:
+        """How many blocks would become free if one owner let go for each time one is listed."""
+        let_go = Counter(block_ids)
+        return sum([self._ref_counts[block_id] == times for block_id, times in let_go.items()])
 
     def drop_cached(self) -> int:
         """Forget all cached content; returns how many blocks became empty."""

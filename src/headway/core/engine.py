@@ -10,7 +10,7 @@ from headway.clock import Clock
 from headway.core.events import Sink, Stepped
 from headway.core.executor import Executor, Ticket
 from headway.core.plan import StepPlan
-from headway.core.request import Request
+from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
 from headway.errors import EngineStalledError
 
@@ -37,9 +37,10 @@ class EngineCore:
         self.scheduler.add(request, self._clock.now())
         self._sink(self.scheduler.take_events())
 
-    def abort(self, request_id: str) -> bool:
-        """End a request now; its blocks are free for the next step."""
-        was_here = self.scheduler.abort(request_id, self._clock.now())
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """End a request now; its blocks are free for the next step. A caller that saw a stop
+        string, which the core knows nothing of, gives STOP as the reason."""
+        was_here = self.scheduler.abort(request_id, self._clock.now(), reason)
         self._sink(self.scheduler.take_events())
         return was_here
 

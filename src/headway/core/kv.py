@@ -6,6 +6,7 @@ block never is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.core.blocks import BlockPool
@@ -50,12 +51,18 @@ class KVCache:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self._tables: dict[str, BlockTable] = {}
+        self._copies: list[BlockCopy] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def table(self, request_id: str) -> BlockTable:
         return self._tables[request_id]
+
+    def has_room(self, request: Request) -> bool:
+        """Whether its table can hold every token known so far."""
+        held = len(self._tables[request.id].block_ids) * self.block_size
+        return held >= len(request.token_ids)
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest indexed prefix of the request's tokens. It takes nothing.
@@ -92,15 +99,21 @@ class KVCache:
         block_ids = [*match.block_ids, *self.pool.allocate(max(0, fresh))]
         self._tables[request.id] = BlockTable(block_ids, num_published=len(match.block_ids))
 
+    def num_full(self, requests: Sequence[Request]) -> int:
+        """How many of these need one more block for their next token."""
+        tables, size = self._tables, self.block_size
+        return sum([len(tables[it.id].block_ids) * size == it.num_computed for it in requests])
+
     def extend(self, table: BlockTable) -> None:
         """One more block at the end of a table."""
         table.block_ids.extend(self.pool.allocate(1))
 
-    def fork(self, parent: Request, child: Request) -> BlockCopy | None:
+    def fork(self, parent: Request, child: Request) -> None:
         """Give `child` the parent's prompt, all but its last token, as its own table.
 
         The blocks the child will never write are shared; the one it writes first is copied.
-        The caller has checked that one block is free. The copy to make, if any, is returned.
+        The caller has checked that one block is free. The copy goes into the next plan, before
+        anything can be written into the block it is made from.
         """
         num_tokens = parent.num_prompt_tokens - 1
         num_shared, num_copied = divmod(num_tokens, self.block_size)
@@ -111,7 +124,14 @@ class KVCache:
         self._tables[child.id] = BlockTable([*shared, *tail], num_published=num_shared)
         child.num_computed = num_tokens
         child.block_hashes = parent.block_hashes[:num_shared]
-        return BlockCopy(parent_ids[num_shared], tail[0]) if num_copied else None
+        if num_copied:
+            self._copies.append(BlockCopy(parent_ids[num_shared], tail[0]))
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies to make before the next step."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
 
     def publish(self, request: Request) -> None:
         """Index the blocks that the request's computed tokens have filled."""
@@ -135,10 +155,10 @@ class KVCache:
         self.pool.free(table.block_ids)
         return self.pool.num_free - before
 
-    def num_freeable(self, request_id: str, kept: frozenset[int] = frozenset()) -> int:
-        """How many blocks `free` would make usable now, not counting those in `kept`."""
-        block_ids = self._tables[request_id].block_ids
-        return self.pool.num_exclusive([block for block in block_ids if block not in kept])
+    def num_freeable(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
+        """How many blocks freeing all of these would make usable, not counting those `kept`."""
+        tables = (self._tables[request.id].block_ids for request in requests)
+        return self.pool.num_freeable(id for ids in tables for id in ids if id not in kept)
 
     def _hash_full_blocks(self, request: Request) -> None:
         extend_chain(request.block_hashes, request.token_ids, self.block_size, request.tenant)

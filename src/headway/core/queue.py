@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from headway.core.request import Request
+from headway.errors import ConfigError
 
 
 class Claim(NamedTuple):
@@ -97,3 +98,10 @@ ORDERS: dict[str, Callable[[], WaitingQueue]] = {
     "fcfs": lambda: HeapQueue(fcfs),
     "priority": lambda: HeapQueue(priority),
 }
+
+
+def make_queue(policy: str) -> WaitingQueue:
+    """An empty waiting line of the policy with this name."""
+    if policy not in ORDERS:
+        raise ConfigError(f"scheduling_policy must be one of {', '.join(ORDERS)}, got {policy!r}")
+    return ORDERS[policy]()

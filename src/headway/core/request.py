@@ -71,8 +71,17 @@ class Request:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        if not self.token_ids or self.params.max_tokens is None:
+            raise ValueError(f"request {self.id} needs a prompt and resolved params")
+        if self.index == 0 and "#" in self.id:
+            raise ValueError(f"request id {self.id}: # is kept for the ids of forked samples")
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.token_ids)
         self.changed_at = self.changed_at or self.arrived_at
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """The ids its samples have, or will have once it forks."""
+        return tuple(sample_id(self.id, index) for index in range(self.params.n))
 
     @property
     def num_tokens(self) -> int:

@@ -24,16 +24,8 @@ from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never
 from headway.core.budget import TokenBudget
 from headway.core.executor import Capacity
 from headway.core.kv import BlockTable, KVCache
-from headway.core.plan import (
-    BlockCopy,
-    Failure,
-    NewRequest,
-    Sample,
-    ScheduledRequest,
-    StepPlan,
-    StepResult,
-)
-from headway.core.queue import ORDERS
+from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.queue import make_queue
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.victim import choose_victim, choose_victims, weaker_than
 
@@ -49,7 +41,7 @@ class Scheduler:
         self.config = config
         self.capacity = capacity
         self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
-        self.waiting = ORDERS[config.scheduling_policy]()
+        self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Request] = []
         """Sorted by claim, strongest first."""
         self.requests: dict[str, Request] = {}
@@ -62,7 +54,6 @@ class Scheduler:
         self._watermark = int(capacity.num_blocks * config.kv_watermark)
         self._places = count(1)
         self._step_ids = count(1)
-        self._copies: list[BlockCopy] = []
         self._released_ids: list[str] = []
         self._events: list[events.Event] = []
         self._has_preempted = False
@@ -82,19 +73,20 @@ class Scheduler:
 
     def add(self, request: Request, now: float) -> None:
         """Accept a request into the waiting line, or refuse one that can never fit."""
-        if request.id in self.requests:
+        if not self.requests.keys().isdisjoint(request.sample_ids):
             raise ValueError(f"request id {request.id} is in use")
-        demand = demand_of(request)
-        refusal = refuse_if_never_fits(demand, self.capacity, self.config.max_num_seqs)
+        refusal = refuse_if_never_fits(demand_of(request), self.capacity, self.config.max_num_seqs)
         if refusal is not None:
             self._events.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
         request.place = next(self._places)
         self.requests[request.id] = request
         self.waiting.push(request)
-        self._events.append(events.Arrived(request.id, now, request.num_prompt_tokens))
+        self._events.append(
+            events.Arrived(request.id, request.arrived_at, request.num_prompt_tokens)
+        )
 
-    def abort(self, request_id: str, now: float) -> bool:
+    def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request in whatever state it is. False if it is not here (any more)."""
         request = self.requests.get(request_id)
         if request is None:
@@ -103,7 +95,7 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self._leave(request, FinishReason.ABORT, now)
+        self._leave(request, reason, now)
         return True
 
     # ---------------------------------------------------------------- schedule
@@ -116,15 +108,17 @@ class Scheduler:
         prefilling: list[Request] = []
         for request in self.running:
             gap = len(request.token_ids) - request.num_computed
-            (decoding if gap == 1 else prefilling).append(request)
+            is_prefill = gap > 1 and self.kv.has_room(request)
+            (prefilling if is_prefill else decoding).append(request)
 
         has_seat = len(self.running) < self.config.max_num_seqs
         has_prefill = bool(prefilling) or (has_seat and len(self.waiting) > 0)
-        scheduled = self._schedule_decodes(decoding, self._budget.for_decode(has_prefill), now)
-        left = self._budget.for_prefill(len(scheduled))
+        limit = self._budget.for_decode(has_prefill)
+        scheduled, left = self._schedule_decodes(decoding, limit, now)
+        left = self._budget.for_prefill(limit - left)
         for request in prefilling:
             if left > 0 and request.state is RUNNING:
-                scheduled.append(self._share_of(request, left))
+                scheduled.append(self._share_of(request, self.kv.table(request.id), left))
                 left -= len(scheduled[-1].token_ids)
         # What a preemption freed is for the running: nobody is admitted in such a step.
         if not self._has_preempted:
@@ -132,36 +126,38 @@ class Scheduler:
         return self._seal(scheduled)
 
     def _seal(self, scheduled: list[ScheduledRequest]) -> StepPlan:
+        step_id = next(self._step_ids)
         if not scheduled:
-            return StepPlan(next(self._step_ids), ())
-        copies, released_ids = tuple(self._copies), tuple(self._released_ids)
-        num_tokens = sum([len(item.token_ids) for item in scheduled])
-        plan = StepPlan(next(self._step_ids), tuple(scheduled), copies, released_ids, num_tokens)
-        self._copies.clear()
+            return StepPlan(step_id, ())
+        released_ids = tuple(self._released_ids)
         self._released_ids.clear()
-        return plan
+        num_tokens = sum([len(item.token_ids) for item in scheduled])
+        copies = self.kv.take_copies()
+        return StepPlan(step_id, tuple(scheduled), copies, released_ids, num_tokens)
 
     def _schedule_decodes(
         self, decoding: list[Request], limit: int, now: float
-    ) -> list[ScheduledRequest]:
-        """One token each, strongest first, so that a victim is never already in the plan."""
+    ) -> tuple[list[ScheduledRequest], int]:
+        """Those whose next tokens may need new blocks, strongest first, so that a victim is
+        never already in the plan. Also returns what is left of the limit."""
         scheduled: list[ScheduledRequest] = []
         block_size = self.kv.block_size
         for request in decoding:
-            if len(scheduled) >= limit:
+            if limit <= 0:
                 break
             if request.state is not RUNNING:  # preempted by a stronger one a moment ago
                 continue
             table = self.kv.table(request.id)
-            is_full = request.num_computed == len(table.block_ids) * block_size
-            if is_full and not self._grow(request, table, now):
+            if len(request.token_ids) > len(table.block_ids) * block_size and not self._grow(
+                request, table, now
+            ):
                 continue
-            scheduled.append(self._share_of(request, 1))
-        return scheduled
+            scheduled.append(self._share_of(request, table, limit))
+            limit -= len(scheduled[-1].token_ids)
+        return scheduled, limit
 
-    def _share_of(self, request: Request, limit: int) -> ScheduledRequest:
+    def _share_of(self, request: Request, table: BlockTable, limit: int) -> ScheduledRequest:
         """The request's next tokens, at most `limit`; it has the blocks to hold them."""
-        table = self.kv.table(request.id)
         block_ids, new = (), None
         if table.num_sent != len(table.block_ids):
             new = NewRequest.of(request) if table.num_sent == 0 else None
@@ -173,15 +169,15 @@ class Scheduler:
 
     # --------------------------------------------------------------- admission
 
-    def _room(self) -> Room:
+    def _room(self, reserve: int) -> Room:
         # An empty engine ignores the watermark: whatever can ever fit must fit then.
-        margin = self._watermark if self.running else 0
+        margin = self._watermark + reserve if self.running else 0
         seats = self.config.max_num_seqs - self.num_seats_used
-        return Room(seats, max(0, self.kv.pool.num_free - margin))
+        return Room(seats, self.kv.pool.num_free - margin)
 
-    def _try(self, request: Request) -> Admit | Wait:
+    def _try(self, request: Request, reserve: int = 0) -> Admit | Wait:
         is_immune = request.num_preemptions >= self.config.max_preemptions
-        return try_admit(request, self.kv, self._room(), is_immune)
+        return try_admit(request, self.kv, self._room(reserve), is_immune)
 
     def _admit_waiting(self, scheduled: list[ScheduledRequest], left: int, now: float) -> None:
         """Fill free seats from the waiting line while tokens are left.
@@ -206,7 +202,7 @@ class Scheduler:
             for other in passed_over:
                 other.num_bypasses += 1
             self._seat(request, outcome, now)
-            scheduled.append(self._share_of(request, left))
+            scheduled.append(self._share_of(request, self.kv.table(request.id), left))
             left -= len(scheduled[-1].token_ids)
         for request in passed_over:
             self.waiting.push(request)
@@ -223,11 +219,13 @@ class Scheduler:
         those leaving make them fit."""
         while (request := self.waiting.pop()) is not None:
             weaker = weaker_than(request, self.running, self.waiting.claim)
-            outcome = self._try(request) if weaker else None
+            # Stronger decodes grow later in this step: they must not need the place just taken.
+            reserve = self.kv.num_full(self.running[: -len(weaker)]) if weaker else 0
+            outcome = self._try(request, reserve) if weaker else None
             if isinstance(outcome, Wait):
                 for victim in choose_victims(outcome, weaker, self.kv, self.config.max_preemptions):
                     self._preempt(victim, request, now)
-                outcome = self._try(request)
+                outcome = self._try(request, reserve)
             if not isinstance(outcome, Admit):
                 self.waiting.push(request)
                 return
@@ -251,16 +249,18 @@ class Scheduler:
     # -------------------------------------------------------------- preemption
 
     def _grow(self, request: Request, table: BlockTable, now: float) -> bool:
-        """One more block for a running request, by preempting if it must. False if it has to
-        sit this step out, or was itself the one to go."""
-        while self.kv.pool.num_free == 0:
+        """Blocks for a running request's new tokens, by preempting if it must. False if it has
+        to sit this step out, or was itself the one to go."""
+        while len(table.block_ids) * self.kv.block_size < len(request.token_ids):
+            if self.kv.pool.num_free > 0:
+                self.kv.extend(table)
+                continue
             victim = choose_victim(request, self.running, self.kv, self.config.max_preemptions)
             if victim is None:
                 return False
             self._preempt(victim, request, now)
             if victim is request:
                 return False
-        self.kv.extend(table)
         return True
 
     def _preempt(self, victim: Request, by: Request, now: float) -> None:
@@ -284,8 +284,9 @@ class Scheduler:
             request = self.requests.get(item.request_id)
             if request is None or request.state is not RUNNING:  # aborted while in flight
                 continue
-            if isinstance(outcome, Failure):
-                self._leave(request, FinishReason.ERROR, now, outcome.message)
+            if isinstance(outcome, Failure) or (outcome is None and item.has_sample):
+                message = "the executor sampled nothing" if outcome is None else outcome.message
+                self._leave(request, FinishReason.ERROR, now, message)
                 num_left += 1
                 continue
             request.num_computed += len(item.token_ids) - item.num_padding
@@ -303,17 +304,14 @@ class Scheduler:
 
     def _append(self, request: Request, sample: Sample) -> FinishReason | None:
         """Add sampled tokens up to the one that ends the request, if one does."""
-        num_accepted = 0
-        reason = None
-        for token_id in sample.token_ids:
+        token_ids, logprobs, reason = sample.token_ids, sample.logprobs, None
+        for num_accepted, token_id in enumerate(token_ids, start=1):
             reason = request.append(token_id)
-            num_accepted += 1
-            if reason is not None:
+            if reason is not None and num_accepted < len(token_ids):
+                token_ids = token_ids[:num_accepted]
+                logprobs = logprobs[:num_accepted] if logprobs is not None else None
                 break
-        logprobs = sample.logprobs[:num_accepted] if sample.logprobs is not None else None
-        self._events.append(
-            events.TokensEmitted(request.id, sample.token_ids[:num_accepted], logprobs)
-        )
+        self._events.append(events.TokensEmitted(request.id, token_ids, logprobs))
         return reason
 
     def _fork(self, parent: Request, now: float) -> None:
@@ -331,9 +329,7 @@ class Scheduler:
             if self.kv.pool.num_free == 0:
                 self.waiting.push(child)
                 continue
-            copy = self.kv.fork(parent, child)
-            if copy is not None:
-                self._copies.append(copy)
+            self.kv.fork(parent, child)
             child.to(RUNNING, now)
             insort(self.running, child, key=self.waiting.claim)
 

@@ -7,7 +7,7 @@ block anyone for ever.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from headway.core.admission import Wait
@@ -27,7 +27,7 @@ def choose_victim(
     for request in reversed(running):
         if request is running[0]:
             return None
-        if request.num_preemptions < max_preemptions and kv.num_freeable(request.id) > 0:
+        if request.num_preemptions < max_preemptions and kv.num_freeable([request]) > 0:
             return request
         if request is claimant:
             return None
@@ -36,23 +36,28 @@ def choose_victim(
 
 def choose_victims(
     wait: Wait, weaker: Sequence[Request], kv: KVCache, max_preemptions: int
-) -> tuple[Request, ...]:
-    """The fewest of `weaker`, weakest first, whose leaving ends `wait`; none if all together
-    would not: a preemption without a gain only throws work away."""
-    victims: list[Request] = []
-    seats, blocks = wait.num_seats, wait.num_blocks
+) -> Sequence[Request]:
+    """Those of `weaker`, weakest first, whose leaving ends `wait`; none if all together would
+    not: a preemption without a gain only throws work away."""
+    movable = [request for request in reversed(weaker) if request.num_preemptions < max_preemptions]
+    if not _would_end(wait, movable, kv):
+        return ()
+    counts = range(len(movable))
+    num_needed = bisect_left(counts, True, key=lambda num: _would_end(wait, movable[:num], kv))
+    victims = movable[:num_needed]
+    # A weak request that holds little may have been passed on the way to one that holds enough.
+    for request in reversed(victims):
+        others = [other for other in victims if other is not request]
+        if _would_end(wait, others, kv):
+            victims = others
+    return victims
+
+
+def _would_end(wait: Wait, victims: Sequence[Request], kv: KVCache) -> bool:
+    if sum([request.params.n for request in victims]) < wait.num_seats:
+        return False
     # Blocks the claimant matched stay in use when a victim lets go of them.
-    matched = frozenset(wait.match.block_ids)
-    for request in reversed(weaker):
-        num_blocks = kv.num_freeable(request.id, matched)
-        if request.num_preemptions >= max_preemptions or (seats <= 0 and num_blocks == 0):
-            continue
-        victims.append(request)
-        seats -= request.params.n
-        blocks -= num_blocks
-        if seats <= 0 and blocks <= 0:
-            return tuple(victims)
-    return ()
+    return kv.num_freeable(victims, frozenset(wait.match.block_ids)) >= wait.num_blocks
 
 
 def weaker_than(

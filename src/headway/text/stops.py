@@ -59,7 +59,8 @@ class StopStrings:
 
     def check(self) -> None:
         """Between calls, the held text is exactly the prefix of a stop string reached so far."""
-        assert self._stop is not None or self._held.size == self._state.depth
+        if self._stop is None and self._held.size != self._state.depth:
+            raise AssertionError(f"holds {self._held.size} characters at {self._state.depth}")
         self._held.check()
 
 
@@ -128,4 +129,5 @@ class _HeldText:
         return "".join(taken)
 
     def check(self) -> None:
-        assert self.size == sum(map(len, self._pieces)) - self._offset
+        if self.size != sum(map(len, self._pieces)) - self._offset:
+            raise AssertionError(f"miscounted: {self.size} characters held")

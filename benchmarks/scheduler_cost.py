@@ -1,0 +1,218 @@
+"""What a step costs before any tensor is touched: mean and p99 of schedule + update.
+
+A null executor answers at once, and its time is not counted. Each engine is in a steady state:
+all seats decode, blocks are added as outputs grow, those that finish are replaced from the
+waiting line, and prompts share prefixes. Rounds are interleaved over the cells of the table, so
+that a slow moment of the machine does not fall on one cell alone.
+
+    python benchmarks/scheduler_cost.py [--policy fcfs|priority] [--json FILE] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import json
+import platform
+import pstats
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headway.config import SchedulerConfig
+from headway.core.executor import Capacity
+from headway.core.params import SamplingParams
+from headway.core.plan import Sample, StepPlan, StepResult
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+
+RUNNING = (32, 256, 1000)
+WAITING = (0, 10_000, 100_000)
+BLOCK_SIZE = 16
+PREFILL_TOKENS = 512
+STEM = list(range(64))
+SAMPLE = Sample((7,))
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One cell in one round, in microseconds."""
+
+    mean_us: float
+    p99_us: float
+    schedule_us: float
+    update_us: float
+    admitted_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell over all rounds: medians, and the range of the means."""
+
+    running: int
+    waiting: int
+    mean_us: float
+    p99_us: float
+    schedule_us: float
+    update_us: float
+    low_us: float
+    high_us: float
+    admitted_per_step: float
+
+
+class Load:
+    """A scheduler kept at `num_running` running and about `num_waiting` waiting."""
+
+    def __init__(self, num_running: int, num_waiting: int, policy: str, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._num_running = num_running
+        self._num_waiting = num_waiting
+        self._num_added = 0
+        config = SchedulerConfig(
+            max_num_seqs=num_running,
+            max_num_batched_tokens=num_running + PREFILL_TOKENS,
+            scheduling_policy=policy,
+        )
+        self.scheduler = Scheduler(config, Capacity(num_running * 32, BLOCK_SIZE, 4096))
+        self.num_admitted = 0
+        for _ in range(num_running):
+            self._add(self._rng.randint(1, 256))
+        self._fill()
+        # Prompts average 160 tokens; by then all seats have been taken, and some again.
+        for _ in range(64 + num_running * 200 // PREFILL_TOKENS):
+            self.step()
+
+    def _add(self, max_tokens: int) -> None:
+        rng = self._rng
+        length = rng.randint(16, 240)
+        stem = STEM if rng.random() < 0.5 else []
+        own = rng.randrange(1 << 30)
+        self._num_added += 1
+        request = Request(
+            id=str(self._num_added),
+            token_ids=[*stem, *range(own, own + length)],
+            params=SamplingParams(max_tokens=max_tokens),
+            seed=0,
+            arrived_at=0.0,
+            priority=rng.randrange(4),
+            tenant=str(rng.randrange(4)),
+        )
+        self.scheduler.add(request, 0.0)
+
+    def _fill(self) -> None:
+        """Arrivals, which are not timed."""
+        missing = self._num_running + self._num_waiting - len(self.scheduler.requests)
+        for _ in range(missing):
+            self._add(self._rng.randint(32, 256))
+        self.scheduler.take_events()
+
+    def step(self) -> tuple[float, float]:
+        """Seconds taken by schedule and by update."""
+        at = self._num_added * 1e-3
+        start = time.perf_counter()
+        plan = self.scheduler.schedule(at)
+        scheduled = time.perf_counter()
+        result = canned(plan)
+        resumed = time.perf_counter()
+        self.scheduler.update(plan, result, at)
+        self.scheduler.take_events()
+        end = time.perf_counter()
+        self.num_admitted += sum(item.new is not None for item in plan.scheduled)
+        self._fill()
+        return scheduled - start, end - resumed
+
+
+def canned(plan: StepPlan) -> StepResult:
+    outcomes = tuple([SAMPLE if item.has_sample else None for item in plan.scheduled])
+    return StepResult(plan.step_id, outcomes, 0.0)
+
+
+def measure(load: Load, num_steps: int) -> Times:
+    for _ in range(num_steps // 4):
+        load.step()
+    gc.collect()
+    load.num_admitted = 0
+    pairs = [load.step() for _ in range(num_steps)]
+    totals = sorted(1e6 * (schedule + update) for schedule, update in pairs)
+    return Times(
+        mean_us=statistics.fmean(totals),
+        p99_us=totals[int(0.99 * (len(totals) - 1))],
+        schedule_us=1e6 * statistics.fmean(schedule for schedule, _ in pairs),
+        update_us=1e6 * statistics.fmean(update for _, update in pairs),
+        admitted_per_step=load.num_admitted / num_steps,
+    )
+
+
+def summarize(running: int, waiting: int, rounds: list[Times]) -> Row:
+    means = [times.mean_us for times in rounds]
+    return Row(
+        running,
+        waiting,
+        statistics.median(means),
+        statistics.median(times.p99_us for times in rounds),
+        statistics.median(times.schedule_us for times in rounds),
+        statistics.median(times.update_us for times in rounds),
+        min(means),
+        max(means),
+        statistics.median(times.admitted_per_step for times in rounds),
+    )
+
+
+def print_table(rows: list[Row]) -> None:
+    print("running  waiting   mean us (low - high)     p99 us  schedule  update  admitted/step")
+    for row in rows:
+        print(
+            f"{row.running:7d} {row.waiting:8d} {row.mean_us:9.0f} "
+            f"({row.low_us:5.0f} - {row.high_us:5.0f}) {row.p99_us:10.0f} "
+            f"{row.schedule_us:9.0f} {row.update_us:7.0f} {row.admitted_per_step:14.2f}"
+        )
+    by_cell = {(row.running, row.waiting): row.mean_us for row in rows}
+    for running in RUNNING:
+        ratio = by_cell[running, WAITING[-1]] / by_cell[running, WAITING[0]]
+        print(f"{running} running: waiting {WAITING[-1]} / waiting {WAITING[0]} = {ratio:.2f}")
+
+
+def run_profile(policy: str) -> None:
+    load = Load(256, 10_000, policy, seed=0)
+    profile = cProfile.Profile()
+    for _ in range(1000):
+        profile.enable()
+        plan = load.scheduler.schedule(0.0)
+        profile.disable()
+        result = canned(plan)
+        profile.enable()
+        load.scheduler.update(plan, result, 0.0)
+        profile.disable()
+        load._fill()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", choices=["fcfs", "priority"], default="fcfs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400, help="timed steps per cell and round")
+    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
+    args = parser.parse_args()
+    if args.profile:
+        run_profile(args.policy)
+        return
+    cells = [(running, waiting) for running in RUNNING for waiting in WAITING]
+    times: dict[tuple[int, int], list[Times]] = {cell: [] for cell in cells}
+    for number in range(args.rounds):
+        for cell in cells:
+            times[cell].append(measure(Load(*cell, args.policy, seed=number), args.steps))
+    rows = [summarize(*cell, times[cell]) for cell in cells]
+    print(f"policy {args.policy}, Python {platform.python_version()}, {platform.machine()}")
+    print_table(rows)
+    if args.json is not None:
+        report = {"policy": args.policy, "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Who may come in: never, now, or after whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.admission import Demand, max_tokens_for, refuse_if_never_fits
+from headway.core.events import Admitted, Arrived, Refused
+from headway.core.executor import Capacity
+from headway.errors import NeverFitsError
+from tests.harness import Harness
+
+CAPACITY = Capacity(num_blocks=4, block_size=4, max_model_len=100)
+
+
+# ---------------------------------------------------------------------- never fits
+
+
+def test_what_exceeds_the_context_is_refused_with_the_numbers():
+    refusal = refuse_if_never_fits(Demand(90, 11, 1), CAPACITY, 8)
+    assert refusal is not None
+    assert "90 prompt tokens and 11 output tokens" in refusal.message
+    assert "100 tokens" in refusal.message
+    assert refusal.param == "max_tokens"
+
+
+def test_what_exceeds_the_cache_is_refused_with_the_numbers():
+    refusal = refuse_if_never_fits(Demand(10, 8, 1), CAPACITY, 8)
+    assert refusal is not None
+    assert "need 5 KV blocks of 4 tokens; the whole cache has 4" in refusal.message
+
+
+def test_more_samples_than_seats_are_refused():
+    refusal = refuse_if_never_fits(Demand(1, 1, 9), CAPACITY, 8)
+    assert refusal is not None
+    assert (refusal.param, "n=9" in refusal.message) == ("n", True)
+
+
+def test_the_last_output_token_needs_no_room():
+    assert refuse_if_never_fits(Demand(10, 7, 1), CAPACITY, 8) is None
+    assert refuse_if_never_fits(Demand(10, 8, 1), CAPACITY, 8) is not None
+
+
+@pytest.mark.parametrize("num_prompt_tokens", range(1, 17))
+def test_max_tokens_for_is_exactly_what_is_not_refused(num_prompt_tokens: int):
+    room = max_tokens_for(num_prompt_tokens, CAPACITY)
+    assert refuse_if_never_fits(Demand(num_prompt_tokens, room, 1), CAPACITY, 8) is None
+    assert refuse_if_never_fits(Demand(num_prompt_tokens, room + 1, 1), CAPACITY, 8) is not None
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
+    with pytest.raises(NeverFitsError, match=r"17 tokens.*17 tokens") as refusal:
+        max_tokens_for(17, CAPACITY)
+    assert refusal.value.param == "prompt"
+
+
+def test_a_refused_request_holds_nothing_and_blocks_nobody():
+    engine = Harness(num_blocks=4, block_size=4)
+    engine.add("giant", 20)
+    engine.add("a", 4, max_tokens=1)
+    (refused,) = engine.seen(Refused)
+    assert (refused.request_id, refused.reason) == ("giant", "never_fits")
+    assert "giant" not in engine.scheduler.requests
+    assert [event.request_id for event in engine.seen(Arrived)] == ["a"]
+    engine.run()
+
+
+def test_whatever_is_not_refused_runs_in_an_empty_engine_despite_the_watermark():
+    engine = Harness(num_blocks=4, block_size=4, kv_watermark=0.9)
+    engine.add("a", 10, max_tokens=7)
+    engine.run()
+    assert engine.finish("a").num_output_tokens == 7
+
+
+# ---------------------------------------------------------------------------- now
+
+
+def test_room_is_made_for_the_whole_prompt_at_once():
+    engine = Harness(num_blocks=8, block_size=4, max_num_batched_tokens=4)
+    engine.add("a", 24, max_tokens=1)
+    engine.step()
+    assert engine.num_free == 2
+
+
+def test_admission_leaves_the_watermark_free_while_others_run():
+    engine = Harness(num_blocks=10, block_size=4, kv_watermark=0.2)
+    engine.add("a", 14, max_tokens=4)
+    engine.step()
+    engine.add("b", 20, max_tokens=4)
+    engine.add("c", 16, max_tokens=4)
+    engine.step()
+    assert engine.running == ["a", "c"]
+    assert engine.num_free == 2
+
+
+def test_running_requests_may_grow_into_the_watermark():
+    engine = Harness(num_blocks=4, block_size=4, kv_watermark=0.5)
+    engine.add("a", 4, max_tokens=13)
+    engine.run()
+    assert engine.finish("a").num_output_tokens == 13
+
+
+def test_a_seat_is_needed_for_every_sample():
+    engine = Harness(max_num_seqs=3)
+    engine.add("a", 4, max_tokens=3)
+    engine.add("b", 4, n=3, max_tokens=3)
+    engine.step()
+    assert (engine.running, engine.waiting) == (["a"], {"b"})
+    engine.run()
+
+
+def test_the_running_limit_holds():
+    engine = Harness(max_num_seqs=2)
+    for request_id in "abc":
+        engine.add(request_id, 2)
+    engine.step()
+    assert engine.running == ["a", "b"]
+
+
+# ------------------------------------------------------------------------- bypass
+
+
+def blocked_engine(**settings: Any) -> Harness:
+    """`holder` leaves six of sixteen blocks; `big` needs ten; small ones would fit."""
+    engine = Harness(num_blocks=16, block_size=4, **settings)
+    engine.add("holder", 40, max_tokens=24)
+    engine.step()
+    engine.add("big", 40, max_tokens=1)
+    return engine
+
+
+def test_smaller_requests_may_pass_one_that_does_not_fit():
+    engine = blocked_engine()
+    engine.add("small", 4, max_tokens=1)
+    assert list(engine.step()) == ["holder", "small"]
+    assert engine.scheduler.requests["big"].num_bypasses == 1
+
+
+def count_passing(engine: Harness, num_small: int, step_s: float = 0.0) -> int:
+    """How many of `num_small` one-step requests get past `big` while it cannot run."""
+    passed = 0
+    for at in range(num_small):
+        engine.add(f"s{at}", 4, max_tokens=1)
+        passed += f"s{at}" in engine.step()
+        engine.advance(step_s)
+    return passed
+
+
+def test_a_request_is_passed_a_bounded_number_of_times():
+    engine = blocked_engine(max_bypasses=3, max_bypass_s=1000.0)
+    assert count_passing(engine, 8) == 3
+    assert engine.scheduler.requests["big"].num_bypasses == 3
+
+
+def test_a_request_is_passed_for_a_bounded_time():
+    engine = blocked_engine(max_bypasses=1000, max_bypass_s=2.5)
+    assert count_passing(engine, 8, step_s=1.0) == 3
+
+
+@pytest.mark.parametrize("settings", [{"max_bypasses": 0}, {"max_bypass_s": 0}, {"max_skips": 0}])
+def test_any_bound_of_zero_means_strict_order(settings: dict[str, int]):
+    engine = blocked_engine(**settings)
+    assert count_passing(engine, 3) == 0
+
+
+def test_one_that_was_passed_enough_gets_the_next_free_blocks():
+    engine = Harness(num_blocks=16, block_size=4, max_bypasses=1)
+    engine.add("holder", 40, max_tokens=4)
+    engine.step()
+    engine.add("big", 40, max_tokens=1)
+    for at in range(6):
+        engine.add(f"s{at}", 4, max_tokens=1)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["holder", "s0", "big", "s1", "s2", "s3", "s4", "s5"]
+
+
+def test_the_count_starts_anew_once_admitted():
+    engine = Harness(num_blocks=16, block_size=4)
+    engine.add("holder", 40, max_tokens=4)
+    engine.step()
+    big = engine.add("big", 40, max_tokens=4)
+    count_passing(engine, 2)
+    while "big" not in engine.running:
+        engine.step()
+    assert (big.num_bypasses, big.blocked_at) == (0, None)
+
+
+def test_a_pass_looks_at_a_bounded_number_that_do_not_fit():
+    engine = Harness(num_blocks=16, block_size=4, max_skips=2)
+    engine.add("holder", 40, max_tokens=20)
+    engine.step()
+    for at in range(3):
+        engine.add(f"big{at}", 40, max_tokens=1)
+    engine.add("small", 4, max_tokens=1)
+    engine.step()
+    assert "small" in engine.waiting
+    engine.abort("big1")
+    assert "small" in engine.step()
+
+
+def test_one_that_waits_for_seats_is_passed_a_bounded_number_of_times_too():
+    engine = Harness(max_num_seqs=4, max_bypasses=2)
+    engine.add("holder", 4, max_tokens=30)
+    engine.step()
+    engine.add("wide", 4, n=4, max_tokens=1)
+    assert count_passing(engine, 5) == 2
+
+
+def test_a_wait_is_measured_from_arrival_and_again_from_preemption():
+    engine = Harness(num_blocks=6, block_size=4)
+    engine.add("a", 8, max_tokens=12)
+    engine.add("b", 8, max_tokens=8)
+    engine.advance(2.0)
+    while engine.core.has_work:
+        engine.step()
+        engine.advance(1.0)
+    first, second = engine.seen(Admitted, "b")
+    assert (first.waited_s, first.is_resumed) == (2.0, False)
+    assert second.is_resumed
+    assert 0 < second.waited_s < second.at

@@ -1,0 +1,114 @@
+"""The token budget: decodes first, a floor and a cap for prefill."""
+
+from __future__ import annotations
+
+from headway.core.budget import TokenBudget
+from headway.core.plan import ScheduledRequest
+from tests.harness import Harness
+
+BUDGET = TokenBudget(max_num_batched_tokens=32, prefill_floor=8, prefill_cap=12)
+
+
+def prefill_tokens(step: dict[str, ScheduledRequest], *ids: str) -> int:
+    return sum(len(step[request_id].token_ids) for request_id in ids if request_id in step)
+
+
+def test_decodes_have_the_whole_budget_unless_prefill_is_present():
+    assert BUDGET.for_decode(has_prefill=False) == 32
+    assert BUDGET.for_decode(has_prefill=True) == 24
+
+
+def test_prefill_has_what_decodes_leave_up_to_the_cap():
+    assert BUDGET.for_prefill(0) == 32
+    assert BUDGET.for_prefill(1) == 12
+    assert BUDGET.for_prefill(24) == 8
+
+
+def test_a_long_prompt_is_computed_in_chunks_within_the_budget():
+    engine = Harness(max_num_batched_tokens=10)
+    engine.add("a", 25, max_tokens=2)
+    chunks = [engine.step()["a"] for _ in range(3)]
+    assert [(item.start, len(item.token_ids)) for item in chunks] == [(0, 10), (10, 10), (20, 5)]
+    assert [item.has_sample for item in chunks] == [False, False, True]
+
+
+def test_two_prompts_share_one_budget():
+    engine = Harness(max_num_batched_tokens=10)
+    engine.add("a", 7)
+    engine.add("b", 7)
+    assert {id: len(item.token_ids) for id, item in engine.step().items()} == {"a": 7, "b": 3}
+
+
+def test_decodes_go_first():
+    engine = Harness(max_num_batched_tokens=10)
+    engine.add("old", 4)
+    engine.step()
+    engine.add("new", 40)
+    step = engine.step()
+    assert list(step) == ["old", "new"]
+    assert len(step["new"].token_ids) == 9
+
+
+def test_decodes_go_before_prefill_of_a_stronger_claim():
+    engine = Harness(max_num_batched_tokens=10, scheduling_policy="priority")
+    engine.add("weak", 4, priority=5)
+    engine.step()
+    engine.add("strong", 40, priority=0)
+    assert list(engine.step()) == ["weak", "strong"]
+
+
+def test_a_full_decode_batch_leaves_the_floor_to_an_arrival():
+    engine = Harness(max_num_batched_tokens=8, prefill_floor=3, max_num_seqs=9)
+    for at in range(8):
+        engine.add(f"d{at}", 1, max_tokens=50)
+    while len(engine.step()) < 8:
+        pass
+    engine.add("new", 20)
+    step = engine.step()
+    assert len(step) == 6
+    assert len(step["new"].token_ids) == 3
+
+
+def test_the_floor_holds_until_the_prompt_is_computed_and_not_longer():
+    engine = Harness(max_num_batched_tokens=8, prefill_floor=3, max_num_seqs=9)
+    for at in range(8):
+        engine.add(f"d{at}", 1, max_tokens=50)
+    while len(engine.step()) < 8:
+        pass
+    engine.add("new", 6, max_tokens=50)
+    assert [prefill_tokens(engine.step(), "new") for _ in range(2)] == [3, 3]
+    assert prefill_tokens(engine.step(), "new") == 0, "the weakest of nine decodes in eight tokens"
+
+
+def test_decodes_leave_no_floor_to_those_who_have_no_seat():
+    engine = Harness(max_num_batched_tokens=8, prefill_floor=3, max_num_seqs=8)
+    for at in range(8):
+        engine.add(f"d{at}", 1, max_tokens=50)
+    while len(engine.step()) < 8:
+        pass
+    engine.add("new", 6)
+    assert len(engine.step()) == 8
+
+
+def test_the_cap_holds_while_anything_decodes():
+    engine = Harness(max_num_batched_tokens=32, prefill_cap=5)
+    engine.add("old", 4, max_tokens=3)
+    engine.step()
+    engine.add("long", 60)
+    assert [prefill_tokens(engine.step(), "long") for _ in range(2)] == [5, 5]
+
+
+def test_the_cap_does_not_hold_when_nothing_decodes():
+    engine = Harness(max_num_batched_tokens=32, prefill_cap=5)
+    engine.add("long", 60)
+    assert prefill_tokens(engine.step(), "long") == 32
+
+
+def test_the_cap_is_shared_by_all_prompts_of_a_step():
+    engine = Harness(max_num_batched_tokens=32, prefill_cap=5)
+    engine.add("old", 4)
+    engine.step()
+    engine.add("a", 3)
+    engine.add("b", 20)
+    step = engine.step()
+    assert prefill_tokens(step, "a", "b") == 5

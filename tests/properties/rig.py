@@ -1,0 +1,145 @@
+"""An engine with its books: every action goes through here, and is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.clock import VirtualClock
+from headway.config import SchedulerConfig
+from headway.core import invariants
+from headway.core.engine import EngineCore
+from headway.core.executor import Capacity
+from headway.core.plan import StepPlan
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from tests.harness import expected_output, make_request
+from tests.properties.ledger import Ledger, WatchedExecutor, require
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request to make, in small numbers that shrink well."""
+
+    stem: int = 0
+    prompt_len: int = 1
+    max_tokens: int = 1
+    n: int = 1
+    priority: int = 0
+    tenant: int = 0
+    stop_at: int = 0
+    """The output position, counted from 1, whose token is made a stop token; 0: none."""
+    min_tokens: int = 0
+
+    def prompt(self) -> list[int]:
+        """Prompts of one stem start alike; odd stems leave stem - 1 after six tokens."""
+        return [self.stem - self.stem % 2 if at < 6 else self.stem for at in range(self.prompt_len)]
+
+    def request(self, request_id: str, now: float) -> Request:
+        stop_ids = expected_output(self.prompt(), self.stop_at, seed=self.stem)[-1:]
+        return make_request(
+            request_id,
+            self.prompt(),
+            max_tokens=self.max_tokens,
+            n=self.n,
+            min_tokens=min(self.min_tokens, self.max_tokens),
+            stop_token_ids=tuple(stop_ids) if self.stop_at else (),
+            priority=self.priority,
+            tenant=f"tenant-{self.tenant}",
+            seed=self.stem,
+            arrived_at=now,
+        )
+
+
+class Rig:
+    """EngineCore, WatchedExecutor, VirtualClock and Ledger, wired together."""
+
+    def __init__(
+        self, config: SchedulerConfig, capacity: Capacity, enable_prefix_caching: bool
+    ) -> None:
+        self.capacity = capacity
+        self.clock = VirtualClock()
+        self.ledger = Ledger(config.scheduling_policy == "priority")
+        self.executor = WatchedExecutor(capacity)
+        self.scheduler = Scheduler(config, capacity, enable_prefix_caching)
+        self.core = EngineCore(self.scheduler, self.executor, self.clock, self.ledger)
+        self.is_in_flight = False
+        self.num_steps = 0
+        self._num_added = 0
+
+    def fits(self, wish: Wish) -> bool:
+        total = wish.prompt_len + wish.max_tokens
+        return (
+            total <= self.capacity.max_model_len
+            and total - 1 <= self.capacity.num_blocks * self.capacity.block_size
+            and wish.n <= self.scheduler.config.max_num_seqs
+        )
+
+    def add(self, wish: Wish, request_id: str | None = None) -> str:
+        self._num_added += 1
+        request = wish.request(request_id or f"r{self._num_added}", self.clock.now())
+        num_refused = self.ledger.counts["Refused"]
+        self.ledger.offer(request)
+        self.core.add(request)
+        self.ledger.answered()
+        was_refused = self.ledger.counts["Refused"] > num_refused
+        require(was_refused != self.fits(wish), f"{wish}: refused is {was_refused}")
+        return request.id
+
+    def abort(self, request_id: str) -> None:
+        was_live = request_id in self.ledger.live
+        require(self.core.abort(request_id) == was_live, f"abort of {request_id}")
+        require(request_id not in self.ledger.live, f"{request_id} outlived its abort")
+
+    def begin(self) -> StepPlan | None:
+        had_work = self.core.has_work
+        plan = self.core.begin_step()
+        require((plan is not None) == had_work, "work is present and no step runs, or none and one")
+        if plan is not None:
+            self.is_in_flight = True
+            invariants.check_plan(self.scheduler, plan)
+        return plan
+
+    def end(self) -> None:
+        self.is_in_flight = False
+        self.core.end_step()
+        self.num_steps += 1
+
+    def step(self) -> None:
+        if self.begin() is not None:
+            self.end()
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance_to(self.clock.now() + seconds)
+
+    def check_books(self) -> None:
+        """Cheap: the engine's requests are the ledger's."""
+        require(self.scheduler.requests.keys() == self.ledger.live.keys(), "the books disagree")
+        finished = self.ledger.counts["Finished"]
+        require(self.ledger.num_accepted == finished + len(self.ledger.live), "a request is lost")
+
+    def check(self) -> None:
+        invariants.check(self.scheduler)
+        self.check_books()
+        for entry_id, entry in self.ledger.live.items():
+            known = self.scheduler.requests[entry_id].token_ids
+            require(tuple(known) == (*entry.prompt, *entry.output), f"{entry_id}: tokens differ")
+
+    def drain(self) -> None:
+        """Run to the end within a generous bound; then nothing may be left anywhere."""
+        if self.is_in_flight:
+            self.end()
+        live = self.scheduler.requests.values()
+        work = sum(request.max_num_tokens * request.params.n for request in live)
+        bound = 64 + work * (2 + self.scheduler.config.max_preemptions)
+        while self.core.has_work:
+            self.step()
+            self.check()
+            bound -= 1
+            require(bound > 0, "the engine does not come to an end")
+        invariants.check_drained(self.scheduler)
+        # One more request, and the executor has been told to forget all the others.
+        last = self.add(Wish())
+        self.begin()
+        require(self.executor.known_ids == {last}, "the executor still holds finished requests")
+        self.end()
+        invariants.check_drained(self.scheduler)

@@ -1,0 +1,146 @@
+"""A long seeded random walk over the engine core: far more steps than a state machine affords.
+
+Each epoch draws a new small engine, walks it, and drains it. Cheap checks follow every action,
+the full invariants every few.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headway.config import SchedulerConfig
+from headway.core.executor import Capacity
+from tests.properties.rig import Rig, Wish
+
+STEPS_PER_EPOCH = 500
+STEPS_PER_CHECK = 50
+REPORTED = ("steps", "requests", "preemptions", "aborts", "forks", "bypasses", "refusals")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a walk has seen. A violation raises, so a summary has none to report."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+    def take(self, rig: Rig, num_bypasses: int) -> None:
+        seen = rig.ledger.counts
+        self.counts["steps"] += rig.num_steps
+        self.counts["requests"] += seen["Arrived"]
+        self.counts["preemptions"] += seen["Preempted"]
+        self.counts["aborts"] += seen["finished_abort"]
+        self.counts["forks"] += seen["Forked"]
+        self.counts["refusals"] += seen["Refused"]
+        self.counts["bypasses"] += num_bypasses
+
+    def summary(self, num_violations: int = 0) -> str:
+        parts = [f"{name}={self.counts[name]}" for name in REPORTED]
+        return " ".join([*parts, f"violations={num_violations}"])
+
+
+def draw_rig(rng: random.Random) -> Rig:
+    floor = rng.randint(1, 4)
+    config = SchedulerConfig(
+        max_num_seqs=rng.randint(1, 12),
+        max_num_batched_tokens=floor + rng.randint(1, 24),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        prefill_floor=floor,
+        prefill_cap=rng.choice([None, floor + rng.randint(0, 8)]),
+        kv_watermark=rng.choice([0.0, 0.1, 0.4]),
+        max_bypasses=rng.randint(0, 4),
+        max_bypass_s=rng.choice([0.0, 0.1, 10.0]),
+        max_skips=rng.randint(0, 4),
+        max_preemptions=rng.randint(1, 4),
+    )
+    capacity = Capacity(rng.randint(4, 48), rng.randint(1, 6), rng.randint(16, 64))
+    return Rig(config, capacity, rng.random() < 0.7)
+
+
+def draw_wish(rng: random.Random, rig: Rig) -> Wish:
+    """Most wishes fit an empty engine; a few never do."""
+    capacity = rig.capacity
+    room = min(capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
+    prompt_len = rng.randint(1, max(1, room - 2))
+    max_n = min(4, rig.scheduler.config.max_num_seqs)
+    return Wish(
+        stem=rng.randrange(6),
+        prompt_len=prompt_len,
+        max_tokens=rng.randint(1, room - prompt_len) + room * (rng.random() < 0.02),
+        n=rng.choice([1, rng.randint(1, max_n)]),
+        priority=rng.choice([0, 0, 0, -1, 1, 2]),
+        tenant=rng.randrange(2),
+        stop_at=rng.choice([0, 0, rng.randint(1, 12)]),
+        min_tokens=rng.choice([0, 0, 2]),
+    )
+
+
+class Walker:
+    """One engine, and the habits of its clients."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.rig = draw_rig(rng)
+        self._crowd = rng.choice([2, 6, 20])
+        self.num_bypasses = 0
+
+    def act(self) -> None:
+        """One step, and what clients do around it and while it is in flight."""
+        rng, rig = self._rng, self.rig
+        while len(rig.ledger.live) < self._crowd and rng.random() < 0.6:
+            rig.add(draw_wish(rng, rig))
+        if rng.random() < 0.05:
+            self._meddle()
+        before = self._bypasses()
+        if rig.begin() is not None:
+            after = self._bypasses()
+            self.num_bypasses += sum(max(0, n - before.get(key, 0)) for key, n in after.items())
+            if rng.random() < 0.1:
+                self._meddle()
+            rig.end()
+        rig.advance(rng.choice([0.001, 0.02, 0.2]))
+        rig.check_books()
+
+    def _meddle(self) -> None:
+        rng, rig = self._rng, self.rig
+        live = list(rig.ledger.live)
+        choice = rng.random()
+        if choice < 0.2 or not live:
+            rig.add(draw_wish(rng, rig))
+        elif choice < 0.3:
+            rig.abort("never-seen")
+        elif choice < 0.4:
+            rig.executor.fail_next(rng.choice(live))
+        else:
+            rig.abort(rng.choice(live))
+
+    def _bypasses(self) -> dict[str, int]:
+        waiting = self.rig.scheduler.waiting
+        return {request.id: request.num_bypasses for request in waiting if request.num_bypasses}
+
+
+def walk(num_steps: int, seed: int, progress_s: float | None = None) -> Tally:
+    """Walk at least so many steps; an AssertionError names the seed and the epoch."""
+    tally = Tally()
+    reported_at = time.monotonic()
+    epoch = 0
+    while tally.counts["steps"] < num_steps:
+        walker = Walker(random.Random(f"{seed}/{epoch}"))
+        left = num_steps - tally.counts["steps"]
+        try:
+            for index in range(min(STEPS_PER_EPOCH, left)):
+                walker.act()
+                if index % STEPS_PER_CHECK == 0:
+                    walker.rig.check()
+            walker.rig.drain()
+        except Exception as error:
+            error.add_note(f"walk seed={seed} epoch={epoch} step={walker.rig.num_steps}")
+            raise
+        tally.take(walker.rig, walker.num_bypasses)
+        epoch += 1
+        if progress_s is not None and time.monotonic() - reported_at > progress_s:
+            reported_at = time.monotonic()
+            print(tally.summary(), flush=True)
+    return tally

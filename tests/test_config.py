@@ -1,0 +1,217 @@
+"""Settings: precedence, conversion, refusal, and what "auto" resolves to."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from headway.config import Config, SchedulerConfig, ServerConfig, all_settings, load_config
+from headway.errors import ConfigError
+from headway.resolve import Hardware, ModelFacts, Resolved, resolve
+
+GIB = 1024**3
+MODEL = ModelFacts(max_model_len=2048, num_parameters=1_000_000, kv_values_per_token=1024)
+MACHINE = Hardware(num_cores=4, available_bytes=8 * GIB)
+
+
+def load(**settings: object) -> Config:
+    return load_config(settings, environ={})
+
+
+# ---------------------------------------------------------------------- precedence
+
+
+def test_flags_beat_environment_beats_file_beats_defaults():
+    def port(flags: dict[str, object], environ: dict[str, str], file: dict[str, object]) -> int:
+        return load_config(flags, file, environ).server.port
+
+    file: dict[str, object] = {"port": 1}
+    environ = {"HEADWAY_PORT": "2"}
+    assert port({}, {}, {}) == 8000
+    assert port({}, {}, file) == 1
+    assert port({}, environ, file) == 2
+    assert port({"port": 3}, environ, file) == 3
+
+
+def test_a_flag_that_was_not_given_overrides_nothing():
+    assert load_config({"port": None}, {"port": 1}, {}).server.port == 1
+
+
+def test_keys_may_be_spelled_with_dashes():
+    assert load_config({}, {"max-num-seqs": 3}, {}).scheduler.max_num_seqs == 3
+
+
+def test_an_unknown_key_is_an_error_that_names_it():
+    with pytest.raises(ConfigError, match=r"unknown setting: max_num_seq$"):
+        load(max_num_seq=3)
+
+
+def test_foreign_environment_variables_are_left_alone():
+    assert load_config({}, {}, {"PORT": "1", "HEADWAY_HOME": "x"}) == Config()
+
+
+def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEADWAY_PORT", "4321")
+    assert load_config({}).server.port == 4321
+
+
+def test_setting_names_are_unique_over_all_sections_and_each_is_explained():
+    settings = [spec for spec, _ in all_settings()]
+    assert len({spec.name for spec in settings}) == len(settings)
+    assert all(spec.metadata["about"].endswith(".") for spec in settings)
+
+
+def test_config_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Config().server.port = 1  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------------- conversion
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2G", 2 * GIB), ("2GiB", 2 * GIB), ("1.5g", 3 * GIB // 2), ("64m", 64 << 20), ("7", 7)],
+)
+def test_sizes_may_have_a_unit(text: str, expected: int):
+    assert load(kv_cache_memory_bytes=text).cache.kv_cache_memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("true", True), ("1", True), ("No", False), (False, False)]
+)
+def test_booleans_are_words(text: object, expected: bool):
+    assert load(enable_prefix_caching=text).cache.enable_prefix_caching is expected
+
+
+def test_several_values_are_separated_by_commas_or_come_as_a_list():
+    assert load(api_key="a,b").server.api_key == ("a", "b")
+    assert load(api_key=["a", "b"]).server.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize("value", ["auto", "none", "", "None"])
+def test_an_optional_setting_can_be_left_open_by_name(value: str):
+    assert load(max_model_len=value).model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "http"),
+        ("port", 80.5),
+        ("port", True),
+        ("port", 65536),
+        ("port", -1),
+        ("enable_prefix_caching", "maybe"),
+        ("kv_cache_memory_bytes", "2X"),
+        ("kv_cache_memory_bytes", "G"),
+        ("kv_watermark", "much"),
+        ("kv_watermark", 1.0),
+        ("kv_watermark", -0.1),
+        ("kv_watermark", "nan"),
+        ("max_num_seqs", 0),
+        ("max_preemptions", 0),
+        ("prefill_floor", 0),
+        ("prefill_floor", 512),
+        ("prefill_cap", 63),
+        ("max_bypasses", -1),
+        ("max_bypass_s", -1),
+        ("max_skips", -1),
+        ("block_size", 0),
+        ("api_key", ""),
+        ("api_key", "a,"),
+        ("api_key", 5),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(name: str, value: object):
+    with pytest.raises(ConfigError, match=name):
+        load(**{name: value})
+
+
+def test_a_config_error_is_a_value_error_too():
+    with pytest.raises(ValueError, match="larger than prefill_floor"):
+        SchedulerConfig(max_num_batched_tokens=8, prefill_floor=8)
+    with pytest.raises(ValueError, match="port"):
+        ServerConfig(port=99999)
+
+
+# ------------------------------------------------------------------------- resolve
+
+
+def resolved(machine: Hardware = MACHINE, model: ModelFacts = MODEL, **settings: Any) -> Resolved:
+    return resolve(load(**settings), model, machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (MACHINE, "fp32"),
+        (Hardware(4, 8 * GIB, ("avx2", "amx_bf16")), "bf16"),
+        (Hardware(4, 8 * GIB, ("avx512_bf16",)), "bf16"),
+        (Hardware(4, 8 * GIB, has_cuda=True), "bf16"),
+    ],
+)
+def test_the_dtype_is_bf16_where_the_machine_is_made_for_it(machine: Hardware, expected: str):
+    choice = resolved(machine)
+    assert choice.dtype == expected
+    assert choice.reasons[0].startswith(f"dtype {expected}")
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("bfloat16", "bf16"), ("FP32", "fp32")])
+def test_a_dtype_that_is_asked_for_is_taken(asked: str, expected: str):
+    assert resolved(dtype=asked).dtype == expected
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ConfigError, match="int3"):
+        resolved(dtype="int3")
+
+
+def test_the_cache_is_as_large_as_asked():
+    # 16 tokens x 1024 values x 4 bytes = 64 KiB a block
+    choice = resolved(kv_cache_memory_bytes="4M", max_model_len=512)
+    assert (choice.num_blocks, choice.max_model_len) == (64, 512)
+
+
+def test_the_cache_is_no_larger_than_every_seat_needs():
+    choice = resolved(max_num_seqs=2)
+    assert choice.num_blocks == 2 * 2048 // 16
+    assert "room for every seat" in choice.reasons[1]
+
+
+def test_the_cache_takes_half_of_what_the_weights_leave():
+    machine = Hardware(num_cores=4, available_bytes=4_000_000 + 256 * 64 * 1024)
+    choice = resolved(machine)
+    assert choice.num_blocks == 128
+    assert "half of the free memory" in choice.reasons[1]
+
+
+def test_the_context_shrinks_to_the_cache_unless_it_was_asked_for():
+    choice = resolved(kv_cache_memory_bytes="4M")
+    assert choice.max_model_len == 64 * 16 + 1
+    assert "all the KV cache holds" in choice.reasons[-1]
+    with pytest.raises(ConfigError, match="needs more KV cache than the 1024 tokens"):
+        resolved(kv_cache_memory_bytes="4M", max_model_len=2000)
+
+
+@pytest.mark.parametrize("length", [1, 2049])
+def test_the_context_is_within_the_models(length: int):
+    with pytest.raises(ConfigError, match="between 2 and the model's 2048"):
+        resolved(max_model_len=length)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_cache_memory_bytes": 1000}, {"machine": Hardware(1, 1000)}]
+)
+def test_a_cache_without_a_block_is_refused(settings: dict[str, Any]):
+    with pytest.raises(ConfigError, match="room for no block"):
+        resolved(**settings)
+
+
+def test_threads_and_device_follow_the_machine_unless_asked_for():
+    assert (resolved().num_threads, resolved().device) == (4, "cpu")
+    assert resolved(Hardware(4, 8 * GIB, has_cuda=True)).device == "cuda"
+    asked = resolved(num_threads=2, device="cuda:1")
+    assert (asked.num_threads, asked.device) == (2, "cuda:1")
