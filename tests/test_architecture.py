@@ -131,7 +131,8 @@ def test_a_protocol_has_at_most_5_methods(path: Path):
 
 @pytest.mark.parametrize(("value", "limit"), [(Request, 20), (StepPlan, 8), (ScheduledRequest, 8)])
 def test_the_central_types_stay_small(value: type, limit: int):
-    assert len(fields(value)) <= limit
+    names = getattr(value, "_fields", None) or fields(value)
+    assert len(names) <= limit
 
 
 @modules

@@ -139,7 +139,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
 ) -> Config:
     """Merge the sources into one Config. Keys are flat and may be spelled with - or _."""
-    merged = {_normal(key): value for key, value in (file or {}).items()}
+    merged = {_normal(key): value for key, value in (file or {}).items() if value is not None}
     merged.update(_from_environment(os.environ if environ is None else environ))
     merged.update({_normal(key): value for key, value in flags.items() if value is not None})
     sections: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def all_settings() -> list[tuple[Field[Any], Any]]:
 
 def _check_at_least(section: object, low: int, *names: str) -> None:
     for name in names:
-        if getattr(section, name) < low:
+        if not getattr(section, name) >= low:  # so that NaN is refused too
             raise ConfigError(f"{name} must be at least {low}, got {getattr(section, name)}")
 
 
@@ -193,7 +193,7 @@ def _convert(name: str, value: object, hint: Any) -> Any:
         if hint is int:
             return _to_int(value)
         return hint(value)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"{name}: {value!r} is not a valid {hint.__name__}") from error
 
 

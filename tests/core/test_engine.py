@@ -7,7 +7,8 @@ import pytest
 from headway.core.engine import MAX_IDLE_STEPS
 from headway.core.events import Admitted, Stepped
 from headway.core.executor import Capacity
-from headway.core.queue import HeapQueue, fcfs
+from headway.core.orders import fcfs
+from headway.core.queue import HeapQueue
 from headway.core.request import FinishReason, Request
 from headway.errors import EngineError, EngineStalledError
 from headway.executors.fake import FakeExecutor

@@ -36,7 +36,7 @@ def test_a_prefix_is_shared_while_its_first_owner_still_runs():
     engine.step()
     engine.add("b", list(range(8)), max_tokens=20)
     engine.step()
-    tables = [engine.scheduler.kv.table(id).block_ids for id in ("a", "b")]
+    tables = [engine.scheduler.kv.tables[id].block_ids for id in ("a", "b")]
     assert tables[0][:1] == tables[1][:1]
     engine.run()
     assert engine.output("a") == engine.output("b")
@@ -125,7 +125,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_block_it_will_write(length: in
     engine = Harness(block_size=4)
     engine.add("p", list(range(length)), n=2)
     engine.step()
-    parent, child = (engine.scheduler.kv.table(id).block_ids for id in ("p", "p#1"))
+    parent, child = (engine.scheduler.kv.tables[id].block_ids for id in ("p", "p#1"))
     num_shared, num_copied = divmod(length - 1, 4)
     assert child[:num_shared] == parent[:num_shared]
     assert not set(child[num_shared:]) & set(parent)

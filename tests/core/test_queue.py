@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.queue import HeapQueue, WaitingQueue, fcfs, make_queue, priority
+from headway.core.orders import fcfs, make_queue, priority
+from headway.core.queue import HeapQueue, WaitingQueue
 from headway.core.request import Request
 from headway.errors import ConfigError
 from tests.harness import make_request

@@ -159,7 +159,7 @@ def test_a_request_preempted_k_times_is_immune(max_preemptions: int):
 def test_an_immune_request_gets_room_for_its_whole_output():
     engine = immune_engine(2)
     engine.step()
-    assert len(engine.scheduler.kv.table("victim").block_ids) == -(-(8 + 16 - 1) // 4)
+    assert len(engine.scheduler.kv.tables["victim"].block_ids) == -(-(8 + 16 - 1) // 4)
 
 
 def test_an_immune_request_waits_until_its_whole_output_fits():
@@ -173,7 +173,7 @@ def test_an_immune_request_waits_until_its_whole_output_fits():
         assert engine.scheduler.requests["b"].num_preemptions <= 1
     assert "b" in engine.waiting
     engine.step()
-    assert len(engine.scheduler.kv.table("b").block_ids) == 6
+    assert len(engine.scheduler.kv.tables["b"].block_ids) == 6
     engine.run()
 
 
@@ -267,7 +267,7 @@ def test_nobody_is_preempted_in_vain_when_the_watermark_is_used_up():
     engine.add("strong", 16, max_tokens=20, priority=0)
     engine.add("weak", 8, max_tokens=17, priority=9)
     engine.until(lambda: engine.num_free == 0)
-    num_held = len(engine.scheduler.kv.table("weak").block_ids)
+    num_held = len(engine.scheduler.kv.tables["weak"].block_ids)
     # What weak holds would do for the prompt, but not for the prompt and the watermark.
     engine.add("vip", 4 * num_held - 4, max_tokens=1, priority=5)
     engine.begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
@@ -53,8 +54,7 @@ class Forked:
     parent_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokensEmitted:
+class TokensEmitted(NamedTuple):
     """A request gained output tokens; they are final."""
 
     request_id: str

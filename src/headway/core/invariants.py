@@ -60,7 +60,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         _require(item.start == request.num_computed, f"{request.id} does not continue")
         _require(list(item.token_ids) == request.token_ids[item.start : end], "wrong tokens")
         _require(item.has_sample == (end == request.num_tokens), "sampling at the wrong place")
-        blocks = scheduler.kv.table(request.id).block_ids
+        blocks = scheduler.kv.tables[request.id].block_ids
         size = scheduler.kv.block_size
         target = set(blocks[item.start // size : -(-end // size)])
         _require(len(target) == -(-end // size) - item.start // size, "no block to write into")

@@ -50,19 +50,11 @@ class KVCache:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
-        self._tables: dict[str, BlockTable] = {}
+        self.tables: dict[str, BlockTable] = {}
         self._copies: list[BlockCopy] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-    def table(self, request_id: str) -> BlockTable:
-        return self._tables[request_id]
-
-    def has_room(self, request: Request) -> bool:
-        """Whether its table can hold every token known so far."""
-        held = len(self._tables[request.id].block_ids) * self.block_size
-        return held >= len(request.token_ids)
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest indexed prefix of the request's tokens. It takes nothing.
@@ -97,11 +89,11 @@ class KVCache:
         self.pool.share(match.block_ids)
         fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
         block_ids = [*match.block_ids, *self.pool.allocate(max(0, fresh))]
-        self._tables[request.id] = BlockTable(block_ids, num_published=len(match.block_ids))
+        self.tables[request.id] = BlockTable(block_ids, num_published=len(match.block_ids))
 
     def num_full(self, requests: Sequence[Request]) -> int:
         """How many of these need one more block for their next token."""
-        tables, size = self._tables, self.block_size
+        tables, size = self.tables, self.block_size
         return sum([len(tables[it.id].block_ids) * size == it.num_computed for it in requests])
 
     def extend(self, table: BlockTable) -> None:
@@ -117,11 +109,11 @@ class KVCache:
         """
         num_tokens = parent.num_prompt_tokens - 1
         num_shared, num_copied = divmod(num_tokens, self.block_size)
-        parent_ids = self._tables[parent.id].block_ids
+        parent_ids = self.tables[parent.id].block_ids
         shared = parent_ids[:num_shared]
         self.pool.share(shared)
         tail = self.pool.allocate(1)
-        self._tables[child.id] = BlockTable([*shared, *tail], num_published=num_shared)
+        self.tables[child.id] = BlockTable([*shared, *tail], num_published=num_shared)
         child.num_computed = num_tokens
         child.block_hashes = parent.block_hashes[:num_shared]
         if num_copied:
@@ -137,7 +129,7 @@ class KVCache:
         """Index the blocks that the request's computed tokens have filled."""
         if not self.enable_prefix_caching:
             return
-        table = self._tables[request.id]
+        table = self.tables[request.id]
         num_full = request.num_computed // self.block_size
         if num_full <= table.num_published:
             return
@@ -148,7 +140,7 @@ class KVCache:
 
     def free(self, request_id: str) -> int:
         """Let go of a request's blocks; returns how many became free. Unknown ids hold none."""
-        table = self._tables.pop(request_id, None)
+        table = self.tables.pop(request_id, None)
         if table is None:
             return 0
         before = self.pool.num_free
@@ -157,7 +149,7 @@ class KVCache:
 
     def num_freeable(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
         """How many blocks freeing all of these would make usable, not counting those `kept`."""
-        tables = (self._tables[request.id].block_ids for request in requests)
+        tables = (self.tables[request.id].block_ids for request in requests)
         return self.pool.num_freeable(id for ids in tables for id in ids if id not in kept)
 
     def _hash_full_blocks(self, request: Request) -> None:
@@ -165,10 +157,10 @@ class KVCache:
 
     def check(self, running: dict[str, Request]) -> None:
         """Every table belongs to a running request and is long enough for what it computed."""
-        if self._tables.keys() != running.keys():
-            raise AssertionError(f"tables {set(self._tables)} but running {set(running)}")
+        if self.tables.keys() != running.keys():
+            raise AssertionError(f"tables {set(self.tables)} but running {set(running)}")
         owners: dict[int, int] = {}
-        for request_id, table in self._tables.items():
+        for request_id, table in self.tables.items():
             if len(set(table.block_ids)) != len(table.block_ids):
                 raise AssertionError(f"{request_id} holds a block twice")
             if len(table.block_ids) * self.block_size < running[request_id].num_computed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core.params import SamplingParams
 from headway.core.request import Request
@@ -28,8 +29,7 @@ class NewRequest:
         return NewRequest(params, seed, index, token_ids, request.num_prompt_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step: compute `token_ids` from position `start` on.
 
     `block_ids` are appended to the request's block table (for a new request: the whole table).

@@ -1,8 +1,6 @@
 """The waiting line: who is next, and whose claim is stronger.
 
-A policy is a claim: a function from a request to a pair, smaller goes first. To add one, write
-the function in a file of its own and add a line to ORDERS. A policy whose claims change while
-requests wait brings its own WaitingQueue instead of HeapQueue.
+What makes a claim strong is a policy's business; the policies are in headway.core.orders.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from headway.core.request import Request
-from headway.errors import ConfigError
 
 
 class Claim(NamedTuple):
@@ -23,7 +20,7 @@ class Claim(NamedTuple):
     """
 
     rank: float
-    place: tuple[int, int]
+    place: tuple[int, ...]
 
 
 class WaitingQueue(Protocol):
@@ -82,26 +79,3 @@ class HeapQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting.values())
-
-
-def fcfs(request: Request) -> Claim:
-    """First come, first served."""
-    return Claim(0, (request.place, request.index))
-
-
-def priority(request: Request) -> Claim:
-    """Lower priority number first, as in vLLM; first come, first served among equals."""
-    return Claim(request.priority, (request.place, request.index))
-
-
-ORDERS: dict[str, Callable[[], WaitingQueue]] = {
-    "fcfs": lambda: HeapQueue(fcfs),
-    "priority": lambda: HeapQueue(priority),
-}
-
-
-def make_queue(policy: str) -> WaitingQueue:
-    """An empty waiting line of the policy with this name."""
-    if policy not in ORDERS:
-        raise ConfigError(f"scheduling_policy must be one of {', '.join(ORDERS)}, got {policy!r}")
-    return ORDERS[policy]()

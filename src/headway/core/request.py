@@ -109,11 +109,12 @@ class Request:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add an output token; the reason to finish, if it ends the request."""
+        params = self.params
         self.token_ids.append(token_id)
         num_output = len(self.token_ids) - self.num_prompt_tokens
-        if token_id in self.params.stop_token_ids and num_output >= self.params.min_tokens:
+        if token_id in params.stop_token_ids and num_output >= params.min_tokens:
             return FinishReason.STOP
-        if num_output >= (self.params.max_tokens or 0):
+        if num_output >= (params.max_tokens or 0):
             return FinishReason.LENGTH
         return None
 

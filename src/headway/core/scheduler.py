@@ -22,10 +22,11 @@ from headway.config import SchedulerConfig
 from headway.core import events
 from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never_fits, try_admit
 from headway.core.budget import TokenBudget
+from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.kv import BlockTable, KVCache
-from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
-from headway.core.queue import make_queue
+from headway.core.orders import make_queue
+from headway.core.plan import Failure, Sample, StepPlan, StepResult
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.victim import choose_victim, choose_victims, weaker_than
 
@@ -104,68 +105,58 @@ class Scheduler:
         """Decide the next step. The plan may be empty if there is nothing to do."""
         self._has_preempted = False
         self._seat_stronger_claims(now)
-        decoding: list[Request] = []
-        prefilling: list[Request] = []
-        for request in self.running:
-            gap = len(request.token_ids) - request.num_computed
-            is_prefill = gap > 1 and self.kv.has_room(request)
-            (prefilling if is_prefill else decoding).append(request)
-
+        draft = PlanDraft()
+        limit = self._budget.for_decode(has_prefill=True)
+        late = self._schedule_decodes(draft, self.running[:], limit, now)
         has_seat = len(self.running) < self.config.max_num_seqs
-        has_prefill = bool(prefilling) or (has_seat and len(self.waiting) > 0)
-        limit = self._budget.for_decode(has_prefill)
-        scheduled, left = self._schedule_decodes(decoding, limit, now)
-        left = self._budget.for_prefill(limit - left)
-        for request in prefilling:
-            if left > 0 and request.state is RUNNING:
-                scheduled.append(self._share_of(request, self.kv.table(request.id), left))
-                left -= len(scheduled[-1].token_ids)
+        if late and not draft.prefilling and not (has_seat and len(self.waiting) > 0):
+            self._schedule_decodes(draft, late, self._budget.for_decode(has_prefill=False), now)
+        limit = draft.num_tokens + self._budget.for_prefill(draft.num_tokens)
+        for request in draft.prefilling:
+            if draft.num_tokens < limit and request.state is RUNNING:
+                draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed is for the running: nobody is admitted in such a step.
         if not self._has_preempted:
-            self._admit_waiting(scheduled, left, now)
-        return self._seal(scheduled)
+            self._admit_waiting(draft, limit, now)
+        return self._seal(draft)
 
-    def _seal(self, scheduled: list[ScheduledRequest]) -> StepPlan:
+    def _seal(self, draft: PlanDraft) -> StepPlan:
         step_id = next(self._step_ids)
-        if not scheduled:
+        if not draft.scheduled:
             return StepPlan(step_id, ())
         released_ids = tuple(self._released_ids)
         self._released_ids.clear()
-        num_tokens = sum([len(item.token_ids) for item in scheduled])
         copies = self.kv.take_copies()
-        return StepPlan(step_id, tuple(scheduled), copies, released_ids, num_tokens)
+        return StepPlan(step_id, tuple(draft.scheduled), copies, released_ids, draft.num_tokens)
 
     def _schedule_decodes(
-        self, decoding: list[Request], limit: int, now: float
-    ) -> tuple[list[ScheduledRequest], int]:
-        """Those whose next tokens may need new blocks, strongest first, so that a victim is
-        never already in the plan. Also returns what is left of the limit."""
-        scheduled: list[ScheduledRequest] = []
+        self, draft: PlanDraft, requests: list[Request], limit: int, now: float
+    ) -> list[Request]:
+        """Those with one token to compute, or with tokens that may need new blocks; strongest
+        first, so that a victim is never already in the plan. Prompts are set aside in the draft;
+        those beyond the limit are returned."""
+        late: list[Request] = []
         block_size = self.kv.block_size
-        for request in decoding:
-            if limit <= 0:
-                break
+        for request in requests:
             if request.state is not RUNNING:  # preempted by a stronger one a moment ago
                 continue
-            table = self.kv.table(request.id)
-            if len(request.token_ids) > len(table.block_ids) * block_size and not self._grow(
-                request, table, now
-            ):
+            table = self.kv.tables[request.id]
+            num_tokens, block_ids = len(request.token_ids), table.block_ids
+            is_short = num_tokens > len(block_ids) * block_size
+            has_one = num_tokens - request.num_computed == 1
+            if not has_one and not is_short:
+                draft.prefilling.append(request)
                 continue
-            scheduled.append(self._share_of(request, table, limit))
-            limit -= len(scheduled[-1].token_ids)
-        return scheduled, limit
-
-    def _share_of(self, request: Request, table: BlockTable, limit: int) -> ScheduledRequest:
-        """The request's next tokens, at most `limit`; it has the blocks to hold them."""
-        block_ids, new = (), None
-        if table.num_sent != len(table.block_ids):
-            new = NewRequest.of(request) if table.num_sent == 0 else None
-            block_ids = table.take_unsent()
-        start = request.num_computed
-        token_ids = tuple(request.token_ids[start : start + limit])
-        has_sample = start + len(token_ids) == len(request.token_ids)
-        return ScheduledRequest(request.id, start, token_ids, block_ids, has_sample, new)
+            if draft.num_tokens >= limit:
+                late.append(request)
+                continue
+            if is_short and not self._grow(request, table, now):
+                continue
+            if has_one and table.num_sent == len(block_ids):
+                draft.add_last(request)
+            else:
+                draft.add(request, table, limit)
+        return late
 
     # --------------------------------------------------------------- admission
 
@@ -179,14 +170,14 @@ class Scheduler:
         is_immune = request.num_preemptions >= self.config.max_preemptions
         return try_admit(request, self.kv, self._room(reserve), is_immune)
 
-    def _admit_waiting(self, scheduled: list[ScheduledRequest], left: int, now: float) -> None:
+    def _admit_waiting(self, draft: PlanDraft, limit: int, now: float) -> None:
         """Fill free seats from the waiting line while tokens are left.
 
         One that does not fit may be passed over by those behind it, a bounded number of times
         and for a bounded time; then the pass ends at it until it fits.
         """
         passed_over: list[Request] = []
-        while left > 0 and len(self.running) < self.config.max_num_seqs:
+        while draft.num_tokens < limit and len(self.running) < self.config.max_num_seqs:
             if len(passed_over) > self.config.max_skips or any(
                 self._is_bypassed_enough(request, now) for request in passed_over
             ):
@@ -202,8 +193,7 @@ class Scheduler:
             for other in passed_over:
                 other.num_bypasses += 1
             self._seat(request, outcome, now)
-            scheduled.append(self._share_of(request, self.kv.table(request.id), left))
-            left -= len(scheduled[-1].token_ids)
+            draft.add(request, self.kv.tables[request.id], limit)
         for request in passed_over:
             self.waiting.push(request)
 
@@ -280,39 +270,42 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Take in what a step computed."""
         num_left = 0
+        block_size = self.kv.block_size
         for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
             request = self.requests.get(item.request_id)
             if request is None or request.state is not RUNNING:  # aborted while in flight
                 continue
-            if isinstance(outcome, Failure) or (outcome is None and item.has_sample):
-                message = "the executor sampled nothing" if outcome is None else outcome.message
-                self._leave(request, FinishReason.ERROR, now, message)
-                num_left += 1
-                continue
-            request.num_computed += len(item.token_ids) - item.num_padding
-            self.kv.publish(request)
-            if outcome is None:
-                continue
-            if request.params.n > 1:
-                self._fork(request, now)
-            reason = self._append(request, outcome)
-            if reason is not None:
-                self._leave(request, reason, now)
+            num_tokens = len(item.token_ids)
+            if not isinstance(outcome, Failure):
+                request.num_computed += num_tokens
+                if num_tokens > 1 or request.num_computed % block_size == 0:
+                    self.kv.publish(request)
+            if (outcome or item.has_sample) and self._take_in(request, outcome, now):
                 num_left += 1
         if num_left:
             self.running = [request for request in self.running if request.state is RUNNING]
 
-    def _append(self, request: Request, sample: Sample) -> FinishReason | None:
-        """Add sampled tokens up to the one that ends the request, if one does."""
-        token_ids, logprobs, reason = sample.token_ids, sample.logprobs, None
-        for num_accepted, token_id in enumerate(token_ids, start=1):
-            reason = request.append(token_id)
-            if reason is not None and num_accepted < len(token_ids):
-                token_ids = token_ids[:num_accepted]
-                logprobs = logprobs[:num_accepted] if logprobs is not None else None
-                break
+    def _take_in(self, request: Request, outcome: Sample | Failure | None, now: float) -> bool:
+        """Add sampled tokens up to the one that ends the request; True if it has ended."""
+        if not isinstance(outcome, Sample):
+            message = "the executor sampled nothing" if outcome is None else outcome.message
+            self._leave(request, FinishReason.ERROR, now, message)
+            return True
+        if request.params.n > 1:
+            self._fork(request, now)
+        token_ids, logprobs = outcome.token_ids, outcome.logprobs
+        reason = request.append(token_ids[0])
+        if len(token_ids) > 1:
+            num_accepted = 1
+            while reason is None and num_accepted < len(token_ids):
+                reason = request.append(token_ids[num_accepted])
+                num_accepted += 1
+            token_ids = token_ids[:num_accepted]
+            logprobs = logprobs[:num_accepted] if logprobs is not None else None
         self._events.append(events.TokensEmitted(request.id, token_ids, logprobs))
-        return reason
+        if reason is not None:
+            self._leave(request, reason, now)
+        return reason is not None
 
     def _fork(self, parent: Request, now: float) -> None:
         """The prompt is computed: its other samples begin, sharing the prompt's blocks.

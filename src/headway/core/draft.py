@@ -1,0 +1,42 @@
+"""A step plan in the making: shares are added one by one, within a limit of tokens."""
+
+from __future__ import annotations
+
+from headway.core.kv import BlockTable
+from headway.core.plan import NewRequest, ScheduledRequest
+from headway.core.request import Request
+
+
+class PlanDraft:
+    """What has been scheduled so far, and which prompts were set aside for later in the pass."""
+
+    __slots__ = ("num_tokens", "prefilling", "scheduled")
+
+    def __init__(self) -> None:
+        self.scheduled: list[ScheduledRequest] = []
+        self.prefilling: list[Request] = []
+        self.num_tokens = 0
+
+    def add(self, request: Request, table: BlockTable, limit: int) -> None:
+        """The request's next tokens, as far as the limit on the whole plan allows. The table has
+        room for them; blocks the executor has not been told of go along."""
+        block_ids, new = (), None
+        if table.num_sent != len(table.block_ids):
+            new = NewRequest.of(request) if table.num_sent == 0 else None
+            block_ids = table.take_unsent()
+        start = request.num_computed
+        token_ids = tuple(request.token_ids[start : start + limit - self.num_tokens])
+        has_sample = start + len(token_ids) == len(request.token_ids)
+        self.scheduled.append(
+            ScheduledRequest(request.id, start, token_ids, block_ids, has_sample, new)
+        )
+        self.num_tokens += len(token_ids)
+
+    def add_last(self, request: Request) -> None:
+        """The one token that is left of a request the executor knows all about.
+
+        The usual case, spelled out: nearly every request meets it in every step.
+        """
+        last = (request.token_ids[-1],)
+        self.scheduled.append(ScheduledRequest(request.id, request.num_computed, last, (), True))
+        self.num_tokens += 1
