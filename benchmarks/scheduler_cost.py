@@ -6,6 +6,9 @@ waiting line, and prompts share prefixes. Rounds are interleaved over the cells 
 that a slow moment of the machine does not fall on one cell alone.
 
     python benchmarks/scheduler_cost.py [--policy fcfs|priority] [--json FILE] [--profile]
+    python benchmarks/scheduler_cost.py --model "$(scripts/get-test-model)"
+
+With a model, the cost is also put beside the time its executor takes for 64 decodes.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import pstats
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headway.config import SchedulerConfig
+from headway.core.events import Event
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
@@ -175,6 +180,32 @@ def print_table(rows: list[Row]) -> None:
         print(f"{running} running: waiting {WAITING[-1]} / waiting {WAITING[0]} = {ratio:.2f}")
 
 
+def model_step_s(model: str) -> float:
+    """The median step of 64 decoding requests on the real executor."""
+    from headway.build import load_model
+    from headway.clock import SystemClock
+    from headway.config import load_config
+    from headway.core.engine import EngineCore
+    from headway.core.events import Stepped
+
+    loaded = load_model(load_config({"model": model, "max_num_seqs": 64}))
+    rng = random.Random(0)
+    steps: list[float] = []
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=64), loaded.executor.capacity())
+
+    def take_in(events: Sequence[Event]) -> None:
+        steps.extend(e.elapsed_s for e in events if isinstance(e, Stepped) and e.num_tokens == 64)
+
+    core = EngineCore(scheduler, loaded.executor, SystemClock(), take_in)
+    for number in range(64):
+        prompt = [rng.randint(100, 40_000) for _ in range(rng.randint(32, 256))]
+        params = SamplingParams(max_tokens=60, temperature=0.0)
+        core.add(Request(id=str(number), token_ids=prompt, params=params, seed=0, arrived_at=0.0))
+    while core.has_work:
+        core.step()
+    return statistics.median(steps)
+
+
 def run_profile(policy: str) -> None:
     load = Load(256, 10_000, policy, seed=0)
     profile = cProfile.Profile()
@@ -196,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="timed steps per cell and round")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--model", help="compare with the step of 64 requests on this model")
     parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
     args = parser.parse_args()
     if args.profile:
@@ -209,8 +241,14 @@ def main() -> None:
     rows = [summarize(*cell, times[cell]) for cell in cells]
     print(f"policy {args.policy}, Python {platform.python_version()}, {platform.machine()}")
     print_table(rows)
+    report: dict[str, object] = {"policy": args.policy, "rows": [asdict(row) for row in rows]}
+    if args.model is not None:
+        step_us = report["model_step_us"] = 1e6 * model_step_s(args.model)
+        print(f"64 decodes on the model: {step_us / 1000:.1f} ms a step")
+        for row in rows:
+            if row.waiting == 0:
+                print(f"{row.running} running: {row.mean_us / step_us:.2%} of that")
     if args.json is not None:
-        report = {"policy": args.policy, "rows": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

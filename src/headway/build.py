@@ -18,6 +18,7 @@ from headway.config import Config
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Executor
+from headway.core.orders import make_queue
 from headway.core.scheduler import Scheduler
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
@@ -39,18 +40,10 @@ class LoadedModel:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The model's side of text."""
-
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-
-
-def load_text(config: Config) -> Text:
+def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
     """The tokenizer and chat template of the configured model."""
     tokenizer = Tokenizer.from_path(locate(config.model.model, config.model.revision).path)
-    return Text(tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens))
+    return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 
 def model_facts(config: Config) -> ModelFacts:
@@ -96,13 +89,13 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
 
 def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
     """The parts of an engine in the caller's own process and thread."""
-    text = load_text(config)
+    tokenizer, chat_template = load_text(config)
     model = load_model(config, progress)
     return OfflineParts(
         lambda sink: build_core(config, model.executor, sink),
         engine_info(config, model),
-        text.tokenizer,
-        text.chat_template,
+        tokenizer,
+        chat_template,
         SystemClock(),
     )
 
@@ -119,14 +112,15 @@ def run_server(config: Config) -> int:
     from headway.observe import Metrics
     from headway.server import create_app, listen, run, serve
 
+    make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
     listener = listen(config.server)
-    text = load_text(config)
+    tokenizer, chat_template = load_text(config)
     names = config.server.served_model_name or (config.model.model,)
 
     async def main() -> int:
-        engine = build_async(config, text.tokenizer)
+        engine = build_async(config, tokenizer)
         metrics = Metrics(names[0])
-        app = create_app(engine, config.server, names, text.chat_template, metrics)
+        app = create_app(engine, config.server, names, chat_template, metrics)
         return await serve(engine, app, config.server, listener)
 
     return run(main())

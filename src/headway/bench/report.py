@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,30 +15,29 @@ from headway.workload import OfflineWorkload
 
 
 def as_table(workload: OfflineWorkload, results: Sequence[ModeResult]) -> Table:
-    """Medians over the rounds, with the spread of the throughput."""
+    """One column per mode: medians over the rounds, with the spread of the throughput."""
     table = Table(
         title=f"{workload.name}: {len(workload.items)} requests, "
         f"{workload.num_prompt_tokens:,} prompt and {workload.num_output_tokens:,} output tokens"
     )
     table.add_column("batching")
-    for heading in (
-        "output tok/s", "(min-max)", "TTFT p50/p95/p99 s", "E2E p50/p95/p99 s",
-        "slot occupancy", "padding waste", "steps", "in executor",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
     for result in results:
-        speed = result.output_tokens_per_s
-        table.add_row(
-            result.mode,
-            f"{speed.median:.1f}",
-            f"{speed.low:.1f}-{speed.high:.1f}",
-            _percentiles(result.ttft_s),
-            _percentiles(result.e2e_s),
-            f"{result.slot_occupancy.median:.1%}",
-            f"{result.padding_waste.median:.1%}",
-            str(result.num_steps),
-            f"{result.executor_share.median:.1%}",
-        )
+        table.add_column(result.mode, justify="right")
+    rows: dict[str, Callable[[ModeResult], str]] = {
+        "output tokens/s": lambda r: f"{r.output_tokens_per_s.median:.1f}",
+        "  least - most": lambda r: (
+            f"{r.output_tokens_per_s.low:.1f} - {r.output_tokens_per_s.high:.1f}"
+        ),
+        **{f"TTFT p{p}, s": lambda r, p=p: f"{r.ttft_s[p].median:.2f}" for p in PERCENTS},
+        **{f"end-to-end p{p}, s": lambda r, p=p: f"{r.e2e_s[p].median:.2f}" for p in PERCENTS},
+        "slot occupancy": lambda r: f"{r.slot_occupancy.median:.1%}",
+        "padding waste": lambda r: f"{r.padding_waste.median:.1%}",
+        "time in the executor": lambda r: f"{r.executor_share.median:.1%}",
+        "steps": lambda r: str(r.num_steps),
+        "preemptions": lambda r: str(r.num_preemptions),
+    }
+    for name, cell in rows.items():
+        table.add_row(name, *(cell(result) for result in results))
     return table
 
 
@@ -84,7 +83,7 @@ def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -
     except ImportError as error:
         raise ConfigError("pictures need matplotlib: pip install 'headway[plot]'") from error
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     speed, latency, use = figure.subplots(1, 3)
     names = [result.mode for result in results]
@@ -94,6 +93,7 @@ def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -
     bars = speed.bar(names, [s.median for s in speeds], color=colors, yerr=_errors(speeds))
     speed.bar_label(bars, fmt="%.0f", padding=3)
     speed.set(title="output tokens/s (median, min-max)")
+    speed.margins(y=0.12)
 
     width = 0.8 / len(results)
     for offset, result in enumerate(results):
@@ -106,7 +106,7 @@ def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -
     middle = (len(results) - 1) * width / 2
     latency.set_xticks([i + middle for i in range(len(PERCENTS))], [f"p{p}" for p in PERCENTS])
     latency.set(title="end-to-end latency, seconds")
-    latency.legend()
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
     for offset, result in enumerate(results):
         shares = (result.slot_occupancy.median * 100, result.padding_waste.median * 100)
@@ -121,10 +121,6 @@ def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -
 
 
 _COLORS = {"static": "#b0413e", "dynamic": "#e0a030", "continuous": "#2a7f62"}
-
-
-def _percentiles(spreads: dict[int, Spread]) -> str:
-    return " / ".join(f"{spreads[p].median:.2f}" for p in PERCENTS)
 
 
 def _errors(spreads: Sequence[Spread]) -> list[list[float]]:

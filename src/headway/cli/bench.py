@@ -69,7 +69,7 @@ def offline(
     with progress_bar("loading weights") as progress:
         model = load_model(config, progress)
     for reason in model.resolved.reasons:
-        console.print(f"[dim]{reason}[/dim]")
+        console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
     bench = Bench(
         model.executor, config.scheduler, SystemClock(), config.cache.enable_prefix_caching
     )

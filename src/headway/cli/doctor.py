@@ -45,7 +45,7 @@ def doctor(
     console.print(f"  {facts.num_parameters / 1e6:.0f} M parameters")
     console.print(f"  max_model_len {resolved.max_model_len}")
     for reason in resolved.reasons:
-        console.print(f"  {reason}")
+        console.print(f"  {reason}", soft_wrap=True)
 
 
 def _rows(hardware: Hardware, num_threads: int) -> list[tuple[str, str]]:

@@ -177,7 +177,7 @@ class Scheduler:
         and for a bounded time; then the pass ends at it until it fits.
         """
         passed_over: list[Request] = []
-        while draft.num_tokens < limit and len(self.running) < self.config.max_num_seqs:
+        while draft.num_tokens < limit and self.num_seats_used < self.config.max_num_seqs:
             if len(passed_over) > self.config.max_skips or any(
                 self._is_bypassed_enough(request, now) for request in passed_over
             ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -96,7 +96,7 @@ class OfflineEngine:
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Answer one conversation piece by piece. Leaving early ends the request."""
         token_ids = self._encode_chat(messages)
         output = self._add(None, token_ids, self._resolve(params or SamplingParams(), token_ids))

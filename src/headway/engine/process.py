@@ -7,6 +7,7 @@ nobody is left to serve.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import zmq
 
 from headway.core.engine import EngineCore
-from headway.core.events import Event, Sink
+from headway.core.events import Event, Refused, Sink
 from headway.core.request import Request
 from headway.engine.messages import (
     AbortRequests,
@@ -57,6 +58,9 @@ class EngineLoop:
         """Build, serve, clean up; the process's exit code."""
         try:
             core, info = factory(self._events.extend, self._report_progress)
+            # What was loaded stays: the collector need not look at it again during steps.
+            gc.collect()
+            gc.freeze()
             self._send(EngineReady(info))
             try:
                 self._serve(core)
@@ -93,20 +97,25 @@ class EngineLoop:
 
     def _apply(self, command: Command, core: EngineCore) -> None:
         if isinstance(command, AddRequest):
-            core.add(
-                Request(
-                    id=command.id,
-                    token_ids=command.token_ids,
-                    params=command.params,
-                    seed=command.seed,
-                    arrived_at=command.arrived_at,
-                    priority=command.priority,
-                    tenant=command.tenant,
-                )
-            )
+            self._add(command, core)
         elif isinstance(command, AbortRequests):
             for request_id in command.ids:
                 core.abort(request_id, command.reason)
+
+    def _add(self, command: AddRequest, core: EngineCore) -> None:
+        try:
+            request = Request(
+                id=command.id,
+                token_ids=command.token_ids,
+                params=command.params,
+                seed=command.seed,
+                arrived_at=command.arrived_at,
+                priority=command.priority,
+                tenant=command.tenant,
+            )
+            core.add(request)
+        except ValueError as error:  # a request the core cannot take must not end the others
+            self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
 
     def _flush(self) -> None:
         if self._events:

@@ -193,7 +193,9 @@ async def _log_stats(engine: AsyncEngine, clock: Clock, interval_s: float) -> No
 
 
 def _log_progress(num_done: int, num_total: int) -> None:
-    logger.debug("loaded %d of %d", num_done, num_total)
+    """A line per quarter: a log file is no place for a bar."""
+    if num_done * 4 // num_total > (num_done - 1) * 4 // num_total:
+        logger.info("loaded %d of %d tensors", num_done, num_total)
 
 
 def _uvicorn_config(app: FastAPI) -> uvicorn.Config:

@@ -1,0 +1,118 @@
+"""The command as a person meets it: right, wrong, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def headway(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headway", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=300,
+        **options,  # pyright: ignore
+    )
+
+
+def test_version():
+    assert headway("--version").stdout.startswith("headway 0.")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("serve",), "Missing argument"),
+        (("serve", "x.gguf", "--no-such-flag"), "No such option"),
+        (("serve", "missing.gguf", "--port", "0"), "no such file or folder"),
+        (("serve", "missing.gguf", "--port", "many"), "port: 'many' is not a valid int"),
+        (("serve", "missing.gguf", "--max-num-seqs", "0"), "max_num_seqs must be at least 1"),
+        (("chat", "missing.gguf", "--config", "missing.yaml"), "cannot read missing.yaml"),
+        (("bench", "offline", "missing.gguf", "--batching", "magic"), "static, dynamic"),
+        (("bench", "offline", "missing.gguf", "--workload", "none"), "unknown workload"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], said: str):
+    result = headway(*args)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_config_file_with_an_unknown_key_is_refused(tmp_path: Path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("max-num-seqs: 4\nmax-num-sequences: 5\n")
+    result = headway("serve", "missing.gguf", "--config", str(file))
+    assert result.returncode == 2
+    assert "unknown setting: max_num_sequences" in result.stderr
+
+
+def test_an_unknown_policy_is_refused_before_anything_is_loaded():
+    result = headway("serve", "missing.gguf", "--port", "0", "--scheduling-policy", "luck")
+    assert result.returncode == 2
+    assert "fcfs, priority" in result.stderr
+
+
+def test_doctor_says_what_auto_gives():
+    result = headway("doctor")
+    assert result.returncode == 0
+    for word in ("cores", "instructions", "torch", "free memory", "KV cache auto"):
+        assert word in result.stdout
+
+
+@pytest.mark.model
+def test_doctor_of_a_model(model_path: Path):
+    result = headway("doctor", str(model_path))
+    assert "134 M parameters" in result.stdout
+    assert "blocks of 16 tokens" in result.stdout
+
+
+@pytest.mark.model
+def test_chat_knows_the_capital_of_france(model_path: Path):
+    result = headway("chat", str(model_path), "--prompt", "What is the capital of France?")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+
+
+@pytest.mark.model
+def test_a_conversation_goes_on_until_the_end_of_input(model_path: Path):
+    said = "What is the capital of France?\n/reset\n"
+    result = headway("chat", str(model_path), "--max-tokens", "12", input=said)
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+
+
+@pytest.mark.model
+def test_a_closed_pipe_is_no_error(model_path: Path):
+    command = f'"{sys.executable}" -m headway chat "{model_path}" --prompt Hello | head -c 0'
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300
+    )
+    assert "Traceback" not in result.stderr
+    assert "Error" not in result.stderr
+
+
+@pytest.mark.model
+def test_bench_offline_compares_modes(model_path: Path, tmp_path: Path):
+    report, picture = tmp_path / "report.json", tmp_path / "picture.png"
+    flags = ("--workload", "mixed-16", "--batching", "static,continuous", "--rounds", "1")
+    files = ("--json", str(report), "--plot", str(picture))
+    environ = {**os.environ, "HEADWAY_DTYPE": "fp32"}
+    result = headway("bench", "offline", str(model_path), *flags, *files, env=environ)
+    assert result.returncode == 0, result.stderr
+    assert "identical tokens in all 2 runs: 100.0%" in result.stdout
+    modes = json.loads(report.read_text())["modes"]
+    assert modes["continuous"]["padding_waste"]["median"] == 0.0
+    assert modes["static"]["padding_waste"]["median"] > 0.1
+    assert modes["continuous"]["num_output_tokens"] == modes["static"]["num_output_tokens"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
