@@ -49,7 +49,12 @@ def test_an_unknown_key_is_an_error_that_names_it():
 
 
 def test_foreign_environment_variables_are_left_alone():
-    assert load_config({}, {}, {"PORT": "1", "HEADWAY_HOME": "x"}) == Config()
+    assert load_config({}, {}, {"PORT": "1", "HEADWAY_VENV": "x"}) == Config()
+
+
+def test_a_mistyped_environment_variable_is_an_error():
+    with pytest.raises(ConfigError, match="HEADWAY_MAX_NUM_SEQ"):
+        load_config({}, {}, {"HEADWAY_MAX_NUM_SEQ": "4"})
 
 
 def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch):

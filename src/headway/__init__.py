@@ -1,4 +1,4 @@
-"""Headway: a continuous-batching LLM inference server that can explain every wait.
+"""Headway: a continuous-batching LLM inference server.
 
 Names are loaded on first use: `import headway.core` needs nothing but the standard library.
 """

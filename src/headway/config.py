@@ -15,6 +15,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from headway.errors import ConfigError
 
 ENV_PREFIX = "HEADWAY_"
+SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE"})
+"""Read by the scripts of the repository; no settings."""
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -39,6 +41,9 @@ class ModelConfig:
         None, "Threads of the executor; default: the cores this process may use."
     )
 
+    def __post_init__(self) -> None:
+        _check_at_least(self, 1, "max_model_len", "num_threads")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
@@ -51,7 +56,7 @@ class CacheConfig:
     enable_prefix_caching: bool = setting(True, "Reuse the blocks of equal prefixes.")
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 1, "block_size")
+        _check_at_least(self, 1, "block_size", "kv_cache_memory_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        _check_at_least(self, 1, "max_body_bytes")
         if self.log_interval_s <= 0:
             raise ConfigError(f"log_interval_s must be positive, got {self.log_interval_s}")
         if any(not key for key in self.api_key):
@@ -165,8 +171,9 @@ def all_settings() -> list[tuple[Field[Any], Any]]:
 
 def _check_at_least(section: object, low: int, *names: str) -> None:
     for name in names:
-        if not getattr(section, name) >= low:  # so that NaN is refused too
-            raise ConfigError(f"{name} must be at least {low}, got {getattr(section, name)}")
+        value = getattr(section, name)
+        if value is not None and not value >= low:  # put so that NaN is refused too
+            raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def _normal(key: str) -> str:
@@ -175,7 +182,11 @@ def _normal(key: str) -> str:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     known = {ENV_PREFIX + spec.name.upper(): spec.name for spec, _ in all_settings()}
-    return {known[key]: value for key, value in environ.items() if key in known}
+    ours = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
+    unknown = sorted(ours.keys() - known.keys() - SCRIPT_VARIABLES)
+    if unknown:
+        raise ConfigError(f"unknown setting in the environment: {', '.join(unknown)}")
+    return {known[key]: value for key, value in ours.items() if key in known}
 
 
 def _convert(name: str, value: object, hint: Any) -> Any:

@@ -105,10 +105,10 @@ def test_a_static_batch_larger_than_the_cache_is_refused():
 
 
 def test_the_report(tmp_path):
-    calls: list[tuple[int, str]] = []
+    calls: list[tuple[int, int]] = []
     modes = list(MODES)
     runs = run_rounds(make_bench(), WORK, modes, 2, lambda *call: calls.append(call))
-    assert len(calls) == 1 + 2 * len(modes)
+    assert calls == [(done, 7) for done in range(7)]
     results = [summarize(mode, runs[mode]) for mode in modes]
     assert as_table(WORK, results).row_count > 5
     assert len(compare(results)) == 2

@@ -118,15 +118,6 @@ def test_unowned_counts_blocks_that_sharing_would_use_up():
     assert pool.num_unowned(table) == 1
 
 
-def test_dropping_the_cache_empties_unowned_blocks_only():
-    pool, table = pool_with_cached(4, 3)
-    pool.share(table[:1])
-    assert pool.drop_cached() == 2
-    assert pool.find(hash_of(0)) == table[0]
-    assert pool.find(hash_of(1)) is None
-    pool.check({table[0]: 1})
-
-
 def test_check_sees_a_leak_and_a_block_without_an_owner():
     pool = BlockPool(2)
     (block,) = pool.allocate(1)

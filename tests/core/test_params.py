@@ -92,7 +92,7 @@ def test_resolving_bounds_the_output_by_the_room_left():
 
 def test_resolving_adds_end_of_sequence_once_unless_it_is_ignored():
     params = SamplingParams(stop_token_ids=(2, 5))
-    assert params.resolved((2, 3), 7).stop_token_ids == (2, 5, 3)
+    assert params.resolved((2, 3), 7).stop_token_ids == (2, 3, 5)
     ignoring = SamplingParams(stop_token_ids=(5,), ignore_eos=True)
     assert ignoring.resolved((2, 3), 7).stop_token_ids == (5,)
 

@@ -72,14 +72,6 @@ def test_removing_forgets_both_sides_and_an_unknown_block_is_no_matter():
     index.check()
 
 
-def test_clearing_forgets_everything():
-    index = PrefixIndex()
-    index.insert(chain_start("x"), 1)
-    index.clear()
-    assert 1 not in index
-    index.check()
-
-
 def test_check_sees_two_sides_that_disagree():
     index = PrefixIndex()
     index.insert(chain_start("x"), 1)

@@ -66,7 +66,8 @@ def workload(executor: TorchExecutor, model_path: Path) -> Workload:
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     token_ids = Tokenizer.from_path(model_path).encode(text)
     draw = random.Random(7)
-    lengths = [5, 400, *(draw.randint(5, 400) for _ in range(NUM_PROMPTS - 2))]
+    # Spread evenly on a logarithmic scale: short prompts are as telling and cost less.
+    lengths = [5, 400, *(int(5 * 80 ** draw.random()) for _ in range(NUM_PROMPTS - 2))]
     starts = [draw.randrange(len(token_ids) - length) for length in lengths]
     prompts = [token_ids[at : at + n] for at, n in zip(starts, lengths, strict=True)]
     params = [

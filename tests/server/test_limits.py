@@ -10,6 +10,8 @@ import pytest
 
 from headway.server.limits import MAX_HEADER_BYTES
 
+JSON = {"content-type": "application/json"}
+
 
 def body_of(num_bytes: int) -> bytes:
     empty = json.dumps({"prompt": "x", "user": ""})
@@ -18,9 +20,9 @@ def body_of(num_bytes: int) -> bytes:
 
 async def test_a_body_at_the_limit_is_read_and_one_beyond_it_is_not(local) -> None:
     made = await local(max_body_bytes=1000)
-    response = await made.client.post("/v1/completions", content=body_of(1000))
+    response = await made.client.post("/v1/completions", content=body_of(1000), headers=JSON)
     assert response.status_code == 200
-    response = await made.client.post("/v1/completions", content=body_of(1001))
+    response = await made.client.post("/v1/completions", content=body_of(1001), headers=JSON)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
     assert response.headers["connection"] == "close"
@@ -36,7 +38,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(local) -> None:
             num_read += 100
             yield b" " * 100
 
-    response = await made.client.post("/v1/completions", content=chunks())
+    response = await made.client.post("/v1/completions", content=chunks(), headers=JSON)
     assert response.status_code == 413
     assert num_read <= 1200
 
@@ -81,6 +83,19 @@ def test_the_server_says_nothing_of_itself(fake_server) -> None:
 
 
 def test_a_large_body_over_a_socket(fake_server) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 500000\r\n\r\n"
+    )
     answer = exchange(fake_server, head + b"x" * 1000)
     assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_does_not_say_it_is_json_is_refused(local, kind: str) -> None:
+    made = await local("ab")
+    response = await made.client.post(
+        "/v1/completions", content=body_of(100), headers={"content-type": kind}
+    )
+    assert response.status_code == 415
+    assert "application/json" in response.json()["error"]["message"]

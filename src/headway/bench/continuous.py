@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from headway.bench.records import RequestRecord, RunRecord, StepRecord
 from headway.clock import Clock
 from headway.core.engine import EngineCore
-from headway.core.events import Event, Finished, Preempted, Sink, Stepped, TokensEmitted
+from headway.core.events import Event, Finished, Preempted, Refused, Sink, Stepped, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request
+from headway.errors import ConfigError
 from headway.workload import WorkItem
 
 
@@ -60,6 +61,8 @@ class ContinuousRun:
                 if event.reason is not FinishReason.LENGTH:
                     raise RuntimeError(f"request {event.request_id}: {event.reason}")
                 self._record.requests[int(event.request_id)].finished_at = now
+            elif isinstance(event, Refused):
+                raise ConfigError(f"request {event.request_id} of the workload: {event.message}")
             elif isinstance(event, Preempted):
                 self._record.num_preemptions += 1
             elif isinstance(event, Stepped):

@@ -87,17 +87,18 @@ def run_rounds(
     workload: OfflineWorkload,
     modes: Sequence[str],
     rounds: int,
-    progress: Callable[[int, str], None],
+    progress: Callable[[int, int], None],
 ) -> dict[str, list[RunRecord]]:
     """Interleaved rounds: noise of the machine falls on every mode alike. One round of the
-    cheapest mode comes first and is thrown away, so that everything is warm."""
-    progress(0, "continuous")
+    cheapest mode comes first and is thrown away, so that everything is warm. `progress` is told
+    (runs done, runs in all)."""
+    num_runs = 1 + rounds * len(modes)
+    progress(0, num_runs)
     bench.run_continuous(workload)
     records: dict[str, list[RunRecord]] = {mode: [] for mode in modes}
-    for number in range(1, rounds + 1):
-        for mode in modes:
-            progress(number, mode)
-            records[mode].append(MODES[mode](bench, workload))
+    for num_done, mode in enumerate(list(modes) * rounds, start=1):
+        progress(num_done, num_runs)
+        records[mode].append(MODES[mode](bench, workload))
     return records
 
 

@@ -13,7 +13,7 @@ from headway.errors import HeadwayError
 
 app = typer.Typer(
     name="headway",
-    help="A continuous-batching LLM inference server that can explain every wait.",
+    help="A continuous-batching LLM inference server.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -73,9 +73,8 @@ def offline(
     bench = Bench(
         model.executor, config.scheduler, SystemClock(), config.cache.enable_prefix_caching
     )
-    num_runs = rounds * len(modes) + 1
     with progress_bar("measuring") as progress:
-        runs = run_rounds(bench, work, modes, rounds, lambda done, _: progress(done, num_runs))
+        runs = run_rounds(bench, work, modes, rounds, progress)
     results = [summarize(mode, runs[mode]) for mode in modes]
     console.print(as_table(work, results))
     for line in compare(results):

@@ -100,15 +100,6 @@ class BlockPool:
         let_go = Counter(block_ids)
         return sum([self._ref_counts[block_id] == times for block_id, times in let_go.items()])
 
-    def drop_cached(self) -> int:
-        """Forget all cached content; returns how many blocks became empty."""
-        dropped = len(self._cached)
-        for block_id in self._cached:
-            self._index.remove(block_id)
-            self._empty.append(block_id)
-        self._cached.clear()
-        return dropped
-
     def check(self, owners: dict[int, int]) -> None:
         """Compare with the owners counted by the caller: block id -> number of tables."""
         self._index.check()

@@ -1,7 +1,6 @@
 """What must hold between any two actions on the engine core. Violations raise AssertionError.
 
-Tests call `check` after every action; a debug build calls it when idle. `check_plan` looks at a
-plan before it runs.
+Tests call `check` after every action, and `check_plan` on every plan before it runs.
 """
 
 from __future__ import annotations

@@ -138,14 +138,9 @@ class KVCache:
             self.pool.publish(table.block_ids[position], request.block_hashes[position])
         table.num_published = num_full
 
-    def free(self, request_id: str) -> int:
-        """Let go of a request's blocks; returns how many became free. Unknown ids hold none."""
-        table = self.tables.pop(request_id, None)
-        if table is None:
-            return 0
-        before = self.pool.num_free
-        self.pool.free(table.block_ids)
-        return self.pool.num_free - before
+    def free(self, request_id: str) -> None:
+        """Let go of a request's blocks."""
+        self.pool.free(self.tables.pop(request_id).block_ids)
 
     def num_freeable(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
         """How many blocks freeing all of these would make usable, not counting those `kept`."""

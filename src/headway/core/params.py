@@ -10,7 +10,10 @@ from headway.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MIN_TEMPERATURE = 1e-5
+"""Below this a temperature means greedy: dividing by it would leave the range of fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +97,17 @@ class SamplingParams:
             )
         if any(not text for text in self.stop):
             raise InvalidRequestError("a stop string is empty", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"{len(self.stop_token_ids)} stop_token_ids; at most {MAX_STOP_TOKEN_IDS}",
+                "stop_token_ids",
+            )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0)
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
     def resolved(self, eos_token_ids: tuple[int, ...], max_tokens: int) -> SamplingParams:
         """The same wishes with nothing left open.
@@ -114,7 +122,7 @@ class SamplingParams:
                 "min_tokens",
             )
         eos = () if self.ignore_eos else eos_token_ids
-        stop_ids = tuple(dict.fromkeys((*self.stop_token_ids, *eos)))
+        stop_ids = tuple(dict.fromkeys((*eos, *self.stop_token_ids)))
         return replace(self, max_tokens=limit, stop_token_ids=stop_ids, ignore_eos=True)
 
 

@@ -66,10 +66,6 @@ class PrefixIndex:
         if block_hash is not None:
             del self._block_of[block_hash]
 
-    def clear(self) -> None:
-        self._block_of.clear()
-        self._hash_of.clear()
-
     def check(self) -> None:
         mirrored = {block_id: block_hash for block_hash, block_id in self._block_of.items()}
         if mirrored != self._hash_of:

@@ -108,7 +108,7 @@ class Scheduler:
         draft = PlanDraft()
         limit = self._budget.for_decode(has_prefill=True)
         late = self._schedule_decodes(draft, self.running[:], limit, now)
-        has_seat = len(self.running) < self.config.max_num_seqs
+        has_seat = self.num_seats_used < self.config.max_num_seqs
         if late and not draft.prefilling and not (has_seat and len(self.waiting) > 0):
             self._schedule_decodes(draft, late, self._budget.for_decode(has_prefill=False), now)
         limit = draft.num_tokens + self._budget.for_prefill(draft.num_tokens)

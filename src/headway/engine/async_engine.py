@@ -27,7 +27,7 @@ from headway.engine.messages import (
     LoadProgress,
     Report,
 )
-from headway.engine.outputs import RequestMetrics, SampleDelta, SampleStream
+from headway.engine.outputs import RequestMetrics, SampleDelta, sample_streams
 from headway.errors import EngineDeadError, EngineError
 from headway.text import Tokenizer
 
@@ -48,8 +48,8 @@ class RequestStream:
         self.params = params
         self.metrics = RequestMetrics(arrived_at=0.0)
         self.samples = {
-            sample_id(request_id, index): SampleStream(index, params, tokenizer, prompt_token_ids)
-            for index in range(params.n)
+            sample_id(request_id, sample.index): sample
+            for sample in sample_streams(params, tokenizer, prompt_token_ids)
         }
         self._pending: list[SampleDelta] = []
         self._error: EngineError | None = None
@@ -201,7 +201,8 @@ class AsyncEngine:
         for name in stream.samples:
             del self._owner_of[name]
         if stream.unfinished_ids and self._error is None:
-            await self._process.send(AbortRequests(stream.unfinished_ids))
+            with contextlib.suppress(EngineDeadError):  # then there is nothing left to free
+                await self._process.send(AbortRequests(stream.unfinished_ids))
 
     async def _read_reports(self) -> None:
         try:

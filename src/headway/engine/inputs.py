@@ -31,9 +31,10 @@ def resolve_params(
 
     A max_tokens that was asked for and does not fit is refused, not shortened.
     """
+    # The length first: it costs nothing, and bounds what the other checks cost.
+    room = max_tokens_for(len(token_ids), info.capacity)
     check_prompt(token_ids, info)
     _check_token_ids(params, info.vocab_size)
-    room = max_tokens_for(len(token_ids), info.capacity)
     asked = room if params.max_tokens is None else params.max_tokens
     refusal = refuse_if_never_fits(
         Demand(len(token_ids), asked, params.n), info.capacity, info.max_num_seqs

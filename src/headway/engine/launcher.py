@@ -32,6 +32,7 @@ class EngineProcess:
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
         self._reports = self._context.socket(zmq.PULL)
+        self._commands.set_hwm(0)
         self._commands.bind(f"{address}.commands")
         self._reports.bind(f"{address}.reports")
         self._process = subprocess.Popen(
@@ -61,7 +62,11 @@ class EngineProcess:
         return self._process.poll() is None
 
     async def send(self, command: Command) -> None:
-        await self._commands.send(encode(command))
+        """Pass a command on without waiting: with nobody at the other end, waiting has no end."""
+        try:
+            await self._commands.send(encode(command), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise EngineDeadError("the engine process takes no commands") from error
 
     async def receive(self) -> Report:
         """The next report; EngineDeadError once the process has gone without a word."""
@@ -80,8 +85,8 @@ class EngineProcess:
     async def stop(self) -> None:
         """Ask it to leave, then insist; afterwards no process and no file is left."""
         if self.is_alive:
-            with contextlib.suppress(zmq.ZMQError, asyncio.TimeoutError):
-                await asyncio.wait_for(self.send(Shutdown()), timeout=1.0)
+            with contextlib.suppress(zmq.ZMQError, EngineDeadError):
+                await self.send(Shutdown())
             await asyncio.to_thread(self._wait_or_kill)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -85,13 +85,14 @@ class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
 class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     """Events since the last batch, by kind; at most one step's worth.
 
-    Kinds are listed in the order in which they can happen to one request.
+    Order is kept within a kind. Between kinds, the order here is that in which they usually
+    happen to one request; their times tell exactly.
     """
 
     arrived: list[Arrived] = []
     refused: list[Refused] = []
-    preempted: list[Preempted] = []
     admitted: list[Admitted] = []
+    preempted: list[Preempted] = []
     forked: list[Forked] = []
     tokens: list[TokensEmitted] = []
     finished: list[Finished] = []

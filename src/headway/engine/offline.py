@@ -13,7 +13,7 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request, sample_id
 from headway.engine.inputs import draw_seed, resolve_params
 from headway.engine.messages import EngineInfo
-from headway.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, SampleStream
+from headway.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, sample_streams
 from headway.errors import EngineError, InvalidRequestError
 from headway.text import ChatTemplate, Tokenizer
 
@@ -27,10 +27,7 @@ class _Live:
 
     def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.output = output
-        self.streams = [
-            SampleStream(index, params, tokenizer, output.prompt_token_ids)
-            for index in range(params.n)
-        ]
+        self.streams = sample_streams(params, tokenizer, output.prompt_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.text import OutputText, StopStrings, Tokenizer
 
+PROMPT_TAIL = 8
+
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
@@ -29,22 +31,11 @@ class SampleDelta:
 class SampleStream:
     """Assembles one sample from the events about it."""
 
-    def __init__(
-        self,
-        index: int,
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int],
-    ) -> None:
+    def __init__(self, index: int, text: OutputText) -> None:
         self.index = index
         self.is_finished = False
         self.num_tokens = 0
-        # Some tokenizers drop a space at the start of a text: the prompt's end says it is none.
-        self._text = OutputText(
-            tokenizer.detokenizer(params.skip_special_tokens, after=prompt_token_ids[-8:]),
-            StopStrings(params.stop, params.include_stop_str_in_output),
-            params.min_tokens,
-        )
+        self._text = text
 
     def push(self, event: TokensEmitted) -> SampleDelta:
         """Take in tokens. If a stop string appears, the delta is the last one."""
@@ -68,6 +59,26 @@ class SampleStream:
             stop=delta.stop,
             message=event.message,
         )
+
+
+def sample_streams(
+    params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+) -> list[SampleStream]:
+    """One stream per sample of a prompt."""
+    stops = StopStrings(params.stop, params.include_stop_str_in_output)
+    # Some tokenizers drop a space at the start of a text: the prompt's end says it is none.
+    tail = prompt_token_ids[-PROMPT_TAIL:]
+    return [
+        SampleStream(
+            index,
+            OutputText(
+                tokenizer.detokenizer(params.skip_special_tokens, after=tail),
+                stops.fresh(),
+                params.min_tokens,
+            ),
+        )
+        for index in range(params.n)
+    ]
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from headway.engine.messages import (
     decode_command,
     encode,
 )
+from headway.errors import HeadwayError
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,9 @@ class EngineLoop:
                 self._serve(core)
             finally:
                 core.close()
+        except HeadwayError as error:  # said once, by the API process, and needs no stack
+            self._send(EngineFailed(str(error)))
+            return 1
         except Exception as error:
             logger.exception("the engine failed")
             self._send(EngineFailed(f"{type(error).__name__}: {error}"))

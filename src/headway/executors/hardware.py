@@ -27,9 +27,16 @@ def probe_hardware(has_cuda: bool = False) -> Hardware:
 
 
 def _num_cores() -> int:
+    """Cores this process may run on, or a container's share of them if that is less."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return num_cores
+    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
 
 
 def _available_bytes() -> int:

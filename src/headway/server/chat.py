@@ -14,7 +14,7 @@ from headway.server.generation import Order
 from headway.server.logprobs import chat_logprobs
 from headway.server.protocol import parse
 from headway.server.protocol_chat import ChatRequest
-from headway.server.services import Services, off_loop
+from headway.server.services import Services, off_loop, read_body
 from headway.text import Tokenizer
 
 
@@ -25,7 +25,7 @@ def chat_router(services: Services) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         services.check_ready()
-        body = await request.body()
+        body = await read_body(request)
         wish = await off_loop(len(body), lambda: parse(ChatRequest, body))
         model = services.model_name(wish.model)
         try:
@@ -45,7 +45,7 @@ def chat_router(services: Services) -> APIRouter:
 def _encode(wish: ChatRequest, services: Services) -> list[int]:
     text = services.chat_template.render(wish.conversation())
     # The template has written the special tokens already.
-    return services.engine.tokenizer.encode(text, add_special_tokens=False)
+    return services.encode(text, add_special_tokens=False)
 
 
 class ChatFormat:

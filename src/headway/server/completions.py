@@ -8,12 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.engine.outputs import PROMPT_TAIL
 from headway.server.answer import Job, Piece, answer
 from headway.server.generation import Order
 from headway.server.logprobs import CompletionLogprobs
 from headway.server.protocol import parse
 from headway.server.protocol_completions import CompletionRequest
-from headway.server.services import Services, off_loop
+from headway.server.services import Services, off_loop, read_body
 from headway.text import Tokenizer
 
 
@@ -24,23 +25,23 @@ def completions_router(services: Services) -> APIRouter:
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         services.check_ready()
-        body = await request.body()
+        body = await read_body(request)
         wish = await off_loop(len(body), lambda: parse(CompletionRequest, body))
         model = services.model_name(wish.model)
         params = wish.params()
-        tokenizer = services.engine.tokenizer
-        prompts = await off_loop(len(body), lambda: _encode(wish, tokenizer))
+        prompts = await off_loop(len(body), lambda: _encode(wish, services))
         order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0)
-        written = CompletionFormat(tokenizer, params.skip_special_tokens)
+        written = CompletionFormat(services.engine.tokenizer, order)
         job = Job(order, model, written, bool(wish.stream), wish.includes_usage)
         return await answer(request, services, job)
 
     return router
 
 
-def _encode(wish: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+def _encode(wish: CompletionRequest, services: Services) -> list[list[int]]:
     return [
-        tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in wish.prompts()
+        services.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        for prompt in wish.prompts()
     ]
 
 
@@ -49,9 +50,9 @@ class CompletionFormat:
 
     object_names = ("text_completion", "text_completion")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, order: Order) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._order = order
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def opening(self, index: int) -> None:
@@ -73,6 +74,10 @@ class CompletionFormat:
             return None
         writer = self._logprobs.get(piece.index)
         if writer is None:
-            writer = CompletionLogprobs(self._tokenizer, self._skip_special_tokens)
+            prompt = self._order.prompts[piece.index // self._order.params.n]
+            detokenizer = self._tokenizer.detokenizer(
+                self._order.params.skip_special_tokens, after=prompt[-PROMPT_TAIL:]
+            )
+            writer = CompletionLogprobs(self._tokenizer, detokenizer)
             self._logprobs[piece.index] = writer
         return writer.write(piece.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.plan import TokenLogprobs
-from headway.text import Tokenizer
+from headway.text import Detokenizer, Tokenizer
 
 MIN_LOGPROB = -9999.0
 """JSON has no infinity; this is what the OpenAI API says for a token that cannot be."""
@@ -41,9 +41,9 @@ def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 class CompletionLogprobs:
     """Writes one choice's log-probabilities. It follows the text, to know where tokens begin."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens)
+        self._detokenizer = detokenizer
         self._num_chars = 0
 
     def write(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:

@@ -134,6 +134,10 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
         raise InvalidRequestError(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise InvalidRequestError("the body must be a JSON object")
+    # Before validation, which would write a complaint about every single one of them.
+    unknown = next((name for name in content if name not in kind.model_fields), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"unknown field: {unknown[:200]}", unknown[:200])
     try:
         request = kind.model_validate(content)
     except ValidationError as error:

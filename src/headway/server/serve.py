@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 """How long answers in progress may take after the first signal."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KEEP_ALIVE_S = 5
 BACKLOG = 2048
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,6 +39,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def listen(config: ServerConfig) -> socket.socket:
     """Take the port, before anything slow is begun: if it is in use, that is said at once."""
+    if not config.api_key and config.host not in LOOPBACK:
+        logger.warning("anyone who can reach %s may use this server: no --api-key", config.host)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

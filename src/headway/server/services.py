@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from starlette.requests import Request
+
 from headway.engine.async_engine import AsyncEngine
+from headway.errors import NeverFitsError
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
 from headway.text import ChatTemplate
@@ -47,9 +50,28 @@ class Services:
             )
         return asked
 
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids, unless the text is certain to be too long: that is said without the work."""
+        tokenizer, limit = self.engine.tokenizer, self.engine.info.capacity.max_model_len
+        if (least := tokenizer.min_num_tokens(text)) > limit:
+            raise NeverFitsError(
+                f"the prompt has at least {least} tokens; this server holds {limit}", "prompt"
+            )
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
     def check_ready(self) -> None:
         if not self.engine.is_ready:
             raise ApiError(UNAVAILABLE)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, if it says that it is JSON: a page of another site can send any other kind here
+    without the browser asking first."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"the content type must be application/json, got {kind[:100]!r}"
+        raise ApiError(ErrorAnswer(415, message, "invalid_request_error", "unsupported_media_type"))
+    return await request.body()
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

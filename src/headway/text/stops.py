@@ -27,11 +27,20 @@ class StopStrings:
     """The stop strings of one sample, and how far its text has come towards each of them."""
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
-        self._root = _build(stops)
-        self._state = self._root
+        self._begin(_build(stops), include_stop_str_in_output)
+
+    def _begin(self, root: _Node, include_stop: bool) -> None:
+        self._root = root
+        self._state = root
         self._held = _HeldText()
-        self._include_stop = include_stop_str_in_output
+        self._include_stop = include_stop
         self._stop: str | None = None
+
+    def fresh(self) -> StopStrings:
+        """The same stop strings for another sample's text; what was built for them is shared."""
+        other = StopStrings.__new__(StopStrings)
+        other._begin(self._root, self._include_stop)
+        return other
 
     def feed(self, delta: str) -> TextDelta:
         """After a match, everything fed is dropped."""

@@ -27,6 +27,8 @@ class Tokenizer:
         added = loaded.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = loaded.backend.get_vocab_size(with_added_tokens=True)
+        # In characters of its spelling, of which a token has at least as many as of its text.
+        self._longest_token = max(map(len, loaded.backend.get_vocab(with_added_tokens=True)))
         self.bos_token_id: int | None = loaded.bos_token_id
         self.eos_token_ids: tuple[int, ...] = loaded.eos_token_ids
         self.special_tokens: Mapping[str, str] = loaded.special_tokens
@@ -49,6 +51,10 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, path: Path | str) -> Tokenizer:
         return cls(load_gguf_tokenizer(Path(path)))
+
+    def min_num_tokens(self, text: str) -> int:
+        """No encoding of the text is shorter; far cheaper than encoding it."""
+        return -(-len(text) // self._longest_token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A rendered chat holds its special tokens already: encode it without adding them."""

@@ -264,3 +264,27 @@ def test_a_row_with_an_impossible_bias_fails_alone():
 def test_a_row_with_nothing_left_to_choose_fails():
     rows = [row(min_tokens=1, stop_token_ids=tuple(range(VOCAB)), temperature=1.0)]
     assert isinstance(sample(logits(), rows)[0], Failure)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e-50, logprobs=1),
+        SamplingParams(temperature=1e-50, top_k=5),
+        SamplingParams(temperature=1e-4, top_p=1e-6, min_p=1.0, top_k=1, logprobs=20),
+        SamplingParams(temperature=100.0, top_p=5e-324, top_k=1),
+        SamplingParams(min_tokens=1, max_tokens=2, stop_token_ids=tuple(range(64)), logprobs=1),
+        SamplingParams(repetition_penalty=100.0, frequency_penalty=2.0, presence_penalty=-2.0),
+        SamplingParams(logit_bias=dict.fromkeys(range(64), -100.0), logprobs=5),
+    ],
+)
+def test_extreme_params_harm_nobody(params):
+    """Whatever is legal gives a token of the vocabulary, or a failure of that row alone."""
+    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 30
+    neighbour = SamplingParams(temperature=0.0, logprobs=1)
+    rows = [SampleRow(params, 1, 0, 5, 0), SampleRow(neighbour, 1, 0, 5, 0)]
+    strange, fine = sample(logits, rows)
+    assert isinstance(fine, Sample)
+    assert fine.token_ids == (int(logits[1].argmax()),)
+    if isinstance(strange, Sample):
+        assert 0 <= strange.token_ids[0] < 64

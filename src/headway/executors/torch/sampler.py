@@ -9,7 +9,7 @@ those of the model, before any of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,12 +92,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Fai
             except Exception as error:  # whatever is wrong with one request is its alone
                 outcomes[at] = Failure(f"sampling failed: {error}")
         outcomes |= _failures(special, scores.amax(dim=-1))
-        for at, token_id in zip(
-            special, _choose(scores, [rows[at] for at in special]), strict=True
-        ):
-            token_ids[at] = token_id
+        kept = [place for place, at in enumerate(special) if at not in outcomes]
+        chosen = _choose(scores[kept], [rows[special[place]] for place in kept])
+        for place, token_id in zip(kept, chosen, strict=True):
+            token_ids[special[place]] = token_id
 
-    logprobs = _logprobs(logits, rows, token_ids)
+    sampled = [at for at in range(len(rows)) if at not in outcomes]
+    logprobs = _logprobs(logits, {at: rows[at] for at in sampled}, token_ids)
     return [
         outcomes.get(at) or Sample((token_id,), logprobs.get(at))
         for at, token_id in enumerate(token_ids)
@@ -154,7 +155,9 @@ def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     draws = [[uniform(row.seed, row.index, row.position)] for row in rows]
     targets = cumulative.new_tensor(draws) * cumulative[:, -1:]
     # right=True: a token of probability zero spans no interval and is never hit.
-    return torch.searchsorted(cumulative, targets, right=True).flatten().tolist()
+    drawn = torch.searchsorted(cumulative, targets, right=True).flatten()
+    # A number just below 1 times the total may round up to the total itself.
+    return drawn.clamp_(max=scores.shape[-1] - 1).tolist()
 
 
 def _has_filter(params: SamplingParams) -> bool:
@@ -207,18 +210,16 @@ def _cut(probabilities: torch.Tensor, params: Sequence[SamplingParams], width: i
     cuts_nothing = (top_k >= vocab_size) & (min_p == 0)
     is_known = ~is_open | (cuts_nothing & ~stays[:, -1:])
 
-    num_kept = stays.sum(dim=-1, keepdim=True)
+    num_kept = stays.sum(dim=-1, keepdim=True).clamp_(min=1)
     threshold = top.gather(1, num_kept - 1)
     num_tied = num_kept - (top > threshold).sum(dim=-1, keepdim=True)
     return _Cut(threshold, num_tied, is_known.flatten())
 
 
 def _logprobs(
-    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+    logits: torch.Tensor, rows: Mapping[int, SampleRow], token_ids: Sequence[int]
 ) -> dict[int, tuple[TokenLogprobs]]:
-    asked = {
-        at: row.params.logprobs for at, row in enumerate(rows) if row.params.logprobs is not None
-    }
+    asked = {at: row.params.logprobs for at, row in rows.items() if row.params.logprobs is not None}
     if not asked:
         return {}
     logprobs = logits[list(asked)].float().log_softmax(dim=-1)
