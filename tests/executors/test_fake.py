@@ -99,8 +99,8 @@ def test_a_released_id_can_come_back_as_new():
     ]
 
 
-def test_padding_is_written_but_not_sampled_from():
-    padded = ScheduledRequest("a", 0, (1, 2, 0, 0), (0,), True, new(1, 2), num_padding=2)
+def test_padding_is_written_but_hidden_from_the_rest():
+    padded = ScheduledRequest("a", 0, (0, 0, 1, 2), (0,), True, new(1, 2), num_padding=2)
     assert run(executor(), StepPlan(1, (padded,))) == [next_token((1, 2), 7, 0)]
 
 

@@ -30,6 +30,7 @@ class _Row:
     item: WorkItem
     record: RequestRecord
     block_ids: tuple[int, ...]
+    num_padding: int
     output: list[int] = field(default_factory=list)
 
     @property
@@ -80,10 +81,11 @@ class StaticBatcher:
 
     def _run_batch(self, items: list[WorkItem], records: list[RequestRecord]) -> None:
         rows = self._allocate(items, records)
-        longest_prompt = max(len(item.prompt_token_ids) for item in items)
-        self._step(rows, tuple(self._prefill(row, longest_prompt) for row in rows))
+        num_padding = sum(row.num_padding for row in rows)
+        self._step(rows, tuple(self._prefill(row) for row in rows), num_padding)
         while not all(row.is_finished for row in rows):
-            self._step(rows, tuple(self._decode(row) for row in rows))
+            num_finished = sum(row.is_finished for row in rows)
+            self._step(rows, tuple(self._decode(row) for row in rows), num_finished)
         now = self._clock.now()
         for row in rows:  # a static batch hands back its results together
             row.record.finished_at = now
@@ -93,49 +95,55 @@ class StaticBatcher:
     def _allocate(self, items: list[WorkItem], records: list[RequestRecord]) -> list[_Row]:
         """Room for the longest prompt and the longest output, for every row alike."""
         capacity = self._executor.capacity()
-        longest = max(len(item.prompt_token_ids) for item in items) + max(
-            item.num_output_tokens for item in items
-        )
-        per_row = -(-longest // capacity.block_size)
+        longest_prompt = max(len(item.prompt_token_ids) for item in items)
+        longest_output = max(item.num_output_tokens for item in items)
+        per_row = -(-(longest_prompt + longest_output) // capacity.block_size)
         if per_row * len(items) > capacity.num_blocks:
             raise ConfigError(
                 f"a static batch of {len(items)} needs {per_row * len(items)} KV blocks; the cache "
                 f"has {capacity.num_blocks}: raise --kv-cache-memory-bytes"
             )
         return [
-            _Row(f"static-{r.index}", item, r, tuple(range(i * per_row, (i + 1) * per_row)))
-            for i, (item, r) in enumerate(zip(items, records, strict=True))
+            _Row(
+                f"static-{record.index}",
+                item,
+                record,
+                tuple(range(place * per_row, (place + 1) * per_row)),
+                longest_prompt - len(item.prompt_token_ids),
+            )
+            for place, (item, record) in enumerate(zip(items, records, strict=True))
         ]
 
-    def _prefill(self, row: _Row, length: int) -> ScheduledRequest:
+    def _prefill(self, row: _Row) -> ScheduledRequest:
         prompt = row.item.prompt_token_ids
-        num_padding = length - len(prompt)
         params = SamplingParams(temperature=0.0, max_tokens=row.item.num_output_tokens)
         return ScheduledRequest(
             request_id=row.id,
             start=0,
-            token_ids=prompt + (PADDING_TOKEN_ID,) * num_padding,
+            token_ids=(PADDING_TOKEN_ID,) * row.num_padding + prompt,
             block_ids=row.block_ids,
             has_sample=True,
             new=NewRequest(params, 0, 0, prompt, len(prompt)),
-            num_padding=num_padding,
+            num_padding=row.num_padding,
         )
 
     def _decode(self, row: _Row) -> ScheduledRequest:
-        start = len(row.item.prompt_token_ids) + len(row.output) - 1
-        return ScheduledRequest(row.id, start, (row.output[-1],), (), True)
+        start = row.num_padding + len(row.item.prompt_token_ids) + len(row.output) - 1
+        last = (row.output[-1],)
+        return ScheduledRequest(row.id, start, last, (), True, num_padding=row.num_padding)
 
-    def _step(self, rows: list[_Row], scheduled: tuple[ScheduledRequest, ...]) -> None:
+    def _step(
+        self, rows: list[_Row], scheduled: tuple[ScheduledRequest, ...], num_padding: int
+    ) -> None:
         self._step_id += 1
-        live = [row for row in rows if not row.is_finished]
-        num_padding = sum(item.num_padding for item in scheduled) + len(rows) - len(live)
+        num_live = sum(not row.is_finished for row in rows)
         num_tokens = sum(len(item.token_ids) for item in scheduled)
         plan = StepPlan(self._step_id, scheduled, (), self._released_ids, num_tokens, num_padding)
         self._released_ids = ()
         result = self._executor.collect(self._executor.submit(plan))
         now = self._clock.now()
         self._take_in(rows, result, now)
-        self._run.steps.append(StepRecord(result.elapsed_s, num_tokens, num_padding, len(live)))
+        self._run.steps.append(StepRecord(result.elapsed_s, num_tokens, num_padding, num_live))
 
     def _take_in(self, rows: list[_Row], result: StepResult, now: float) -> None:
         for row, outcome in zip(rows, result.outcomes, strict=True):

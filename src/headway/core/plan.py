@@ -33,7 +33,7 @@ class ScheduledRequest(NamedTuple):
     """One request's share of a step: compute `token_ids` from position `start` on.
 
     `block_ids` are appended to the request's block table (for a new request: the whole table).
-    If `has_sample`, the logits of the last token that is not padding choose the next token.
+    If `has_sample`, the logits of the last token choose the next one.
     """
 
     request_id: str
@@ -43,7 +43,8 @@ class ScheduledRequest(NamedTuple):
     has_sample: bool
     new: NewRequest | None = None
     num_padding: int = 0
-    """Trailing tokens that are padding; only the static batching modes have any."""
+    """Leading positions of the request that are padding: computed and kept like any other, and
+    hidden from the tokens behind them. Only the static batching modes have any."""
 
 
 @dataclass(frozen=True, slots=True)

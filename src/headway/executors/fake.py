@@ -70,7 +70,7 @@ class FakeExecutor:
             return None
         size = self._capacity.block_size
         table = self._tables[item.request_id]
-        end = item.start + len(item.token_ids) - item.num_padding
-        context = [self._blocks[table[at // size]][at % size] for at in range(end)]
+        places = range(item.num_padding, item.start + len(item.token_ids))
+        context = [self._blocks[table[at // size]][at % size] for at in places]
         new = self._requests[item.request_id]
         return Sample((next_token(context, new.seed, new.index),))

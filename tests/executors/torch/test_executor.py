@@ -131,16 +131,28 @@ def test_min_tokens_counts_outputs(executor):
     assert token_id not in outputs[:2] and outputs[2] == token_id
 
 
-def test_padding_is_computed_but_not_sampled(executor):
+def test_padding_is_computed_but_hidden_from_the_rest(executor):
     expected = generate(executor, PROMPT, GREEDY, 6)
-    padded = first("p", (*PROMPT, 0, 0, 0, 0), (20, 21, 22), num_padding=4, new=new(PROMPT))
+    padded = first("p", (0, 0, 0, 0, *PROMPT), (20, 21, 22, 23), num_padding=4, new=new(PROMPT))
     outputs = tokens_of(step(executor, padded))
     for _ in range(5):
-        scheduled = ScheduledRequest("p", 5 + len(outputs), (outputs[-1],), (), True)
+        start = 4 + len(PROMPT) + len(outputs) - 1
+        scheduled = ScheduledRequest("p", start, (outputs[-1],), (), True, num_padding=4)
         outputs += tokens_of(step(executor, scheduled))
     assert outputs == expected
-    idle = ScheduledRequest("p", 11, (0,), (), False, num_padding=1)
-    assert step(executor, idle).outcomes == (None,)
+
+
+def test_penalties_do_not_count_padding(executor):
+    params = replace(GREEDY, repetition_penalty=1.7, frequency_penalty=0.5)
+    expected = generate(executor, PROMPT, params, 4)
+    padded = (7, 7, 7, *PROMPT)
+    item = first("p", padded, (20, 21, 22, 23), num_padding=3, new=new(PROMPT, params))
+    outputs = tokens_of(step(executor, item))
+    for _ in range(3):
+        start = 3 + len(PROMPT) + len(outputs) - 1
+        scheduled = ScheduledRequest("p", start, (outputs[-1],), (), True, num_padding=3)
+        outputs += tokens_of(step(executor, scheduled))
+    assert outputs == expected
 
 
 def test_forked_request_continues_from_a_copied_block(executor):

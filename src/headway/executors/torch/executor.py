@@ -36,10 +36,8 @@ class _Share:
 
     place: int
     span: Span
-    last: int
-    """Offset within the span of its last token that is not padding."""
     row: SampleRow | None
-    """How to sample that token's logits, if at all."""
+    """How to sample its last token's logits, if at all."""
 
 
 class TorchExecutor:
@@ -107,7 +105,7 @@ class TorchExecutor:
         inputs = make_inputs(spans, self._decoder.spec.windows, self._store)
         hidden = self._decoder.forward(inputs, self._store)
         sampled = [
-            (share, share.row, first + share.last)
+            (share, share.row, first + len(share.span.token_ids) - 1)
             for share, first in zip(shares, inputs.rows, strict=True)
             if share.row is not None
         ]
@@ -120,20 +118,20 @@ class TorchExecutor:
         """Check everything, then bring the request's state up to this plan."""
         state = self._state_of(scheduled)
         block_ids = [*state.block_ids, *scheduled.block_ids]
-        span = Span(scheduled.token_ids, scheduled.start, block_ids)
-        num_real = len(span.token_ids) - scheduled.num_padding
+        num_padding = scheduled.num_padding
+        span = Span(scheduled.token_ids, scheduled.start, block_ids, num_padding)
         self._check(span)
-        if scheduled.has_sample and num_real < 1:
+        if scheduled.has_sample and span.end <= num_padding:
             raise ValueError("a sample is asked for, but every token is padding")
 
         state.block_ids = block_ids
         self._requests[scheduled.request_id] = state
         if state.counts is not None:
-            _catch_up(state.counts, state.new, span, num_real)
-        new, position = state.new, span.start + num_real
+            _catch_up(state.counts, state.new, span)
+        new, position = state.new, span.end - num_padding
         num_outputs = position - new.num_prompt_tokens
         row = SampleRow(new.params, new.seed, new.index, position, num_outputs, state.counts)
-        return _Share(place, span, num_real - 1, row if scheduled.has_sample else None)
+        return _Share(place, span, row if scheduled.has_sample else None)
 
     def _state_of(self, scheduled: ScheduledRequest) -> _RequestState:
         new = scheduled.new
@@ -160,9 +158,9 @@ class TorchExecutor:
             raise ValueError("a block id is outside the KV store")
 
 
-def _catch_up(counts: TokenCounts, new: NewRequest, span: Span, num_real: int) -> None:
+def _catch_up(counts: TokenCounts, new: NewRequest, span: Span) -> None:
     """Count the tokens this plan tells us of for the first time: outputs, once accepted."""
-    first_unseen = max(0, counts.num_tokens - span.start)
-    token_ids = span.token_ids[first_unseen:num_real]
+    first_unseen = max(0, span.num_padding + counts.num_tokens - span.start)
+    token_ids = span.token_ids[first_unseen:]
     if token_ids:
         counts.add(token_ids, max(0, new.num_prompt_tokens - counts.num_tokens))
