@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headway.errors import ConfigError
@@ -162,13 +162,6 @@ def load_config(
     return Config(**sections)
 
 
-def all_settings() -> list[tuple[Field[Any], Any]]:
-    """Every setting with its type, in order; the command line makes its flags from this."""
-    return [
-        (spec, get_type_hints(cls)[spec.name]) for cls in SECTIONS.values() for spec in fields(cls)
-    ]
-
-
 def _check_at_least(section: object, low: int, *names: str) -> None:
     for name in names:
         value = getattr(section, name)
@@ -181,7 +174,8 @@ def _normal(key: str) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    known = {ENV_PREFIX + spec.name.upper(): spec.name for spec, _ in all_settings()}
+    names = [spec.name for section in SECTIONS.values() for spec in fields(section)]
+    known = {ENV_PREFIX + name.upper(): name for name in names}
     ours = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
     unknown = sorted(ours.keys() - known.keys() - SCRIPT_VARIABLES)
     if unknown:

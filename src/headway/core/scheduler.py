@@ -108,8 +108,7 @@ class Scheduler:
         draft = PlanDraft()
         limit = self._budget.for_decode(has_prefill=True)
         late = self._schedule_decodes(draft, self.running[:], limit, now)
-        has_seat = self.num_seats_used < self.config.max_num_seqs
-        if late and not draft.prefilling and not (has_seat and len(self.waiting) > 0):
+        if late and not draft.prefilling and not self._may_admit():
             self._schedule_decodes(draft, late, self._budget.for_decode(has_prefill=False), now)
         limit = draft.num_tokens + self._budget.for_prefill(draft.num_tokens)
         for request in draft.prefilling:
@@ -119,6 +118,9 @@ class Scheduler:
         if not self._has_preempted:
             self._admit_waiting(draft, limit, now)
         return self._seal(draft)
+
+    def _may_admit(self) -> bool:
+        return len(self.waiting) > 0 and self.num_seats_used < self.config.max_num_seqs
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         step_id = next(self._step_ids)
