@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
 from headway._version import __version__
+from headway.bench.load_report import Report
+from headway.bench.measure import Measured, Plan, Sweep, measure, measure_sweep, name_model, warm_up
 from headway.bench.modes import MODES, Bench, run_rounds, same_tokens, summarize
+from headway.bench.openai import Target
+from headway.bench.options import LoadOptions, plan_of, sweep_of, target_of
 from headway.bench.report import as_json, as_table, compare, draw
 from headway.build import load_model
 from headway.cli.options import with_settings
@@ -101,3 +108,77 @@ def _parse_modes(batching: str) -> list[str]:
     if unknown or not modes:
         raise ConfigError(f"--batching takes {', '.join(MODES)}; got {batching!r}")
     return list(dict.fromkeys(modes))
+
+
+def _with_load_options(command: Callable[[str, LoadOptions], None]) -> Callable[..., None]:
+    """Give a command a URL and one flag per option; it takes the options as one value."""
+
+    def run(url: str, **given: Any) -> None:
+        command(url, LoadOptions(**given))
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    hints = get_type_hints(LoadOptions)
+    parameters = [inspect.Parameter("url", kind, annotation=_URL)]
+    for spec in fields(LoadOptions):
+        flag = spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+        option = typer.Option(
+            flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
+        )
+        annotation = Annotated[hints[spec.name], option]
+        parameters.append(
+            inspect.Parameter(spec.name, kind, default=spec.default, annotation=annotation)
+        )
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {item.name: item.annotation for item in parameters}
+    run.__doc__ = command.__doc__
+    return run
+
+
+_URL = Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")]
+
+
+@app.command("serve")
+@_with_load_options
+def serve(url: str, options: LoadOptions) -> None:
+    """Send requests to any server with the OpenAI API, and measure what comes back.
+
+    Requests come at times of their own, whatever the server does, unless --arrivals is closed:N.
+    Latencies count from those times. Ctrl-C ends the run and shows what there is.
+    """
+    plan, target = plan_of(options), target_of(url, options)
+    sweep = sweep_of(options, plan.workload)
+    measured = Measured()
+    is_interrupted = False
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        model = runner.run(name_model(target.origin, target.api_keys, options.model))
+        target = replace(target, model=model)
+        try:
+            runner.run(_measure(target, plan, sweep, measured))
+        except KeyboardInterrupt:
+            is_interrupted = True
+    Report(target, plan, options, measured).show(Console())
+    if is_interrupted:
+        typer.echo("interrupted: these are the figures of a part of the run", err=True)
+        raise typer.Exit(130)
+    if not measured.has_completed:
+        typer.echo("headway: error: no request was completed", err=True)
+        raise typer.Exit(1)
+
+
+async def _measure(target: Target, plan: Plan, sweep: Sweep | None, measured: Measured) -> None:
+    with progress_bar("warming up") as progress:
+        await warm_up(target, plan, progress)
+    with progress_bar("measuring") as progress:
+        if sweep is None:
+            await measure(target, plan, measured, progress)
+        else:
+            await measure_sweep(target, plan, sweep, measured, progress)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop halves the cost of the client; it does not exist everywhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

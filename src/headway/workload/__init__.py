@@ -1,5 +1,68 @@
 """What is asked of a server: prompts, lengths and arrivals, seeded. Shared by bench and sim."""
 
+from headway.workload.arrivals import (
+    Arrivals,
+    ClosedLoop,
+    Gamma,
+    OnOff,
+    Poisson,
+    parse_arrivals,
+    parse_rates,
+)
+from headway.workload.content import (
+    Content,
+    Prefixes,
+    Tenants,
+    Vocabulary,
+    parse_prefixes,
+    parse_tenants,
+    parse_vocabulary,
+)
+from headway.workload.lengths import (
+    Bounds,
+    Empirical,
+    Fixed,
+    Lengths,
+    Lognormal,
+    Uniform,
+    parse_lengths,
+)
 from headway.workload.mixed import WORKLOADS, OfflineWorkload, WorkItem, parse_workload
+from headway.workload.trace import Trace, TraceRow, read_trace
+from headway.workload.workload import Listed, Replay, Scale, Synthetic, Workload
 
-__all__ = ["WORKLOADS", "OfflineWorkload", "WorkItem", "parse_workload"]
+__all__ = [
+    "WORKLOADS",
+    "Arrivals",
+    "Bounds",
+    "ClosedLoop",
+    "Content",
+    "Empirical",
+    "Fixed",
+    "Gamma",
+    "Lengths",
+    "Listed",
+    "Lognormal",
+    "OfflineWorkload",
+    "OnOff",
+    "Poisson",
+    "Prefixes",
+    "Replay",
+    "Scale",
+    "Synthetic",
+    "Tenants",
+    "Trace",
+    "TraceRow",
+    "Uniform",
+    "Vocabulary",
+    "WorkItem",
+    "Workload",
+    "parse_arrivals",
+    "parse_lengths",
+    "parse_prefixes",
+    "parse_rates",
+    "parse_tenants",
+    "parse_vocabulary",
+    "parse_workload",
+    "read_trace",
+]

@@ -12,11 +12,13 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request: these tokens in, exactly so many out; it arrives `at` seconds after start."""
+    """One request: these tokens in, exactly so many out; it arrives `at` seconds after start.
+    `tenant` is None where there is only one."""
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
     at: float = 0.0
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""When requests come: processes of arrival times, and the closed loop, which has none.
+
+Everything random comes from the `random.Random` that is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import repeat
+from random import Random
+
+from headway.errors import ConfigError
+from headway.workload.spec import Form, check_positive, check_whole, parse_form
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """So many callers; each asks again as soon as it has its answer."""
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        check_whole(1, concurrency=self.concurrency)
+
+    def times(self, draw: Random) -> Iterator[float]:
+        return repeat(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent arrivals, `rate` per second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate)
+
+    @property
+    def mean_rate(self) -> float:
+        return self.rate
+
+    def with_rate(self, rate: float) -> Poisson:
+        return Poisson(rate)
+
+    def times(self, draw: Random) -> Iterator[float]:
+        at = 0.0
+        while True:
+            at += draw.expovariate(self.rate)
+            yield at
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gaps of mean 1/rate whose standard deviation is `cv` times that: 1 is Poisson, more is
+    burstier, less is more even."""
+
+    rate: float
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate, cv=self.cv)
+
+    @property
+    def mean_rate(self) -> float:
+        return self.rate
+
+    def with_rate(self, rate: float) -> Gamma:
+        return replace(self, rate=rate)
+
+    def times(self, draw: Random) -> Iterator[float]:
+        shape = self.cv**-2
+        at = 0.0
+        while True:
+            at += draw.gammavariate(shape, 1.0 / (shape * self.rate))
+            yield at
+
+
+@dataclass(frozen=True, slots=True)
+class OnOff:
+    """A Poisson process of `rate` per second for `on` seconds, then `off` seconds of silence."""
+
+    rate: float
+    on: float
+    off: float
+
+    def __post_init__(self) -> None:
+        check_positive(rate=self.rate, on=self.on, off=self.off)
+
+    @property
+    def mean_rate(self) -> float:
+        return self.rate * self.on / (self.on + self.off)
+
+    def with_rate(self, rate: float) -> OnOff:
+        """The same bursts with another mean rate, silence included."""
+        return replace(self, rate=rate * (self.on + self.off) / self.on)
+
+    def times(self, draw: Random) -> Iterator[float]:
+        for busy_s in Poisson(self.rate).times(draw):
+            num_bursts, into_burst_s = divmod(busy_s, self.on)
+            yield num_bursts * (self.on + self.off) + into_burst_s
+
+
+OpenArrivals = Poisson | Gamma | OnOff
+Arrivals = ClosedLoop | OpenArrivals
+
+
+def _closed(concurrency: float) -> ClosedLoop:
+    check_whole(1, concurrency=concurrency)
+    return ClosedLoop(int(concurrency))
+
+
+ARRIVAL_FORMS: dict[str, Form[Arrivals]] = {
+    "closed": Form("closed:CONCURRENCY", _closed),
+    "poisson": Form("poisson:RATE", Poisson),
+    "gamma": Form("gamma:RATE,cv=CV", Gamma, optional=("cv",)),
+    "onoff": Form("onoff:RATE_WHILE_ON,on=SECONDS,off=SECONDS", OnOff, required=("on", "off")),
+}
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """Arrivals from text such as `gamma:4,cv=2`."""
+    return parse_form(text, ARRIVAL_FORMS)
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Rates from text such as `0.5,1,2`, each above 0, in rising order."""
+    try:
+        rates = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        rates = []
+    if not rates or not all(0.0 < rate < float("inf") for rate in rates):
+        raise ConfigError(f"{text!r}: accepted are rates per second such as 0.5,1,2")
+    return tuple(rates)

@@ -1,0 +1,121 @@
+"""Trace files of others: when requests came, how long they were, which prompts began alike.
+
+Two formats are read, told apart by their contents: the Azure LLM inference traces (CSV with
+TIMESTAMP, ContextTokens, GeneratedTokens) and the Mooncake traces (JSON lines with timestamp in
+milliseconds, input_length, output_length, and hash_ids that name prefix blocks of 512 tokens).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+from headway.errors import ConfigError
+
+MOONCAKE_BUCKET_S = 3.0
+MOONCAKE_BLOCK_TOKENS = 512
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request, `at` seconds after the first. Prompts with the same leading hash ids begin
+    with the same tokens."""
+
+    at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival; times are known to `bucket_s` only (0: exactly)."""
+
+    rows: tuple[TraceRow, ...]
+    bucket_s: float = 0.0
+
+    @property
+    def mean_rate(self) -> float:
+        """Requests per second from the first to the end of the last one's bucket."""
+        span_s = self.rows[-1].at + self.bucket_s
+        if span_s <= 0.0:
+            raise ConfigError("all requests of the trace come at once, so it has no rate")
+        return len(self.rows) / span_s
+
+    def jittered(self, draw: Random) -> Trace:
+        """Times spread evenly within their buckets: else each bucket would be one burst."""
+        if not self.bucket_s:
+            return self
+        moved = [replace(row, at=row.at + draw.uniform(0.0, self.bucket_s)) for row in self.rows]
+        return Trace(tuple(sorted(moved, key=lambda row: row.at)))
+
+
+def read_text(path: Path) -> str:
+    """The contents of a text file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file, whichever of the formats it has."""
+    lines = read_text(path).splitlines()
+    first = lines[0] if lines else ""
+    if first.startswith("{"):
+        return _trace(_read_rows(path, enumerate(lines, 1), _mooncake_row), MOONCAKE_BUCKET_S)
+    if all(column in first for column in _AZURE_COLUMNS):
+        named = enumerate(csv.DictReader(lines), 2)
+        return _trace(_read_rows(path, named, _azure_row), 0.0)
+    raise ConfigError(
+        f"{path} is no trace; accepted: CSV with the columns {', '.join(_AZURE_COLUMNS)}, or "
+        "JSON lines with timestamp, input_length, output_length and hash_ids"
+    )
+
+
+def _trace(rows: list[TraceRow], bucket_s: float) -> Trace:
+    if not rows:
+        raise ConfigError("the trace has no requests")
+    rows.sort(key=lambda row: row.at)
+    start = rows[0].at
+    return Trace(tuple(replace(row, at=row.at - start) for row in rows), bucket_s)
+
+
+def _read_rows(
+    path: Path, numbered: Iterator[tuple[int, object]], read: Callable[..., TraceRow]
+) -> list[TraceRow]:
+    rows: list[TraceRow] = []
+    for number, line in numbered:
+        if line == "":
+            continue
+        try:
+            row = read(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: {error!r}") from error
+        if row.num_prompt_tokens < 0 or row.num_output_tokens < 0:
+            raise ConfigError(f"{path}, line {number}: a length is below 0")
+        rows.append(row)
+    return rows
+
+
+def _azure_row(row: dict[str, str]) -> TraceRow:
+    at = datetime.fromisoformat(row["TIMESTAMP"])
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return TraceRow(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _mooncake_row(line: str) -> TraceRow:
+    row = json.loads(line)
+    return TraceRow(
+        float(row["timestamp"]) / 1000.0,
+        int(row["input_length"]),
+        int(row["output_length"]),
+        tuple(int(number) for number in row.get("hash_ids", ())),
+    )

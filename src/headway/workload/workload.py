@@ -1,0 +1,122 @@
+"""Whole workloads: a stream of requests with arrival times, made up or replayed from a trace.
+
+Given the same seed, a workload is the same requests in the same order; its rate moves only their
+times. Nothing here sends anything: a load client and a simulator read the same items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from headway.errors import ConfigError
+from headway.workload.arrivals import Arrivals, ClosedLoop
+from headway.workload.content import Content, ContentMaker, stream
+from headway.workload.lengths import Bounds, Lengths
+from headway.workload.mixed import WorkItem
+from headway.workload.spec import check_positive
+from headway.workload.trace import MOONCAKE_BLOCK_TOKENS, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Arrivals, lengths and contents drawn independently; it never ends."""
+
+    arrivals: Arrivals
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    content: Content = field(default_factory=Content)
+
+    @property
+    def concurrency(self) -> int | None:
+        """The number of callers of a closed loop; None if requests come at times of their own."""
+        return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
+
+    @property
+    def mean_rate(self) -> float | None:
+        return None if isinstance(self.arrivals, ClosedLoop) else self.arrivals.mean_rate
+
+    def with_rate(self, rate: float) -> Synthetic:
+        """The same requests at another mean rate."""
+        if isinstance(self.arrivals, ClosedLoop):
+            raise ConfigError("a closed loop has no rate; use poisson, gamma or onoff arrivals")
+        return replace(self, arrivals=self.arrivals.with_rate(rate))
+
+    def items(self, seed: int) -> Iterator[WorkItem]:
+        maker = ContentMaker(self.content, seed)
+        prompts, outputs = stream(seed, "prompt lengths"), stream(seed, "output lengths")
+        for at in self.arrivals.times(stream(seed, "arrivals")):
+            tenant = maker.tenant()
+            prompt = maker.prompt(self.prompt_tokens.draw(prompts), tenant)
+            yield WorkItem(prompt, self.output_tokens.draw(outputs), at, tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a trace is made to fit: its times and its lengths are multiplied, then clipped."""
+
+    time: float = 1.0
+    length: float = 1.0
+    prompt: Bounds = field(default_factory=Bounds)
+    output: Bounds = field(default_factory=Bounds)
+
+    def __post_init__(self) -> None:
+        check_positive(time_scale=self.time, length_scale=self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace, scaled. Prompts that share hash ids share tokens, block for block; contents that
+    the trace does not fix are drawn."""
+
+    trace: Trace
+    scale: Scale = Scale()
+    content: Content = field(default_factory=Content)
+
+    @property
+    def concurrency(self) -> None:
+        return None
+
+    @property
+    def mean_rate(self) -> float:
+        """Over the whole trace; a part of it may be busier or quieter."""
+        return self.trace.mean_rate / self.scale.time
+
+    def with_rate(self, rate: float) -> Replay:
+        check_positive(rate=rate)
+        return replace(self, scale=replace(self.scale, time=self.trace.mean_rate / rate))
+
+    def items(self, seed: int) -> Iterator[WorkItem]:
+        maker = ContentMaker(self.content, seed)
+        scale = self.scale
+        block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * scale.length))
+        for row in self.trace.jittered(stream(seed, "jitter")).rows:
+            tenant = maker.tenant()
+            num_prompt = scale.prompt.clip(row.num_prompt_tokens * scale.length)
+            if row.hash_ids:
+                prompt = maker.prompt_of_blocks(num_prompt, row.hash_ids, block_tokens)
+            else:
+                prompt = maker.prompt(num_prompt, tenant)
+            num_output = scale.output.clip(row.num_output_tokens * scale.length)
+            yield WorkItem(prompt, num_output, row.at * scale.time, tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Requests given one by one, in order of arrival; or, with a concurrency, a closed loop."""
+
+    requests: tuple[WorkItem, ...]
+    concurrency: int | None = None
+
+    @property
+    def mean_rate(self) -> None:
+        return None
+
+    def with_rate(self, rate: float) -> Listed:
+        raise ConfigError("requests given one by one have no rate to change")
+
+    def items(self, seed: int) -> Iterator[WorkItem]:
+        return iter(self.requests)
+
+
+Workload = Synthetic | Replay | Listed
