@@ -36,6 +36,7 @@ LINE_BUDGETS = {
 
 BANNED_IMPORTS = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "atexit"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}
+BANNED_METHODS = {"recv_pyobj", "send_pyobj"}
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -122,7 +123,7 @@ def test_a_signature_has_at_most_6_parameters(path: Path):
 def test_a_protocol_has_at_most_5_methods(path: Path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef) and any(
-            dotted(base).endswith("Protocol") for base in node.bases
+            dotted(base) in ("Protocol", "typing.Protocol") for base in node.bases
         ):
             methods = [item.name for item in node.body if isinstance(item, Function)]
             named = [name for name in methods if not name.startswith("__")]
@@ -150,6 +151,21 @@ def test_nothing_evaluates_code_or_unpickles_weights(path: Path):
     calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
     found = [(name, node.lineno) for node in calls if (name := dotted(node.func)) in BANNED_CALLS]
     assert not found
+    assert not [
+        node.lineno
+        for node in calls
+        if isinstance(node.func, ast.Attribute) and node.func.attr in BANNED_METHODS
+    ]
+
+
+@modules
+def test_nothing_is_run_by_a_shell(path: Path):
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    through_shell = [
+        node.lineno for node in calls for given in node.keywords if given.arg == "shell"
+    ]
+    assert not through_shell
+    assert not [node.lineno for node in calls if dotted(node.func) in ("os.system", "os.popen")]
 
 
 @modules

@@ -1,15 +1,11 @@
-"""The composition root: settings in, wired objects out. The only module that knows every package.
-
-Run as a program it is the engine process: settings come on standard input, and the address of
-the sockets is its one argument.
-"""
+"""The composition root: settings in, wired objects out. Only this module knows every package."""
 
 from __future__ import annotations
 
-import logging
-import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -24,11 +20,14 @@ from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
 from headway.engine.messages import EngineInfo
 from headway.engine.offline import OfflineParts
-from headway.engine.process import EngineLoop, Progress
+from headway.engine.process import Progress
+from headway.engine.supervision import RestartLimits
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
 from headway.resolve import ModelFacts, Resolved, resolve
 from headway.text import ChatTemplate, Tokenizer
+
+ENGINE_COMMAND = (sys.executable, "-m", "headway.engine_main")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,45 +99,29 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
     )
 
 
-def build_async(config: Config, tokenizer: Tokenizer) -> AsyncEngine:
+def build_async(
+    config: Config, tokenizer: Tokenizer, command: Sequence[str] = ENGINE_COMMAND
+) -> AsyncEngine:
     """An engine in a process of its own, which starts loading at once."""
-    command = [sys.executable, "-m", "headway.build"]
-    process = EngineProcess(command, msgspec.json.encode(config))
-    return AsyncEngine(process, tokenizer, SystemClock())
+    limits = RestartLimits(config.server.max_engine_restarts, config.server.engine_restart_window_s)
+    launch = partial(EngineProcess, command, msgspec.json.encode(config))
+    return AsyncEngine(launch, tokenizer, SystemClock(), limits)
 
 
-def run_server(config: Config) -> int:
-    """Serve until a signal or a failure; the exit code."""
+def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Serve until a signal; the exit code."""
     from headway.observe import Metrics
-    from headway.server import create_app, listen, run, serve
+    from headway.server import Gate, Site, create_apps, listen, run, serve
 
     make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
-    listener = listen(config.server)
+    listeners = listen(config.server)
     tokenizer, chat_template = load_text(config)
     names = config.server.served_model_name or (config.model.model,)
 
     async def main() -> int:
-        engine = build_async(config, tokenizer)
-        metrics = Metrics(names[0])
-        app = create_app(engine, config.server, names, chat_template, metrics)
-        return await serve(engine, app, config.server, listener)
+        engine = build_async(config, tokenizer, command)
+        gate = Gate(config.server, engine, SystemClock())
+        apps = create_apps(engine, gate, config.server, names, chat_template, Metrics(names[0]))
+        return await serve(Site(engine, apps, gate, listeners), config.server)
 
     return run(main())
-
-
-def engine_main() -> int:
-    """The engine process."""
-    # Only the API process decides when to stop; a terminal's Ctrl-C is not for us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
-    config = msgspec.json.decode(sys.stdin.readline(), type=Config)
-
-    def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
-        model = load_model(config, progress)
-        return build_core(config, model.executor, sink), engine_info(config, model)
-
-    return EngineLoop(sys.argv[1]).run(factory)
-
-
-if __name__ == "__main__":
-    sys.exit(engine_main())

@@ -110,18 +110,64 @@ class ServerConfig:
     api_key: tuple[str, ...] = setting(
         (), "Keys clients must send; none means no authentication. May be given more than once."
     )
+    api_keys_file: str | None = setting(
+        None, "File of hashed keys, one per client; `headway keys new` writes it."
+    )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        "Host names clients may use, * for any; default: loopback names if the server listens on "
+        "loopback, else any. May be given more than once.",
+    )
+    admin_host: str = setting("127.0.0.1", "Address of the admin listener, which has /metrics.")
+    admin_port: int | None = setting(8001, "Port of the admin listener; none turns it off.")
+    max_num_samples: int = setting(8, "Most samples (n) of one prompt.")
+    max_output_tokens_per_request: int = setting(
+        131_072, "Most output tokens one HTTP request may ask for, over all prompts and samples."
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "Names clients may use for the model; default: the model as given."
     )
     log_interval_s: float = setting(10.0, "Seconds between two lines of statistics in the log.")
-    max_body_bytes: int = setting(8 * 1024**2, "Largest request body that is read.")
+    max_body_bytes: int = setting(4 * 1024**2, "Largest request body that is read.")
+    max_num_queued_reqs: int = setting(
+        256, "Most requests waiting for a seat; more are refused with 503."
+    )
+    max_num_queued_tokens: int = setting(
+        262_144, "Most prompt tokens waiting for a seat; more are refused with 503."
+    )
+    max_num_queued_reqs_per_key: int | None = setting(
+        None, "Most requests of one API key waiting for a seat; more are refused with 429."
+    )
+    max_queue_wait_s: float = setting(
+        10.0, "A request expected to wait longer for a seat, in seconds, is refused at once."
+    )
+    max_queue_age_s: float = setting(
+        30.0, "A request that has waited longer for a seat, in seconds, is refused after all."
+    )
+    slow_reader_timeout_s: float = setting(
+        30.0, "A client that has not read anything for so long, in seconds, is cut off."
+    )
+    max_engine_restarts: int = setting(
+        10, "How often a failed engine is replaced within the window; then the answer is 503."
+    )
+    engine_restart_window_s: float = setting(600.0, "The window of max_engine_restarts, in s.")
+    shutdown_timeout: float = setting(
+        30.0, "How long, in seconds, answers in progress may take after the first signal to stop."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        _check_at_least(self, 1, "max_body_bytes")
-        if self.log_interval_s <= 0:
-            raise ConfigError(f"log_interval_s must be positive, got {self.log_interval_s}")
+        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
+            raise ConfigError(f"admin_port must be between 0 and 65535, got {self.admin_port}")
+        _check_at_least(self, 1, "max_body_bytes", "max_num_samples")
+        _check_at_least(self, 1, "max_output_tokens_per_request", "max_num_queued_reqs_per_key")
+        _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
+        _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
+        _check_at_least(self, 0, "max_engine_restarts", "engine_restart_window_s")
+        for name in ("log_interval_s", "slow_reader_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if any(not key for key in self.api_key):
             raise ConfigError("an api_key is empty")
 

@@ -3,10 +3,15 @@
 HeadwayError
 ├── InvalidRequestError     the caller's request is wrong; `param` names the field (HTTP 400)
 │   └── NeverFitsError      well formed, but larger than this server can ever hold (HTTP 400)
+├── OverloadedError         no room now; `retry_after_s` says when to come back (HTTP 503)
+│   └── TenantLimitError    the caller has its share already (HTTP 429)
+├── QuarantinedError        the request took the engine down twice (HTTP 500)
+├── SlowReaderError         the client does not read its answer; the connection is closed
 ├── ConfigError             a flag, environment variable or config file is wrong
 ├── ModelLoadError          weights, tokenizer or template cannot be read
 └── EngineError             the engine process failed
     ├── EngineDeadError     it is gone; nothing more will come from it
+    ├── EngineHungError     it is there, and does nothing
     └── EngineStalledError  work is present and no step makes progress: a bug, said aloud
 
 Errors are raised where they happen and translated into HTTP answers in one place, the server.
@@ -31,6 +36,26 @@ class NeverFitsError(InvalidRequestError):
     """The request needs more than an empty server has."""
 
 
+class OverloadedError(HeadwayError):
+    """The server has as much work waiting as it will take on."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TenantLimitError(OverloadedError):
+    """The caller has as much work waiting as one caller may have."""
+
+
+class QuarantinedError(HeadwayError):
+    """The engine went down twice with this request; it is not tried again."""
+
+
+class SlowReaderError(HeadwayError):
+    """More output is waiting for the client than is kept for one."""
+
+
 class ConfigError(HeadwayError, ValueError):
     """A setting is unknown, malformed or contradicts another."""
 
@@ -45,6 +70,10 @@ class EngineError(HeadwayError):
 
 class EngineDeadError(EngineError):
     """The engine process is gone."""
+
+
+class EngineHungError(EngineError):
+    """The engine process has work and finishes no step."""
 
 
 class EngineStalledError(EngineError):

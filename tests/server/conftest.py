@@ -36,6 +36,11 @@ class RunningServer:
     process: subprocess.Popen[str]
     port: int
     log_path: Path
+    admin_port: int = 0
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
 
     @property
     def url(self) -> str:
@@ -60,7 +65,7 @@ class RunningServer:
 
     def metric(self, name: str) -> float:
         """The sum of all series of a metric."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.admin_url}/metrics").text.splitlines()
         values = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in values)
 
@@ -76,10 +81,20 @@ class RunningServer:
         return self.process.wait(20)
 
 
-def start_process(command: list[str], port: int, log_path: Path) -> RunningServer:
+def start_process(
+    command: list[str], port: int, log_path: Path, admin_port: int = 0
+) -> RunningServer:
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, text=True, cwd=ROOT)
-    return RunningServer(process, port, log_path)
+    return RunningServer(process, port, log_path, admin_port)
+
+
+def start_model_server(model_path: Path, log_path: Path, *flags: str) -> RunningServer:
+    """The real thing, through the command line."""
+    port, admin_port = free_port(), free_port()
+    ports = ("--port", str(port), "--admin-port", str(admin_port))
+    command = [sys.executable, "-m", "headway", "serve", str(model_path), *ports, *flags]
+    return start_process(command, port, log_path, admin_port)
 
 
 @pytest.fixture(scope="session")
@@ -100,17 +115,20 @@ class Launcher:
         self._tokenizer_path = tokenizer_path
         self._servers: list[RunningServer] = []
 
-    def __call__(self, port: int | None = None, **settings: object) -> RunningServer:
-        port = port or free_port()
+    def __call__(
+        self,
+        port: int | None = None,
+        server: dict[str, object] | None = None,
+        **settings: object,
+    ) -> RunningServer:
+        port, admin_port = port or free_port(), free_port()
         encoded = msgspec.json.encode(Settings(**settings)).decode()  # pyright: ignore
-        arguments = (str(port), encoded, str(self._tokenizer_path))
-        server = start_process(
-            [sys.executable, "-m", "tests.server.fake_server", *arguments],
-            port,
-            self._folder / f"server-{len(self._servers)}.log",
-        )
-        self._servers.append(server)
-        return server
+        for_server = msgspec.json.encode({"admin_port": admin_port, **(server or {})}).decode()
+        arguments = (str(port), encoded, for_server, str(self._tokenizer_path))
+        log_path = self._folder / f"server-{len(self._servers)}.log"
+        command = [sys.executable, "-m", "tests.server.fake_server", *arguments]
+        self._servers.append(start_process(command, port, log_path, admin_port))
+        return self._servers[-1]
 
     def close(self) -> None:
         for server in self._servers:
@@ -139,15 +157,12 @@ def fake_server(
 def model_server(
     model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
-    """The real thing, through the command line. In fp32, where ties are rare enough for greedy
-    output not to depend on how much of a prompt was cached."""
-    port = free_port()
-    flags = ("--port", str(port), "--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
-    server = start_process(
-        [sys.executable, "-m", "headway", "serve", str(model_path), *flags],
-        port,
-        tmp_path_factory.mktemp("model-server") / "server.log",
-    )
+    """In fp32, where ties are rare enough for greedy output not to depend on how much of a prompt
+    was cached."""
+    log_path = tmp_path_factory.mktemp("model-server") / "server.log"
+    flags = ("--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+    # Hundreds of requests at once are part of what is tested, not too many.
+    server = start_model_server(model_path, log_path, *flags, "--max-queue-age-s", "600")
     try:
         yield server.wait_ready()
         assert server.stop() == 0, server.log
@@ -168,7 +183,7 @@ async def local(tokenizer: Tokenizer) -> AsyncIterator[Local]:
         async def make(*args: Any, **options: Any) -> SimpleNamespace:
             made = await make_local(tokenizer, *args, **options)
             transport = httpx.ASGITransport(made.app)
-            client = httpx.AsyncClient(transport=transport, base_url="http://test")
+            client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
             made.client = await stack.enter_async_context(client)
             stack.push_async_callback(made.engine.close)
             return made

@@ -3,6 +3,8 @@ lower-case letters, one step every few milliseconds."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 import time
 
@@ -13,8 +15,10 @@ from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Capacity, Ticket
-from headway.core.plan import Sample, ScheduledRequest, StepResult, TokenLogprobs
+from headway.core.plan import Sample, ScheduledRequest, StepPlan, StepResult, TokenLogprobs
 from headway.core.scheduler import Scheduler
+from headway.engine.journal import JournaledExecutor
+from headway.engine.launcher import STACKS_SIGNAL
 from headway.engine.messages import EngineInfo
 from headway.engine.process import EngineLoop, Progress
 from headway.executors.fake import FakeExecutor
@@ -28,6 +32,10 @@ class Settings(msgspec.Struct):
     load_s: float = 0.0
     fails_loading: bool = False
     fails_at_step: int = 0
+    poison_token: int = -1
+    """A prompt that holds it takes the process down as soon as it is computed."""
+    dies_loading_file: str = ""
+    """While this file exists, loading fails."""
     scheduling_policy: str = "priority"
 
 
@@ -35,6 +43,13 @@ class LetterExecutor(FakeExecutor):
     def __init__(self, settings: Settings) -> None:
         super().__init__(CAPACITY)
         self._settings = settings
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        ticket = super().submit(plan)
+        for item in plan.scheduled:
+            if self._settings.poison_token in self._requests[item.request_id].token_ids:
+                os._exit(9)
+        return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         time.sleep(self._settings.step_s)
@@ -56,22 +71,23 @@ class LetterExecutor(FakeExecutor):
 
 
 def main() -> int:
+    faulthandler.register(STACKS_SIGNAL)
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
+    loop = EngineLoop(sys.argv[1])
 
     def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
         time.sleep(settings.load_s)
-        if settings.fails_loading:
+        if settings.fails_loading or os.path.exists(settings.dies_loading_file or "/nowhere"):
             raise ValueError("the weights are not there")
         config = SchedulerConfig(
             max_num_seqs=64, scheduling_policy=settings.scheduling_policy, kv_watermark=0.0
         )
-        core = EngineCore(
-            Scheduler(config, CAPACITY), LetterExecutor(settings), SystemClock(), sink
-        )
+        executor = JournaledExecutor(LetterExecutor(settings), loop.journal)
+        core = EngineCore(Scheduler(config, CAPACITY), executor, SystemClock(), sink)
         info = EngineInfo(CAPACITY, 64, VOCAB_SIZE, scheduling_policy=settings.scheduling_policy)
         return core, info
 
-    return EngineLoop(sys.argv[1]).run(factory)
+    return loop.run(factory)
 
 
 if __name__ == "__main__":

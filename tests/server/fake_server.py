@@ -1,17 +1,21 @@
-"""The real server over the fake engine; arguments: port, settings as JSON, tokenizer file."""
+"""The real server over the fake engine; arguments: a port, the engine's settings as JSON, the
+server's settings as JSON, a tokenizer file."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
+import msgspec
+
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
+from headway.engine.supervision import RestartLimits
 from headway.errors import ConfigError
 from headway.observe import Metrics
-from headway.server import create_app, listen, run, serve
+from headway.server import Gate, Site, create_apps, listen, run, serve
 from headway.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
@@ -20,21 +24,32 @@ TEMPLATE = (
 )
 
 
-async def main(port: int, settings: bytes, tokenizer_path: str) -> int:
-    config = ServerConfig(port=port, log_interval_s=0.2, max_body_bytes=100_000)
+async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_path: str) -> int:
+    given = msgspec.json.decode(server_settings)
+    defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
+    config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
-        listener = listen(config)
+        listeners = listen(config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "tests.server.fake_engine"]
+    limits = RestartLimits(config.max_engine_restarts, config.engine_restart_window_s)
     tokenizer = Tokenizer.from_gguf(tokenizer_path)
-    engine = AsyncEngine(EngineProcess(command, settings), tokenizer, SystemClock())
-    print("engine", engine.pid, flush=True)
-    app = create_app(engine, config, ("fake",), ChatTemplate(TEMPLATE, {}), Metrics("fake"))
-    return await serve(engine, app, config, listener)
+
+    def launch() -> EngineProcess:
+        process = EngineProcess(command, settings)
+        print("engine", process.pid, flush=True)
+        return process
+
+    engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
+    gate = Gate(config, engine, SystemClock())
+    template = ChatTemplate(TEMPLATE, {})
+    apps = create_apps(engine, gate, config, ("fake",), template, Metrics("fake"))
+    return await serve(Site(engine, apps, gate, listeners), config)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    sys.exit(run(main(int(sys.argv[1]), sys.argv[2].encode(), sys.argv[3])))
+    port, settings, server_settings, path = sys.argv[1:]
+    sys.exit(run(main(int(port), settings.encode(), server_settings.encode(), path)))

@@ -26,9 +26,10 @@ from headway.engine.messages import (
     EngineReady,
     batch_events,
 )
+from headway.engine.supervision import RestartLimits
 from headway.executors.fake import FakeExecutor
 from headway.observe import Metrics
-from headway.server import create_app
+from headway.server import Gate, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
@@ -88,6 +89,8 @@ class LocalProcess:
                     seed=command.seed,
                     arrived_at=command.arrived_at,
                     priority=command.priority,
+                    index=command.index,
+                    num_prompt_tokens=command.num_prompt_tokens,
                 )
             )
         elif isinstance(command, AbortRequests):
@@ -95,14 +98,19 @@ class LocalProcess:
                 self.core.abort(request_id, command.reason)
         self._wake.set()
 
-    async def receive(self) -> object:
-        await asyncio.sleep(0)
+    async def receive(self, timeout_s: float) -> object:
+        for _ in range(8):  # let consumers take what the step before made
+            await asyncio.sleep(0)
         if not self._is_announced:
             self._is_announced = True
             return EngineReady(self.info)
         while not self._events and (self.is_paused or not self.core.has_work):
             self._wake.clear()
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return None
         if self.dies_after is not None:
             if self.dies_after == 0:
                 return EngineFailed("RuntimeError: secret detail of the failure")
@@ -116,6 +124,12 @@ class LocalProcess:
 
     def kill(self) -> None:
         pass
+
+    async def wait(self) -> None:
+        pass
+
+    def unfinished_step(self) -> frozenset[str]:
+        return frozenset()
 
     async def stop(self) -> None:
         pass
@@ -131,11 +145,20 @@ async def make_local(
     """An app over a scripted engine, with its parts."""
     token_ids = tokenizer.encode(script, False) if isinstance(script, str) else script
     process = LocalProcess(ScriptExecutor(token_ids, tokenizer.eos_token_ids[0]), policy)
-    engine = AsyncEngine(process, tokenizer, SystemClock())  # pyright: ignore[reportArgumentType]
+    limits = RestartLimits(max_restarts=0)
+    engine = AsyncEngine(lambda: process, tokenizer, SystemClock(), limits)  # pyright: ignore
     metrics = Metrics("tiny")
-    app = create_app(
-        engine, ServerConfig(**config), ("tiny", "alias/tiny"), ChatTemplate(TEMPLATE, {}), metrics
-    )
+    settings = ServerConfig(**config)
+    gate = Gate(settings, engine, SystemClock())
+    template = ChatTemplate(TEMPLATE, {})
+    apps = create_apps(engine, gate, settings, ("tiny", "alias/tiny"), template, metrics)
     if is_started:
         await engine.start()
-    return SimpleNamespace(app=app, engine=engine, process=process, metrics=metrics)
+    return SimpleNamespace(
+        app=apps.public,
+        admin=apps.admin,
+        engine=engine,
+        process=process,
+        metrics=metrics,
+        gate=gate,
+    )

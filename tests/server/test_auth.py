@@ -1,38 +1,72 @@
-"""With keys configured, every route but health asks for one."""
+"""With keys, everything but the liveness probe asks for one; and where keys come from."""
 
 from __future__ import annotations
 
+import hashlib
+import stat
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
+from starlette.requests import Request
+from typer.testing import CliRunner
+
+from headway.cli import app as cli
+from headway.config import ServerConfig
+from headway.errors import ConfigError
+from headway.server.auth import Guard
+from headway.server.errors import ApiError
+from headway.server.keys import key_for, load_keys, make_key
+from tests.server.apps import check_error, routes_of, serving
 
 KEYS = ("first-key", "second-key")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+UNKNOWN = ("/", "/v1", "/v1/nothing", "/docs", "/metricz", "/health/live/", "//health/live", "/%00")
 
 
-def all_routes(app) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    pending = list(app.routes)
-    while pending:
-        route = pending.pop()
-        included = getattr(route, "original_router", None)  # newer FastAPI keeps routers whole
-        if included is not None:
-            pending.extend(included.routes)
-            continue
-        path = route.path.replace("{name:path}", "tiny")
-        found.extend((method, path) for method in route.methods)
-    assert len(found) == 9
-    return found
+@asynccontextmanager
+async def guarded(local):
+    async with serving(local, api_key=KEYS) as made:
+        yield made
 
 
-async def test_every_route_but_health_needs_a_key(local) -> None:
-    made = await local(api_key=KEYS)
-    for method, path in all_routes(made.app):
-        response = await made.client.request(method, path)
-        if path.startswith("/health"):
-            assert response.status_code == 200
-            continue
-        assert response.status_code == 401, path
-        assert response.headers["www-authenticate"] == "Bearer"
-        assert response.json()["error"]["code"] == "invalid_api_key"
-        assert not any(key in response.text for key in KEYS)
+def paths_of(app) -> list[str]:
+    found = {path for _, path in routes_of(app)}
+    assert len(found) >= 5
+    return sorted(path.replace("{name:path}", "tiny").replace("{rest:path}", "x") for path in found)
+
+
+async def test_nothing_but_the_liveness_probe_answers_without_a_key(local) -> None:
+    async with guarded(local) as made:
+        for client, app in ((made.public, made.apps.public), (made.admin, made.apps.admin)):
+            for path in (*paths_of(app), *UNKNOWN):
+                for method in METHODS:
+                    response = await client.request(method, path)
+                    if (method, path) == ("GET", "/health/live"):
+                        assert response.status_code == 200
+                        continue
+                    assert response.status_code == 401, (method, path)
+                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert "allow" not in response.headers
+                    assert not any(key in response.text for key in KEYS)
+                    if method != "HEAD":
+                        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_with_a_key_wrong_paths_and_methods_are_told(local) -> None:
+    async with guarded(local) as made:
+        headers = {"Authorization": "Bearer first-key"}
+        for path in ("/", "/v1", "/v1/nothing", "/docs", "/redoc", "/metrics"):
+            response = await made.public.get(path, headers=headers)
+            assert check_error(response, 404)["code"] == "not_found"
+        for method, path, allow in (
+            ("GET", "/v1/completions", "POST"),
+            ("HEAD", "/v1/models", "GET"),
+            ("POST", "/health/live", "GET"),
+            ("OPTIONS", "/v1/chat/completions", "POST"),
+        ):
+            response = await made.public.request(method, path, headers=headers)
+            assert (response.status_code, response.headers["allow"]) == (405, allow)
 
 
 @pytest.mark.parametrize(
@@ -47,42 +81,149 @@ async def test_every_route_but_health_needs_a_key(local) -> None:
         "Bearer first-keyx",
         "Basic first-key",
         "Bearer first-key second-key",
+        f"Bearer {hashlib.sha256(b'first-key').hexdigest()}",
     ],
 )
 async def test_wrong_keys(local, header) -> None:
-    made = await local(api_key=KEYS)
-    for method, path in all_routes(made.app):
-        if not path.startswith("/health"):
-            response = await made.client.request(method, path, headers={"Authorization": header})
+    async with guarded(local) as made:
+        for client, path in ((made.public, "/v1/models"), (made.admin, "/metrics")):
+            response = await client.get(path, headers={"Authorization": header})
             assert response.status_code == 401
+
+
+async def test_two_authorization_headers_are_none(local) -> None:
+    async with guarded(local) as made:
+        headers = [("Authorization", "Bearer first-key"), ("Authorization", "Bearer second-key")]
+        assert (await made.public.get("/v1/models", headers=headers)).status_code == 401
 
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 async def test_any_of_the_keys_opens(local, key, scheme) -> None:
-    made = await local(api_key=KEYS)
-    headers = {"Authorization": f"{scheme} {key}"}
-    assert (await made.client.get("/v1/models", headers=headers)).status_code == 200
-    assert (await made.client.get("/metrics", headers=headers)).status_code == 200
+    async with guarded(local) as made:
+        headers = {"Authorization": f"{scheme} {key}"}
+        for path in ("/v1/models", "/openapi.json", "/version", "/health", "/health/ready"):
+            assert (await made.public.get(path, headers=headers)).status_code == 200
+        for path in ("/metrics", "/version", "/health", "/health/ready"):
+            assert (await made.admin.get(path, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(
     "path", ["//v1/models", "/v1/%6dodels", "/V1/models", "/v1/models/", "/health/../v1/models"]
 )
-@pytest.mark.parametrize("host", ["test", "test/health/live?", "evil/health"])
-async def test_no_spelling_of_a_path_gets_around_the_key(local, path, host) -> None:
-    made = await local(api_key=KEYS)
-    response = await made.client.get(path, headers={"Host": host})
-    assert response.status_code in (401, 404)
-    assert "tiny" not in response.text
+@pytest.mark.parametrize("host", ["localhost", "localhost/health/live?", "evil/health"])
+async def test_no_spelling_of_a_path_or_host_gets_around_the_key(local, path, host) -> None:
+    async with guarded(local) as made:
+        response = await made.public.get(path, headers={"Host": host})
+        assert response.status_code in (400, 401)
+        assert "tiny" not in response.text
 
 
 async def test_a_body_is_not_read_without_a_key(local) -> None:
-    made = await local(api_key=KEYS, max_body_bytes=10)
-    response = await made.client.post("/v1/completions", content=b"x" * 1000)
-    assert response.status_code == 401
+    async with serving(local, api_key=KEYS, max_body_bytes=10) as made:
+        response = await made.public.post("/v1/completions", content=b"x" * 1000)
+        assert response.status_code == 401
 
 
 async def test_without_keys_nothing_is_asked(local) -> None:
-    made = await local()
-    assert (await made.client.get("/v1/models")).status_code == 200
+    async with serving(local) as made:
+        assert (await made.public.get("/v1/models")).status_code == 200
+        assert (await made.admin.get("/metrics")).status_code == 200
+
+
+async def tenant_of(keys, header: str) -> str:
+    seen = []
+    nobody: Any = None
+
+    async def handler(scope, receive, send) -> None:
+        seen.append(Request(scope).state.tenant)
+
+    scope = {"type": "http", "headers": [(b"authorization", header.encode())]}
+    await Guard(handler, keys)(scope, nobody, nobody)
+    return seen[0]
+
+
+async def test_handlers_see_the_tenant() -> None:
+    keys = (key_for("first", "alice"), key_for("second"))
+    assert await tenant_of(keys, "Bearer first") == "alice"
+    digest = hashlib.sha256(b"second").hexdigest()
+    assert await tenant_of(keys, "Bearer second") == f"key-{digest[:8]}"
+    assert await tenant_of((), "Bearer whatever") == ""
+    with pytest.raises(ApiError):
+        await tenant_of(keys, "Bearer third")
+
+
+def test_keys_of_the_file_and_of_the_flag_both_open(tmp_path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# staff\n\n  {key_for('k1', 'alice').line}  \n{key_for('k2', 'bob').line}")
+    keys = load_keys(ServerConfig(api_keys_file=str(path), api_key=("k3",)))
+    assert [key.tenant for key in keys][:2] == ["alice", "bob"]
+    assert keys[2] == key_for("k3")
+    assert load_keys(ServerConfig()) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "headway keys new"),
+        ("", "headway keys new"),
+        ("# nothing but words\n", "headway keys new"),
+        ("hw-a-key-in-the-clear\n", "headway keys hash"),
+        (f"sha256:{'a' * 63} short\n", "line 1"),
+        (f"sha256:{'A' * 64} upper\n", "line 1"),
+        (f"# x\nsha256:{'a' * 64}\n", "line 2"),
+        (f"md5:{'a' * 32} old\n", "line 1"),
+        (f"sha256:{'a' * 64} two words\n", "line 1"),
+        (f"sha256:{'a' * 64} {'x' * 65}\n", "name"),
+        (f"sha256:{'a' * 64} a/b\n", "name"),
+        (f"sha256:{'a' * 64} one\nsha256:{'a' * 64} other\n", "another name"),
+        (b"\xff\xfe", "cannot read"),
+    ],
+)
+def test_a_keys_file_that_is_not_right_is_refused(tmp_path, content, says) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_keys(ServerConfig(api_keys_file=str(path), api_key=("x",)))
+    assert "in-the-clear" not in str(caught.value)
+
+
+def test_keys_new_prints_the_key_once_and_keeps_its_hash(tmp_path) -> None:
+    path = tmp_path / "keys"
+    secrets = []
+    for name in ("alice", "bob", "alice"):
+        result = CliRunner().invoke(cli, ["keys", "new", name, "--file", str(path)])
+        assert result.exit_code == 0
+        secrets.append(result.stdout.strip())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert all(secret.startswith("hw-") and len(secret) >= 46 for secret in secrets)
+    assert not any(secret in path.read_text() for secret in secrets)
+    keys = load_keys(ServerConfig(api_keys_file=str(path)))
+    names = ("alice", "bob", "alice")
+    assert keys == tuple(key_for(*pair) for pair in zip(secrets, names, strict=True))
+
+
+def test_keys_new_leaves_a_file_that_is_not_right_alone(tmp_path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("what is this")
+    result = CliRunner().invoke(cli, ["keys", "new", "alice", "--file", str(path)])
+    assert isinstance(result.exception, ConfigError)
+    assert path.read_text() == "what is this"
+    path.write_text(key_for("x", "no-line-end").line)
+    assert CliRunner().invoke(cli, ["keys", "new", "bob", "--file", str(path)]).exit_code == 0
+    assert len(load_keys(ServerConfig(api_keys_file=str(path)))) == 2
+
+
+def test_keys_hash_reads_from_standard_input() -> None:
+    result = CliRunner().invoke(cli, ["keys", "hash", "alice"], input="my-key\n")
+    assert result.stdout.strip() == key_for("my-key", "alice").line
+    result = CliRunner().invoke(cli, ["keys", "hash"], input="my-key\n")
+    assert result.stdout.strip() == key_for("my-key").line
+    assert isinstance(CliRunner().invoke(cli, ["keys", "hash"], input="").exception, ConfigError)
+    bad = CliRunner().invoke(cli, ["keys", "new", "not a name"])
+    assert isinstance(bad.exception, ConfigError)
+
+
+def test_keys_differ() -> None:
+    assert len({make_key() for _ in range(100)}) == 100

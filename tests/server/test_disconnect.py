@@ -77,7 +77,7 @@ async def test_a_client_gone_before_the_answer_begins(local, is_stream) -> None:
         "type": "http",
         "method": "POST",
         "path": "/v1/completions",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
         "query_string": b"",
     }
     messages = [{"type": "http.request", "body": body}]

@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
 
 from headway.core.params import SamplingParams
 from headway.errors import InvalidRequestError
-from headway.server.protocol import parse
+from headway.server.protocol import parse, unsupported_fields
 from headway.server.protocol_chat import ChatRequest
 from headway.server.protocol_completions import CompletionRequest
 
@@ -84,6 +82,7 @@ def test_fields_that_differ_between_the_endpoints() -> None:
 
 REFUSED_BY_BOTH = [
     ("n", 0, "n"),
+    ("n", 9, "n"),
     ("n", 129, "n"),
     ("n", "2", "n"),
     ("n", True, "n"),
@@ -108,6 +107,7 @@ REFUSED_BY_BOTH = [
     ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias"),
     ("max_tokens", 0, "max_tokens"),
     ("max_tokens", 1.5, "max_tokens"),
+    ("max_tokens", 131_073, "max_tokens"),
     ("min_tokens", -1, "min_tokens"),
     ("top_k", -2, "top_k"),
     ("top_k", 10**30, "top_k"),
@@ -174,21 +174,43 @@ def test_what_completions_do_not_support(name, value, harmless) -> None:
     completion(**{name: harmless})
 
 
-def test_every_field_of_the_openai_client_is_known() -> None:
-    """One the client can send and we have not thought about would be refused as a misspelling."""
-    base = chat_create_params.CompletionCreateParamsBase
-    assert set(base.__annotations__) <= set(ChatRequest.model_fields)
-    base = completion_create_params.CompletionCreateParamsBase
-    assert set(base.__annotations__) <= set(CompletionRequest.model_fields)
-
-
 def test_every_field_is_tested() -> None:
     honoured = {name for name, _, _ in SHARED} | {"messages", "prompt", "stream_options"}
     own = {"logprobs", "top_logprobs", "max_completion_tokens", "best_of", "safety_identifier"}
-    refused = set(ChatRequest.unsupported) | set(CompletionRequest.unsupported)
+    refused = {*unsupported_fields(ChatRequest), *unsupported_fields(CompletionRequest)}
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert fields == honoured | own | refused
-    assert set(ChatRequest.unsupported) <= {name for name, _, _ in UNSUPPORTED_CHAT}
+    assert set(unsupported_fields(ChatRequest)) <= {name for name, _, _ in UNSUPPORTED_CHAT}
+
+
+@pytest.mark.parametrize(("name", "value"), [("store", 0), ("parallel_tool_calls", 1)])
+def test_a_number_is_no_boolean(name, value) -> None:
+    assert refusal(chat, **{name: value}).param == name
+
+
+def test_obfuscation_is_refused_by_its_full_name() -> None:
+    chat(stream=True, stream_options={"include_obfuscation": False})
+    options = {"include_obfuscation": True}
+    error = refusal(chat, stream=True, stream_options=options)
+    assert error.param == "stream_options.include_obfuscation"
+
+
+def nested(depth: int) -> bytes:
+    """A body of this depth, in a field whose value does not matter."""
+    lists = b"[" * (depth - 1) + b"]" * (depth - 1)
+    return b'{"messages": [{"role": "user", "content": "hi"}], "audio": ' + lists + b"}"
+
+
+def test_nesting_is_bounded() -> None:
+    with pytest.raises(InvalidRequestError, match="audio is not supported"):
+        parse(ChatRequest, nested(32))
+    for depth in (33, 100, 900):
+        with pytest.raises(InvalidRequestError, match="32 levels"):
+            parse(ChatRequest, nested(depth))
+    # Many lists are not deep ones.
+    assert completion(prompt=[[1]] * 64, stop=["x"]).prompts() == [[1]] * 64
+    long = [{"role": "user", "content": "[{" * 50}] * 100
+    assert len(chat(messages=long).messages) == 100
 
 
 @pytest.mark.parametrize(

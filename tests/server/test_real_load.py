@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import psutil
 import pytest
 
 from headway import LLM, SamplingParams
-from tests.server.conftest import RunningServer, free_port, start_process
+from tests.server.conftest import RunningServer, start_model_server
 
 pytestmark = pytest.mark.model
 
@@ -97,9 +96,7 @@ async def test_200_leavers_leave_every_block_free(model_server: RunningServer) -
 def test_a_signal_leaves_no_process(
     number: signal.Signals, model_path: Path, tmp_path: Path
 ) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "headway", "serve", str(model_path), "--port", str(port)]
-    server = start_process(command, port, tmp_path / "log").wait_ready()
+    server = start_model_server(model_path, tmp_path / "log").wait_ready()
     family = psutil.Process(server.process.pid).children(recursive=True)
     assert family, "the engine should be a process of its own"
     server.process.send_signal(number)
@@ -110,9 +107,7 @@ def test_a_signal_leaves_no_process(
 
 
 def test_a_killed_server_leaves_no_engine(model_path: Path, tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "headway", "serve", str(model_path), "--port", str(port)]
-    server = start_process(command, port, tmp_path / "log").wait_ready()
+    server = start_model_server(model_path, tmp_path / "log").wait_ready()
     family = psutil.Process(server.process.pid).children(recursive=True)
     server.process.kill()
     server.process.wait()

@@ -6,44 +6,66 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway._version import __version__
+from tests.server.apps import check_error, serving
 
 
 async def test_models(local) -> None:
-    made = await local()
-    listed = (await made.client.get("/v1/models")).json()
-    assert listed["object"] == "list"
-    assert [model["id"] for model in listed["data"]] == ["tiny", "alias/tiny"]
-    assert listed["data"][0]["object"] == "model"
-    assert listed["data"][0]["max_model_len"] == 200
-    for name in ("tiny", "alias/tiny"):
-        assert (await made.client.get(f"/v1/models/{name}")).json()["id"] == name
-    response = await made.client.get("/v1/models/other")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
+    async with serving(local) as made:
+        listed = (await made.public.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [model["id"] for model in listed["data"]] == ["tiny", "alias/tiny"]
+        assert listed["data"][0]["object"] == "model"
+        assert listed["data"][0]["max_model_len"] == 200
+        for name in ("tiny", "alias/tiny"):
+            assert (await made.public.get(f"/v1/models/{name}")).json()["id"] == name
+        response = await made.public.get("/v1/models/other")
+        assert check_error(response, 404)["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize("is_started", [False, True])
 async def test_health(local, is_started) -> None:
-    made = await local(is_started=is_started)
-    expected = 200 if is_started else 503
-    assert (await made.client.get("/health/live")).status_code == 200
-    assert (await made.client.get("/health/ready")).status_code == expected
-    assert (await made.client.get("/health")).status_code == expected
-    assert (await made.client.get("/v1/models")).status_code == 200
-    assert (await made.client.get("/metrics")).status_code == 200
+    async with serving(local, is_started=is_started) as made:
+        expected = 200 if is_started else 503
+        for client in (made.public, made.admin):
+            assert (await client.get("/health/live")).status_code == 200
+            assert (await client.get("/health/ready")).status_code == expected
+            assert (await client.get("/health")).status_code == expected
+        assert (await made.public.get("/v1/models")).status_code == 200
+        assert (await made.public.get("/openapi.json")).status_code == 200
+        assert (await made.admin.get("/metrics")).status_code == 200
 
 
 async def test_version(local) -> None:
-    made = await local()
-    assert (await made.client.get("/version")).json() == {"version": __version__}
+    async with serving(local) as made:
+        for client in (made.public, made.admin):
+            assert (await client.get("/version")).json() == {"version": __version__}
+
+
+async def test_each_listener_has_its_own_routes(local) -> None:
+    async with serving(local) as made:
+        check_error(await made.public.get("/metrics"), 404)
+        for path in ("/v1/models", "/openapi.json", "/tokenize"):
+            check_error(await made.admin.get(path), 404)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/v1/messages"])
+async def test_what_is_not_offered_is_said(local, path) -> None:
+    async with serving(local) as made:
+        for response in (
+            await made.public.post(path, json={"model": "tiny", "input": "x"}),
+            await made.public.get(f"{path}/some-id"),
+        ):
+            error = check_error(response, 404)
+            assert "not offered" in error["message"] and path in error["message"]
 
 
 async def test_metrics_after_requests(local) -> None:
-    made = await local("abc")
-    for _ in range(3):
-        await made.client.post("/v1/completions", json={"prompt": "x", "n": 2, "max_tokens": 3})
-    await made.client.post("/v1/completions", json={"prompt": ""})
-    response = await made.client.get("/metrics")
+    async with serving(local, "abc") as made:
+        for _ in range(3):
+            body = {"prompt": "x", "n": 2, "max_tokens": 3}
+            await made.public.post("/v1/completions", json=body)
+        await made.public.post("/v1/completions", json={"prompt": ""})
+        response = await made.admin.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     samples = {
         (sample.name, sample.labels.get("finished_reason") or sample.labels.get("reason")): sample

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from headway._version import __version__
-from headway.cli import bench, chat, doctor, serve
+from headway.cli import bench, chat, doctor, keys, serve
 from headway.errors import HeadwayError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 from headway.errors import InvalidRequestError
@@ -14,6 +13,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MIN_TEMPERATURE = 1e-5
 """Below this a temperature means greedy: dividing by it would leave the range of fp32."""
+_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +128,26 @@ class SamplingParams:
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
+        raise InvalidRequestError(f"{name} must be an integer, got {_short(value)}", name)
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bounds}, got {value}", name)
+        raise InvalidRequestError(f"{name} must be {bounds}, got {_short(value)}", name)
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
-    # NaN compares false to everything, so it would pass a plain range test.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, got {value}", name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN compares false to everything, so it is refused here too.
+    if not is_number or not low <= value <= high:
+        raise InvalidRequestError(
+            f"{name} must be a number between {low:g} and {high:g}, got {_short(value)}", name
+        )
+
+
+def _short(value: object) -> str:
+    """A value in a message, which must not grow with it."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "an integer of more than 128 bits"
+    if isinstance(value, bool | int | float | str | bytes | None):
+        text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
+        return text[:_MAX_SHOWN]
+    return f"a {type(value).__name__}"

@@ -1,7 +1,9 @@
 """The API process's view of the engine: submit a prompt, iterate over what comes back.
 
-Owns the streams of live requests. A consumer that stops iterating, for whatever reason, aborts
-its request on the way out, so blocks come back within a step.
+Owns the live requests, and the engine process they run in. A process that dies, hangs or stops
+making sense is replaced, and every live request continues from the last token its consumer was
+given. A consumer that stops iterating, for whatever reason, aborts its request on the way out, so
+blocks come back within a step.
 """
 
 from __future__ import annotations
@@ -9,150 +11,139 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 
 from headway.clock import Clock
 from headway.core.events import Finished, TokensEmitted
 from headway.core.params import SamplingParams
-from headway.core.request import FinishReason, sample_id
+from headway.core.request import FinishReason
 from headway.engine.inputs import draw_seed, resolve_params
 from headway.engine.launcher import EngineProcess
-from headway.engine.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineFailed,
-    EngineInfo,
-    EngineReady,
-    EventBatch,
-    LoadProgress,
-    Report,
+from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
+from headway.engine.outputs import SampleDelta
+from headway.engine.quarantine import Quarantine
+from headway.engine.streams import RequestStream
+from headway.engine.supervision import RestartLimits
+from headway.engine.supervisor import Progress, RestartListener, Supervisor
+from headway.errors import (
+    EngineDeadError,
+    EngineError,
+    HeadwayError,
+    QuarantinedError,
+    SlowReaderError,
 )
-from headway.engine.outputs import RequestMetrics, SampleDelta, sample_streams
-from headway.errors import EngineDeadError, EngineError
 from headway.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-
-class RequestStream:
-    """The deltas of one request on their way to its consumer."""
-
-    def __init__(
-        self,
-        request_id: str,
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int],
-    ) -> None:
-        self.request_id = request_id
-        self.params = params
-        self.metrics = RequestMetrics(arrived_at=0.0)
-        self.samples = {
-            sample_id(request_id, sample.index): sample
-            for sample in sample_streams(params, tokenizer, prompt_token_ids)
-        }
-        self._pending: list[SampleDelta] = []
-        self._error: EngineError | None = None
-        self._wake = asyncio.Event()
-
-    @property
-    def unfinished_ids(self) -> list[str]:
-        return [name for name, sample in self.samples.items() if not sample.is_finished]
-
-    @property
-    def has_more(self) -> bool:
-        """Samples may have ended while the consumer was busy: what they left must be taken too."""
-        return bool(self._pending or self.unfinished_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples.values())
-
-    def put(self, delta: SampleDelta) -> None:
-        self._pending.append(delta)
-        self._wake.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._wake.set()
-
-    async def take(self) -> list[SampleDelta]:
-        """Everything that arrived since the last call; waits for something."""
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            self._wake.clear()
-            await self._wake.wait()
-        pending, self._pending = self._pending, []
-        return pending
+Listener = Callable[[EventBatch], None]
 
 
 class AsyncEngine:
-    """Many requests, one engine process."""
+    """Many requests, one engine process at a time."""
 
-    def __init__(self, process: EngineProcess, tokenizer: Tokenizer, clock: Clock) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], EngineProcess],
+        tokenizer: Tokenizer,
+        clock: Clock,
+        limits: RestartLimits | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self._process = process
         self._clock = clock
+        self._supervisor = Supervisor(launch, clock, limits or RestartLimits())
+        self._supervision: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._owner_of: dict[str, RequestStream] = {}
-        self._listeners: list[Callable[[EventBatch], None]] = []
-        self._info: EngineInfo | None = None
+        self._waiting: dict[str, RequestStream] = {}
+        self._unsent: deque[RequestStream] = deque()
+        self._on_trial: RequestStream | None = None
+        self._leaving: dict[str, Finished] = {}
+        """Samples the engine was told to end and has not yet said it did."""
+        self._quarantine = Quarantine()
+        self._listeners: list[Listener] = []
         self._error: EngineError | None = None
-        self._has_failed = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
+        self._has_given_up = asyncio.Event()
 
     @property
     def info(self) -> EngineInfo:
-        if self._info is None:
+        info = self._supervisor.info
+        if info is None:
             raise EngineDeadError("the engine is not ready yet")
-        return self._info
+        return info
 
     @property
     def is_ready(self) -> bool:
-        return self._info is not None and self._error is None
+        """An engine is there and makes progress."""
+        return self._supervisor.is_up and not self._supervisor.is_hung
+
+    @property
+    def is_up(self) -> bool:
+        return self._supervisor.is_up
+
+    @property
+    def takes_requests(self) -> bool:
+        """True also while a process is being replaced: requests then wait for the next one."""
+        return self._supervisor.info is not None and self._error is None
+
+    @property
+    def has_given_up(self) -> bool:
+        return self._has_given_up.is_set()
 
     @property
     def num_requests(self) -> int:
         return len(self._streams)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def waiting(self) -> list[RequestStream]:
+        """Requests that have yet to be seated for the first time, oldest first."""
+        return list(self._waiting.values())
 
-    def subscribe(self, listener: Callable[[EventBatch], None]) -> None:
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum([len(one.command.token_ids) for one in self._waiting.values()])
+
+    @property
+    def pid(self) -> int:
+        return self._supervisor.pid
+
+    def subscribe(self, listener: Listener) -> None:
         """Have every batch of events passed to `listener`, which must not block."""
         self._listeners.append(listener)
 
-    async def start(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Wait until the engine has loaded its model."""
-        while self._info is None:
-            report = await self._process.receive()
-            if isinstance(report, EngineReady):
-                self._info = report.info
-            elif isinstance(report, EngineFailed):
-                raise EngineError(report.message)
-            elif isinstance(report, LoadProgress) and progress is not None:
-                progress(report.num_done, report.num_total)
-        self._reader = asyncio.create_task(self._read_reports())
+    def subscribe_restarts(self, listener: RestartListener) -> None:
+        self._supervisor.subscribe(listener)
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Wait until the engine has loaded its model. The first time, failing to is final."""
+        await self._supervisor.load(progress)
+        self._supervision = asyncio.create_task(self._supervisor.run(self))
 
     async def wait_failed(self) -> EngineError:
-        """Return once the engine has failed; it does not come back by itself."""
-        await self._has_failed.wait()
+        """Return once the engine has been given up."""
+        await self._has_given_up.wait()
         return self._error or EngineDeadError("the engine failed")
 
     def kill(self) -> None:
         """End the engine process without asking; `close` must still follow."""
-        self._process.kill()
+        self._supervisor.kill()
 
     async def close(self) -> None:
         """End every stream and the engine process."""
         self._fail_all(EngineDeadError("the server is shutting down"))
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._supervision is not None:
+            self._supervision.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
-        await self._process.stop()
+                await self._supervision
+        await self._supervisor.stop()
+
+    # ---------------------------------------------------------------- requests
 
     async def submit(
         self,
@@ -166,21 +157,22 @@ class AsyncEngine:
         if self._error is not None:
             raise self._error
         resolved = resolve_params(params, token_ids, self.info, self.tokenizer.eos_token_ids)
-        stream = RequestStream(request_id, resolved, self.tokenizer, token_ids)
-        stream.metrics.arrived_at = self._clock.now()
-        self._streams[request_id] = stream
-        self._owner_of.update(dict.fromkeys(stream.samples, stream))
         command = AddRequest(
             id=request_id,
             token_ids=list(token_ids),
             params=resolved,
             seed=draw_seed(params),
-            arrived_at=stream.metrics.arrived_at,
+            arrived_at=self._clock.now(),
             priority=priority,
             tenant=tenant,
         )
+        self._quarantine.check(command)
+        stream = RequestStream(command, self.tokenizer)
+        self._streams[request_id] = self._waiting[request_id] = stream
+        self._owner_of.update(dict.fromkeys(stream.samples, stream))
+        self._unsent.append(stream)
         try:
-            await self._process.send(command)
+            await self._send_next()
         except BaseException:
             await self.abort(stream)
             raise
@@ -194,53 +186,128 @@ class AsyncEngine:
         finally:
             await self.abort(stream)
 
-    async def abort(self, stream: RequestStream) -> None:
+    async def abort(
+        self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, message: str = ""
+    ) -> None:
         """Forget a request; whatever of it is still alive in the engine ends there too."""
-        if self._streams.pop(stream.request_id, None) is None:
+        if stream.request_id not in self._streams:
             return
+        ended = [
+            Finished(name, self._clock.now(), reason, stream.samples[name].num_tokens, message)
+            for name in stream.unfinished_ids
+        ]
+        self._drop(stream)
+        if not stream.is_sent:
+            self._tell_listeners(EventBatch(finished=ended))
+        elif ended:
+            await self._end_in_engine(ended)
+        await self._end_trial(stream)
+
+    async def refuse(self, stream: RequestStream, error: HeadwayError) -> None:
+        """End a request that waits; its consumer gets the error."""
+        stream.fail(error)
+        await self.abort(stream, FinishReason.TIMEOUT, str(error))
+
+    async def _end_in_engine(self, ended: Sequence[Finished]) -> None:
+        """All for one reason. If the engine goes down first, these events stand for its own."""
+        self._leaving.update({event.request_id: event for event in ended})
+        ids = [event.request_id for event in ended]
+        await self._supervisor.send(AbortRequests(ids, ended[0].reason))
+
+    async def _send_next(self) -> None:
+        """Tell the engine of the requests it does not know. One under suspicion goes alone: the
+        next follows when it has been computed and the engine is still there."""
+        while self._supervisor.is_up and self._unsent and self._on_trial is None:
+            stream = self._unsent.popleft()
+            if stream.request_id not in self._streams:
+                continue
+            stream.is_sent = True
+            if stream.num_crashes:
+                self._on_trial = stream
+            for command in stream.commands():
+                await self._supervisor.send(command)
+
+    async def _end_trial(self, stream: RequestStream) -> None:
+        if stream is self._on_trial:
+            self._on_trial = None
+            await self._send_next()
+
+    # ------------------------------------------------- what the supervisor says
+
+    def has_work_in_engine(self) -> bool:
+        return any(one.is_sent and one.unfinished_ids for one in self._streams.values())
+
+    async def came_up(self) -> None:
+        await self._send_next()
+
+    def went_down(self, suspect_ids: frozenset[str]) -> int:
+        """No request is in an engine now. Those in the step that did not end may be its cause:
+        they will be tried one by one. Twice is no accident."""
+        self._on_trial = None
+        lost = list(self._leaving.values())
+        self._leaving.clear()
+        for stream in self._streams.values():
+            if stream.is_sent and not suspect_ids.isdisjoint(stream.samples):
+                stream.num_crashes += 1
+            stream.is_sent = False
+        for stream in [one for one in self._streams.values() if one.num_crashes > 1]:
+            logger.error("request %s is quarantined", stream.request_id)
+            self._quarantine.add(stream.command)
+            lost += self._forget(
+                stream, QuarantinedError("the engine failed twice while computing this request")
+            )
+        live = [one for one in self._streams.values() if one.unfinished_ids]
+        suspects = [stream for stream in live if stream.num_crashes]
+        self._unsent = deque([*suspects, *(one for one in live if not one.num_crashes)])
+        self._tell_listeners(EventBatch(finished=lost))
+        return len(live)
+
+    def _forget(self, stream: RequestStream, error: HeadwayError) -> list[Finished]:
+        """Fail a request that no engine knows; the events that say so."""
+        stream.fail(error)
+        self._drop(stream)
+        now = self._clock.now()
+        return [
+            Finished(name, now, FinishReason.ERROR, stream.samples[name].num_tokens, str(error))
+            for name in stream.unfinished_ids
+        ]
+
+    def _drop(self, stream: RequestStream) -> None:
+        del self._streams[stream.request_id]
+        self._waiting.pop(stream.request_id, None)
         for name in stream.samples:
             del self._owner_of[name]
-        if stream.unfinished_ids and self._error is None:
-            with contextlib.suppress(EngineDeadError):  # then there is nothing left to free
-                await self._process.send(AbortRequests(stream.unfinished_ids))
 
-    async def _read_reports(self) -> None:
-        try:
-            while True:
-                report = await self._process.receive()
-                if isinstance(report, EngineFailed):
-                    raise EngineDeadError(report.message)
-                await self._take_in(report)
-        except EngineError as error:
-            logger.error("%s", error)
-            self._fail_all(error)
-        except Exception:
-            logger.exception("reports of the engine cannot be taken in")
-            self._fail_all(EngineDeadError("reports of the engine cannot be taken in"))
+    def gave_up(self, error: EngineError) -> None:
+        self._fail_all(error)
+        self._has_given_up.set()
 
     def _fail_all(self, error: EngineError) -> None:
         self._error = error
-        self._has_failed.set()
-        for stream in self._streams.values():
-            stream.fail(error)
+        lost = [event for one in list(self._streams.values()) for event in self._forget(one, error)]
+        self._tell_listeners(EventBatch(finished=lost))
 
-    async def _take_in(self, report: Report) -> None:
-        if not isinstance(report, EventBatch):
-            return
+    async def take_in(self, report: EventBatch) -> None:
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         for refusal in report.refused:
-            self._finish(Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message))
+            event = Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
+            await self._finish(event)
         for admission in report.admitted:
-            stream = self._streams.get(admission.request_id)
-            if stream is not None and stream.metrics.admitted_at is None:
+            stream = self._waiting.pop(admission.request_id, None)
+            if stream is not None:
                 stream.metrics.admitted_at = admission.at
                 stream.metrics.num_cached_tokens = admission.num_cached_tokens
-        stopped_ids = [event.request_id for event in report.tokens if self._emit(event, at)]
+        stopped = [event for event in report.tokens if await self._emit(event, at)]
         for event in report.finished:
-            self._finish(event)
+            self._leaving.pop(event.request_id, None)
+            await self._finish(event)
         self._tell_listeners(report)
-        if stopped_ids:
-            await self._process.send(AbortRequests(stopped_ids, FinishReason.STOP))
+        if stopped:
+            await self._end_in_engine(
+                [Finished(one.request_id, at, FinishReason.STOP, 0) for one in stopped]
+            )
+        if self._on_trial is not None and self._on_trial.is_proven:
+            await self._end_trial(self._on_trial)
 
     def _tell_listeners(self, report: EventBatch) -> None:
         for listener in self._listeners:
@@ -250,29 +317,43 @@ class AsyncEngine:
                 # A fault in a metric must not cost anyone their answer.
                 logger.exception("a listener failed")
 
-    def _emit(self, event: TokensEmitted, at: float) -> bool:
+    async def _emit(self, event: TokensEmitted, at: float) -> bool:
         """Pass tokens on. True if a stop string ended the sample, which the engine, knowing no
         text, must be told."""
         stream = self._owner_of.get(event.request_id)
         if stream is None:
             return False
+        stream.prove(event.request_id)
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
         if stream.metrics.first_token_at is None:
             stream.metrics.first_token_at = at
-        stream.put(sample.push(event))
+        await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 
-    def _finish(self, event: Finished) -> None:
+    async def _finish(self, event: Finished) -> None:
         stream = self._owner_of.get(event.request_id)
         if stream is None:
             return
+        stream.prove(event.request_id)
         sample = stream.samples[event.request_id]
         # A prompt forks at its first token: ended before that, none of its samples will come.
         is_unforked = sample.index == 0 and sample.num_tokens == 0
-        for ended in stream.samples.values() if is_unforked else (sample,):
+        for ended in list(stream.samples.values()) if is_unforked else (sample,):
             if not ended.is_finished:
-                stream.put(ended.finish(event))
+                await self._put(stream, partial(ended.finish, event))
         if not stream.unfinished_ids:
             stream.metrics.finished_at = event.at
+
+    async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
+        """Give a stream its next delta. What is wrong with one request is its alone."""
+        try:
+            stream.put(make())
+        except SlowReaderError as error:
+            stream.fail(error)
+            await self.abort(stream)
+        except Exception:
+            logger.exception("request %s: its output cannot be written", stream.request_id)
+            stream.fail(HeadwayError("the output of this request cannot be written"))
+            await self.abort(stream, FinishReason.ERROR)

@@ -1,4 +1,4 @@
-"""Starting and stopping the engine process, and the two sockets that lead to it."""
+"""Starting and stopping one engine process, and the two sockets that lead to it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
+from headway.engine.journal import journal_path, read_journal
 from headway.engine.messages import Command, Report, Shutdown, decode_report, encode
-from headway.errors import EngineDeadError
+from headway.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
+STACKS_TIMEOUT_S = 0.5
+STACKS_SIGNAL = signal.SIGUSR1
+"""The engine answers it by writing the stacks of its threads to standard error."""
 
 
 class EngineProcess:
@@ -28,15 +34,15 @@ class EngineProcess:
     def __init__(self, command: Sequence[str], settings: bytes) -> None:
         """`command` starts the process; `settings`, one line, goes to its standard input."""
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # mode 0700
-        address = f"ipc://{self._folder}/engine"
+        self._address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
         self._commands = self._context.socket(zmq.PUSH)
         self._reports = self._context.socket(zmq.PULL)
         self._commands.set_hwm(0)
-        self._commands.bind(f"{address}.commands")
-        self._reports.bind(f"{address}.reports")
+        self._commands.bind(f"{self._address}.commands")
+        self._reports.bind(f"{self._address}.reports")
         self._process = subprocess.Popen(
-            [*command, address],
+            [*command, self._address],
             stdin=subprocess.PIPE,
             # A terminal's Ctrl-C reaches the whole foreground group; only the API process
             # may act on it, or streams would be cut instead of drained.
@@ -68,19 +74,38 @@ class EngineProcess:
         except zmq.Again as error:
             raise EngineDeadError("the engine process takes no commands") from error
 
-    async def receive(self) -> Report:
-        """The next report; EngineDeadError once the process has gone without a word."""
-        while True:
-            if await self._reports.poll(timeout=200):
+    async def receive(self, timeout_s: float) -> Report | None:
+        """The next report, or None if none comes in time. EngineDeadError once the process has
+        gone and everything it said has been received."""
+        if await self._reports.poll(timeout=int(timeout_s * 1000)):
+            try:
                 return decode_report(await self._reports.recv())
-            if not self.is_alive:
-                raise EngineDeadError(
-                    f"the engine process ended with exit code {self._process.returncode}"
-                )
+            except msgspec.DecodeError as error:
+                # What it said is lost, and with it what state it is in.
+                raise EngineError(f"a report of the engine cannot be read: {error}") from error
+        if not self.is_alive:
+            raise EngineDeadError(
+                f"the engine process ended with exit code {self._process.returncode}"
+            )
+        return None
+
+    async def dump_stacks(self) -> None:
+        """Have it write down where it is; one that is stopped, not hung, cannot."""
+        if self.is_alive:
+            self._process.send_signal(STACKS_SIGNAL)
+            await asyncio.sleep(STACKS_TIMEOUT_S)
+
+    def unfinished_step(self) -> frozenset[str]:
+        """The ids of the requests in the step it was computing when it ended, if it was."""
+        return read_journal(journal_path(self._address))
 
     def kill(self) -> None:
         """End it without asking; `stop` must still follow."""
         self._process.kill()
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        await asyncio.to_thread(self._process.wait)
 
     async def stop(self) -> None:
         """Ask it to leave, then insist; afterwards no process and no file is left."""

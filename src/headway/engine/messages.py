@@ -40,8 +40,12 @@ class EngineInfo:
     """A priority is refused where the waiting line does not heed it."""
 
 
-class AddRequest(msgspec.Struct, tag="add", frozen=True):
-    """A request that passed validation; params are resolved."""
+class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
+    """A request that passed validation; params are resolved.
+
+    One that continues after a crash brings its output so far behind its prompt, and is sent once
+    per sample.
+    """
 
     id: str
     token_ids: list[int]
@@ -50,6 +54,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     arrived_at: float
     priority: int = 0
     tenant: str = ""
+    index: int = 0
+    num_prompt_tokens: int = 0
+    """0 if all of `token_ids` is prompt."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

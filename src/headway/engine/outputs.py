@@ -34,12 +34,16 @@ class SampleStream:
     def __init__(self, index: int, text: OutputText) -> None:
         self.index = index
         self.is_finished = False
-        self.num_tokens = 0
+        self.token_ids: list[int] = []
         self._text = text
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     def push(self, event: TokensEmitted) -> SampleDelta:
         """Take in tokens. If a stop string appears, the delta is the last one."""
-        self.num_tokens += len(event.token_ids)
+        self.token_ids.extend(event.token_ids)
         delta = self._text.push(event.token_ids)
         self.is_finished = delta.stop is not None
         reason = FinishReason.STOP if self.is_finished else None

@@ -17,6 +17,7 @@ import zmq
 from headway.core.engine import EngineCore
 from headway.core.events import Event, Refused, Sink
 from headway.core.request import Request
+from headway.engine.journal import StepJournal, journal_path
 from headway.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -54,6 +55,7 @@ class EngineLoop:
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._events: list[Event] = []
+        self.journal = StepJournal(journal_path(address))
 
     def run(self, factory: CoreFactory) -> int:
         """Build, serve, clean up; the process's exit code."""
@@ -116,6 +118,8 @@ class EngineLoop:
                 arrived_at=command.arrived_at,
                 priority=command.priority,
                 tenant=command.tenant,
+                index=command.index,
+                num_prompt_tokens=command.num_prompt_tokens,
             )
             core.add(request)
         except ValueError as error:  # a request the core cannot take must not end the others

@@ -96,6 +96,10 @@ class Metrics:
     def count_refusal(self, reason: str) -> None:
         self._refused.labels(**self._labels, reason=reason).inc()
 
+    def count_restart(self, reason: str, num_resubmitted: int) -> None:
+        self._restarts.labels(**self._labels, reason=reason).inc()
+        self._resubmitted.inc(num_resubmitted)
+
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
         labels = {**self._labels, "block_size": block_size, "num_gpu_blocks": num_blocks}
         self._cache_config.labels(**labels).set(1)
@@ -233,6 +237,15 @@ class Metrics:
         )
         self._padding_tokens = self._counter(
             "headway_padding_tokens", "Tokens computed for nothing: padding."
+        )
+        self._restarts = Counter(
+            "headway_engine_restarts",
+            "Engine processes replaced, by what was wrong.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+        self._resubmitted = self._counter(
+            "headway_requests_resubmitted", "Requests that went on in a new engine."
         )
         self._aborted = self._counter("headway_requests_aborted", "Requests whose caller left.")
         self._refused = Counter(

@@ -1,6 +1,7 @@
 """The HTTP side: OpenAI's API over an AsyncEngine."""
 
-from headway.server.app import create_app
-from headway.server.serve import listen, run, serve
+from headway.server.app import Apps, create_apps
+from headway.server.gate import Gate
+from headway.server.serve import Listeners, Site, listen, run, serve
 
-__all__ = ["create_app", "listen", "run", "serve"]
+__all__ = ["Apps", "Gate", "Listeners", "Site", "create_apps", "listen", "run", "serve"]

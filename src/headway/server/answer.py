@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.outputs import SampleDelta
+from headway.errors import SlowReaderError
 from headway.server import sse
 from headway.server.disconnect import unless_disconnected
 from headway.server.encoding import JsonResponse
@@ -64,18 +65,36 @@ class Job:
     includes_usage: bool
 
 
-async def answer(request: Request, services: Services, job: Job) -> Response:
-    """Start the generation and give its answer; it ends if the client goes away."""
+async def begin(services: Services, job: Job) -> Generation:
+    """Hand the prompts to the engine. `answer` must follow: it ends what was begun."""
     generation = Generation(services.engine, job.order)
     await generation.start()
     services.metrics.observe_params(generation.resolved_params)
+    return generation
+
+
+async def answer(
+    request: Request, services: Services, job: Job, generation: Generation
+) -> Response:
+    """The answer to a generation that has begun; it ends if the client goes away."""
     writer = AnswerWriter(job, generation, int(services.time_of_day()))
-    if job.is_stream:
-        return sse.EventStream(writer.stream(), generation.close)
+    is_handed_on = False
     try:
-        return JsonResponse(await unless_disconnected(writer.whole(), request.receive))
+        if not job.is_stream:
+            return JsonResponse(await unless_disconnected(writer.whole(), request.receive))
+        # A request that fails before its first token still gets a status that says so.
+        rest = writer.stream()
+        first = await unless_disconnected(_first(rest), request.receive)
+        is_handed_on = True
+        source = sse.EventSource(first, rest, generation.close)
+        return sse.EventStream(source, services.slow_reader_timeout_s)
     finally:
-        await generation.close()
+        if not is_handed_on:
+            await generation.close()
+
+
+async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(chunks)
 
 
 @dataclass(slots=True)
@@ -130,16 +149,22 @@ class AnswerWriter:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream, as many in one piece as came out of one step."""
+        is_begun = False
         try:
             async with contextlib.aclosing(self._generation.deltas()) as batches:
                 async for batch in batches:
                     events = b"".join([self._events(delta) for delta in batch])
                     if events:
+                        is_begun = True
                         yield events
             if self._job.includes_usage:
                 chunk = {**self._head(self._format.object_names[1]), "choices": []}
                 yield sse.event({**chunk, "usage": self._generation.usage()})
+        except SlowReaderError:
+            raise
         except Exception as error:
+            if not is_begun:
+                raise
             # The status has been sent: all that is left is to say so in the stream.
             yield sse.event(translate(error).body())
         yield sse.DONE

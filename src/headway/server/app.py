@@ -1,43 +1,122 @@
-"""The HTTP application: routes, and what every request passes on its way to them."""
+"""The two HTTP applications: their routes, and what every request passes on its way to them.
+
+A request passes the edge and the body limit, then, unless it asks whether the process is alive,
+the check of its Host and the guard. Behind the guard is everything else, wrong paths included.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import all_events
 from headway.observe.metrics import Metrics
-from headway.server.auth import require_key
+from headway.server.auth import Guard
 from headway.server.chat import chat_router
 from headway.server.completions import completions_router
 from headway.server.edge import Edge
-from headway.server.errors import install_error_handlers
-from headway.server.health import health_router
+from headway.server.errors import ApiError, ErrorAnswer, install_error_handlers
+from headway.server.gate import Gate
+from headway.server.health import health_router, live_router
+from headway.server.hosts import HostCheck, HostPolicy
+from headway.server.keys import Key, load_keys
 from headway.server.limits import BodyLimit
 from headway.server.models import models_router
+from headway.server.openapi import openapi_router
+from headway.server.protocol import RequestLimits
 from headway.server.services import Services
-from headway.server.status import status_router
+from headway.server.status import metrics_router, version_router
+from headway.server.tokenize import tokenize_router
 from headway.text import ChatTemplate
 
+NOT_OFFERED = ("/v1/responses", "/v1/embeddings", "/v1/messages")
+"""What clients of other servers look for, and are told about instead of left to guess."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-def create_app(
+
+@dataclass(frozen=True, slots=True)
+class Apps:
+    """One app per listener."""
+
+    public: FastAPI
+    admin: FastAPI
+
+
+def create_apps(
     engine: AsyncEngine,
+    gate: Gate,
     config: ServerConfig,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
     metrics: Metrics,
-) -> FastAPI:
-    """An app around an engine that someone else starts and stops.
+) -> Apps:
+    """The apps around an engine that someone else starts and stops.
 
     Metrics are subscribed to the engine here. `model_names[0]` is the name in answers to requests
     that name no model.
     """
-    services = Services(engine, model_names, chat_template, metrics, int(time.time()))
+    services = Services(
+        engine,
+        model_names,
+        chat_template,
+        metrics,
+        gate,
+        int(time.time()),
+        config.slow_reader_timeout_s,
+    )
     engine.subscribe(lambda batch: metrics.consume(all_events(batch)))
+    engine.subscribe_restarts(metrics.count_restart)
+    return apps_for(services, config)
+
+
+def apps_for(services: Services, config: ServerConfig) -> Apps:
+    """The apps over services that exist already."""
+    keys, limits = load_keys(config), RequestLimits.of(config)
+    public = (
+        chat_router(services, limits),
+        completions_router(services, limits),
+        models_router(services),
+        tokenize_router(services),
+        openapi_router(services, limits, has_keys=bool(keys)),
+        _not_offered_router(),
+    )
+    hosts, admin_hosts = (
+        HostPolicy.of(address, config.allowed_host) for address in (config.host, config.admin_host)
+    )
+    return Apps(
+        _app(services, config.max_body_bytes, _Entrance(hosts, keys), public),
+        _app(
+            services,
+            config.max_body_bytes,
+            _Entrance(admin_hosts, keys),
+            (metrics_router(services),),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entrance:
+    """What stands before every route but one."""
+
+    hosts: HostPolicy
+    keys: Sequence[Key]
+
+    def before(self, app: ASGIApp) -> ASGIApp:
+        return HostCheck(Guard(app, self.keys), self.hosts)
+
+
+def _app(
+    services: Services, max_body_bytes: int, entrance: _Entrance, routers: Sequence[APIRouter]
+) -> FastAPI:
     app = FastAPI(
         # The documentation pages load scripts from other people's servers.
         openapi_url=None,
@@ -46,16 +125,32 @@ def create_app(
         redirect_slashes=False,
         middleware=[
             Middleware(Edge),
-            Middleware(BodyLimit, max_body_bytes=config.max_body_bytes),
+            Middleware(BodyLimit, max_body_bytes=max_body_bytes),
         ],
     )
-    install_error_handlers(app, metrics.count_refusal)
-    app.include_router(health_router(services))
-    # Whatever is added below needs a key; there is no list of paths to forget one in.
-    guarded = APIRouter(dependencies=[Depends(require_key(config.api_key))])
-    guarded.include_router(chat_router(services))
-    guarded.include_router(completions_router(services))
-    guarded.include_router(models_router(services))
-    guarded.include_router(status_router(services))
-    app.include_router(guarded)
+    install_error_handlers(app, services.metrics.count_refusal)
+    live = live_router(services)
+    guarded = APIRouter(redirect_slashes=False)
+    # The live route again: only its GET is open, and its other methods are refused in here.
+    for router in (live, health_router(services), version_router(), *routers):
+        guarded.include_router(router)
+    app.include_router(live)
+    # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in here.
+    app.router.routes.append(Mount("", app=entrance.before(guarded)))
     return app
+
+
+def _not_offered_router() -> APIRouter:
+    router = APIRouter()
+
+    async def refuse(request: Request) -> None:
+        message = (
+            f"{request.scope['path'][:100]} is not offered by this server; "
+            "use /v1/chat/completions or /v1/completions"
+        )
+        raise ApiError(ErrorAnswer(404, message, "invalid_request_error", "not_found"))
+
+    for path in NOT_OFFERED:
+        router.add_api_route(path, refuse, methods=list(METHODS))
+        router.add_api_route(path + "/{rest:path}", refuse, methods=list(METHODS))
+    return router

@@ -9,37 +9,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.answer import Job, Piece, answer
+from headway.server.answer import Job, Piece, answer, begin
 from headway.server.generation import Order
 from headway.server.logprobs import chat_logprobs
-from headway.server.protocol import parse
+from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_chat import ChatRequest
 from headway.server.services import Services, off_loop, read_body
 from headway.text import Tokenizer
 
 
-def chat_router(services: Services) -> APIRouter:
+def chat_router(services: Services, limits: RequestLimits) -> APIRouter:
     """The route and its handler."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        services.check_ready()
-        body = await read_body(request)
-        wish = await off_loop(len(body), lambda: parse(ChatRequest, body))
-        model = services.model_name(wish.model)
-        try:
-            params = wish.params()
-            token_ids = await off_loop(len(body), lambda: _encode(wish, services))
-            order = Order(f"chatcmpl-{services.new_id()}", [token_ids], params, wish.priority or 0)
-            written = ChatFormat(services.engine.tokenizer)
-            job = Job(order, model, written, bool(wish.stream), wish.includes_usage)
-            return await answer(request, services, job)
-        except InvalidRequestError as error:
-            error.param = wish.field_for(error.param)
-            raise
+        with services.let_in(request):
+            body = await read_body(request)
+            wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
+            try:
+                job = await _job(wish, len(body), services, request.state.tenant)
+                generation = await begin(services, job)
+            except InvalidRequestError as error:
+                error.param = wish.field_for(error.param)
+                raise
+        return await answer(request, services, job, generation)
 
     return router
+
+
+async def _job(wish: ChatRequest, num_bytes: int, services: Services, tenant: str) -> Job:
+    model = services.model_name(wish.model)
+    params = wish.params()
+    token_ids = await off_loop(num_bytes, lambda: _encode(wish, services))
+    order_id = f"chatcmpl-{services.new_id()}"
+    order = Order(order_id, [token_ids], params, wish.priority or 0, tenant)
+    written = ChatFormat(services.engine.tokenizer)
+    return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 
 
 def _encode(wish: ChatRequest, services: Services) -> list[int]:

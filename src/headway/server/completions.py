@@ -9,33 +9,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.outputs import PROMPT_TAIL
-from headway.server.answer import Job, Piece, answer
+from headway.server.answer import Job, Piece, answer, begin
 from headway.server.generation import Order
 from headway.server.logprobs import CompletionLogprobs
-from headway.server.protocol import parse
+from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_completions import CompletionRequest
 from headway.server.services import Services, off_loop, read_body
 from headway.text import Tokenizer
 
 
-def completions_router(services: Services) -> APIRouter:
+def completions_router(services: Services, limits: RequestLimits) -> APIRouter:
     """The route and its handler."""
     router = APIRouter()
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        services.check_ready()
-        body = await read_body(request)
-        wish = await off_loop(len(body), lambda: parse(CompletionRequest, body))
-        model = services.model_name(wish.model)
-        params = wish.params()
-        prompts = await off_loop(len(body), lambda: _encode(wish, services))
-        order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0)
-        written = CompletionFormat(services.engine.tokenizer, order)
-        job = Job(order, model, written, bool(wish.stream), wish.includes_usage)
-        return await answer(request, services, job)
+        with services.let_in(request):
+            body = await read_body(request)
+            wish = await off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
+            job = await _job(wish, len(body), services, request.state.tenant)
+            generation = await begin(services, job)
+        return await answer(request, services, job, generation)
 
     return router
+
+
+async def _job(wish: CompletionRequest, num_bytes: int, services: Services, tenant: str) -> Job:
+    model = services.model_name(wish.model)
+    params = wish.params()
+    prompts = await off_loop(num_bytes, lambda: _encode(wish, services))
+    order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0, tenant)
+    written = CompletionFormat(services.engine.tokenizer, order)
+    return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 
 
 def _encode(wish: CompletionRequest, services: Services) -> list[list[int]]:

@@ -24,7 +24,7 @@ async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) ->
     The request body must have been read to its end.
     """
     task = asyncio.create_task(work)
-    listener = asyncio.create_task(_disconnected(receive))
+    listener = asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((task, listener), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -36,6 +36,7 @@ async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) ->
         await asyncio.gather(task, listener, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Until the connection is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -17,7 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headway.errors import EngineError, HeadwayError, InvalidRequestError, NeverFitsError
+from headway.errors import (
+    EngineError,
+    HeadwayError,
+    InvalidRequestError,
+    NeverFitsError,
+    OverloadedError,
+    QuarantinedError,
+    TenantLimitError,
+)
 from headway.server.encoding import JsonResponse
 
 logger = logging.getLogger(__name__)
@@ -74,6 +82,20 @@ def translate(error: Exception) -> ErrorAnswer:
             return ErrorAnswer(400, str(error), "invalid_request_error", code, error.param)
         case InvalidRequestError():
             return ErrorAnswer(400, str(error), "invalid_request_error", None, error.param)
+        case TenantLimitError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+            return ErrorAnswer(429, str(error), kind, code, headers=headers)
+        case OverloadedError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            kind, code = "service_unavailable_error", "server_is_overloaded"
+            return ErrorAnswer(503, str(error), kind, code, headers=headers)
+        case QuarantinedError():
+            # Asked again it would be refused again: OpenAI's clients heed this header.
+            headers = {"x-should-retry": "false"}
+            return ErrorAnswer(
+                500, str(error), "server_error", "request_quarantined", None, headers
+            )
         case EngineError():
             logger.warning("answered 503: %s", error)
             return UNAVAILABLE
@@ -95,6 +117,12 @@ def refusal_reason(error: Exception) -> str:
     match error:
         case NeverFitsError():
             return "never_fits"
+        case TenantLimitError():
+            return "tenant_limit"
+        case OverloadedError():
+            return "overloaded"
+        case QuarantinedError():
+            return "quarantined"
         case EngineError():
             return "engine_unavailable"
         case ApiError():

@@ -29,6 +29,7 @@ class Order:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     priority: int = 0
+    tenant: str = ""
 
 
 class Generation:
@@ -55,7 +56,9 @@ class Generation:
             for place, token_ids in enumerate(order.prompts):
                 request_id = order.id if place == 0 else f"{order.id}-{place}"
                 self._streams.append(
-                    await self._engine.submit(request_id, token_ids, order.params, order.priority)
+                    await self._engine.submit(
+                        request_id, token_ids, order.params, order.priority, order.tenant
+                    )
                 )
         except BaseException:
             await self.close()

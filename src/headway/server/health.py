@@ -1,7 +1,8 @@
-"""GET /health and below it: the only routes that never ask for a key.
+"""GET /health and below it. They touch nothing that could be busy, so a probe never queues.
 
-`live` says that this process answers; `ready`, that the engine takes requests. They say no more,
-because anyone may ask.
+`live` says that this process answers, and is the only route that never asks for a key; it fails
+once the engine has been given up, when only a new process helps. `ready` says that requests are
+welcome: the engine is loaded, makes progress, and the server is not draining.
 """
 
 from __future__ import annotations
@@ -13,19 +14,31 @@ from headway.server.encoding import JsonResponse
 from headway.server.services import Services
 
 
-def health_router(services: Services) -> APIRouter:
-    """The routes and their handlers."""
+def live_router(services: Services) -> APIRouter:
+    """The route that is open to anyone."""
     router = APIRouter()
 
     @router.get("/health/live")
     async def get_live() -> Response:
+        if services.engine.has_given_up:
+            return JsonResponse({"status": "failed"}, 503)
         return JsonResponse({"status": "live"})
 
-    @router.get("/health")
+    return router
+
+
+def health_router(services: Services) -> APIRouter:
+    """The routes for those who route traffic."""
+    router = APIRouter()
+
     @router.get("/health/ready")
     async def get_ready() -> Response:
-        if services.engine.is_ready:
-            return JsonResponse({"status": "ready"})
-        return JsonResponse({"status": "not ready"}, 503)
+        status = services.status()
+        return JsonResponse({"status": status}, 200 if status == "ready" else 503)
+
+    @router.get("/health")
+    async def get_health() -> Response:
+        # As vLLM answers: the status code says it all.
+        return Response(status_code=200 if services.status() == "ready" else 503)
 
     return router

@@ -1,6 +1,11 @@
-"""How much of a request is read: headers and body are bounded while they arrive."""
+"""How much of a request is read, and what becomes of those who do not read theirs.
+
+Headers and body are bounded while they arrive.
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -8,6 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headway.server.errors import ApiError, ErrorAnswer
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 100
+HEADER_TIMEOUT_S = 10.0
+BODY_TIMEOUT_S = 60.0
+_CUT_OFF = "headway.cut_off"
 
 
 class BodyLimit:
@@ -51,27 +60,47 @@ class BodyLimit:
 def _declared_length(scope: Scope) -> int:
     for name, value in scope["headers"]:
         if name == b"content-length":
-            return int(value) if value.isdigit() else 0
+            return int(value) if value.isdigit() and len(value) < 16 else 0
     return 0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """The parser collects a header until it ends; here, one that does not end is cut off."""
+    """The parser waits for the rest of a request, and collects a header until it ends; here both
+    are bounded."""
 
     _num_header_bytes = 0
     _is_in_headers = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
+        super().connection_made(transport)
+        self._expect(HEADER_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {_CUT_OFF: {"abort": self.transport.abort}}
         self._is_in_headers = True
         self._num_header_bytes = 0
+        self._expect(HEADER_TIMEOUT_S)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         num_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-        if num_bytes > MAX_HEADER_BYTES:
-            raise ValueError("the headers are too large")  # the parser's caller answers 400
+        # The parser's caller answers 400 to whatever is raised here.
+        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            raise ValueError("the headers are too large")
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise ValueError("this is not HTTP/1")
+        self._expect(BODY_TIMEOUT_S)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -79,3 +108,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("The request headers are too large.")
+
+    def _expect(self, within_s: float | None) -> None:
+        """The next part of a request has to be complete by then, or the connection is dropped."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if within_s is not None:
+            self._deadline = self.loop.call_later(within_s, self.transport.abort)
+
+
+def cut_off(scope: Scope) -> None:
+    """Drop a connection and what is buffered for it; closing it would wait for a client that does
+    not read."""
+    extension = scope.get("extensions", {}).get(_CUT_OFF)
+    if extension is not None:
+        extension["abort"]()

@@ -2,115 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from pydantic import FailFast
+from pydantic import FailFast, Field, WithJsonSchema
 
 from headway.core.params import SamplingParams
 from headway.errors import InvalidRequestError
-from headway.server.protocol import Fields, GenerationRequest, check_num_logprobs
+from headway.server.protocol import (
+    Fields,
+    GenerationRequest,
+    MaxTokens,
+    NumLogprobs,
+    Only,
+    RequestLimits,
+)
 
 ROLES = ("system", "developer", "user", "assistant")
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
 
 
 class Message(Fields):
     """One turn. Content is text, or a list of text parts."""
 
-    role: str
-    content: Any = None
+    role: Annotated[str, WithJsonSchema({"enum": list(ROLES)})]
+    content: Annotated[Any, WithJsonSchema(_CONTENT)]
     name: str | None = None
-    refusal: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
+    refusal: Annotated[Any, Only()] = None
+    audio: Annotated[Any, Only()] = None
+    tool_calls: Annotated[Any, Only(([],))] = None
+    tool_call_id: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only()] = None
 
-    def for_template(self, place: str) -> dict[str, Any]:
-        """The message as the chat template sees it; `place` names it in a refusal."""
-        for name in ("refusal", "audio", "tool_calls", "tool_call_id", "function_call"):
-            if getattr(self, name) not in (None, []):
-                raise InvalidRequestError(f"{place}.{name} is not supported", f"{place}.{name}")
+    def check_at(self, place: str) -> None:
+        """Refuse what is not supported; `place` names the message."""
+        self.refuse_unsupported(f"{place}.")
         if self.role not in ROLES:
             raise InvalidRequestError(
                 f"{place}.role must be one of {', '.join(ROLES)}, got {self.role[:40]!r}",
                 f"{place}.role",
             )
+        _check_content(self.content, f"{place}.content")
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as the chat template sees it."""
         # Templates know the role by its older name.
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": _content(self.content, f"{place}.content")}
+        message = {"role": role, "content": self.content}
         # What a name means is up to the model's template.
         return message if self.name is None else {**message, "name": self.name}
+
+
+MAX_MESSAGES = 2048
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuse the first message that is not supported."""
+    for place, message in enumerate(messages):
+        message.check_at(f"messages[{place}]")
 
 
 class ChatRequest(GenerationRequest):
     """Without a limit on the output, it may take all the room the prompt leaves."""
 
-    messages: Annotated[list[Message], FailFast()]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    messages: Messages
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
     safety_identifier: str | None = None
 
-    audio: Any = None
-    function_call: Any = None
-    functions: Any = None
-    metadata: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    parallel_tool_calls: Any = None
-    prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
-    response_format: Any = None
-    service_tier: Any = None
-    store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    audio: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only(("none",))] = None
+    functions: Annotated[Any, Only(([],))] = None
+    metadata: Annotated[Any, Only(({},))] = None
+    modalities: Annotated[Any, Only((["text"],))] = None
+    moderation: Annotated[Any, Only()] = None
+    parallel_tool_calls: Annotated[Any, Only((True,))] = None
+    prediction: Annotated[Any, Only()] = None
+    prompt_cache_key: Annotated[Any, Only()] = None
+    prompt_cache_options: Annotated[Any, Only()] = None
+    prompt_cache_retention: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only(("none",))] = None
+    response_format: Annotated[Any, Only(({"type": "text"},))] = None
+    service_tier: Annotated[Any, Only(("auto", "default"))] = None
+    store: Annotated[Any, Only((False,))] = None
+    tool_choice: Annotated[Any, Only(("none",))] = None
+    tools: Annotated[Any, Only(([],))] = None
+    verbosity: Annotated[Any, Only(("medium",))] = None
+    web_search_options: Annotated[Any, Only()] = None
 
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "audio": (),
-        "function_call": ("none",),
-        "functions": ([],),
-        "metadata": ({},),
-        "modalities": (["text"],),
-        "moderation": (),
-        "parallel_tool_calls": (True,),
-        "prediction": (),
-        "prompt_cache_key": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none",),
-        "tools": ([],),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
-    def check(self) -> None:
-        super().check()
-        if not self.messages:
-            raise InvalidRequestError("messages is empty", "messages")
-        limits = (self.max_tokens, self.max_completion_tokens)
-        if None not in limits and limits[0] != limits[1]:
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        given = (self.max_tokens, self.max_completion_tokens)
+        if None not in given and given[0] != given[1]:
             raise InvalidRequestError(
                 "max_tokens and max_completion_tokens differ; give one of them", "max_tokens"
             )
-        check_num_logprobs("top_logprobs", self.top_logprobs)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        try:
+            self.check_output(1, self.output_limit, limits)
+        except InvalidRequestError as error:
+            error.param = self.field_for(error.param)
+            raise
+        check_messages(self.messages)
 
     def params(self) -> SamplingParams:
-        limit = self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
-        return self.sampling(limit, (self.top_logprobs or 0) if self.logprobs else None)
+        return self.sampling(self.output_limit, (self.top_logprobs or 0) if self.logprobs else None)
 
     def field_for(self, param: str | None) -> str | None:
         """The field of this body that a param of the engine was made from."""
@@ -119,21 +130,19 @@ class ChatRequest(GenerationRequest):
         return "messages" if param == "prompt" else param
 
     def conversation(self) -> list[dict[str, Any]]:
-        return [
-            message.for_template(f"messages[{place}]")
-            for place, message in enumerate(self.messages)
-        ]
+        return [message.for_template() for message in self.messages]
 
 
-def _content(content: Any, place: str) -> str | list[dict[str, str]]:
+def _check_content(content: Any, place: str) -> None:
     if isinstance(content, str):
-        return content
+        return
     if not isinstance(content, list) or not content:
         raise InvalidRequestError(f"{place} must be text or a list of text parts", place)
-    return [_text_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
+    for index, part in enumerate(content):
+        _check_part(part, f"{place}[{index}]")
 
 
-def _text_part(part: Any, place: str) -> dict[str, str]:
+def _check_part(part: Any, place: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
         raise InvalidRequestError(
@@ -141,4 +150,3 @@ def _text_part(part: Any, place: str) -> dict[str, str]:
         )
     if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
         raise InvalidRequestError(f"{place} must have a type and a text, nothing else", place)
-    return part

@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeGuard
+from typing import Annotated, Any, TypeGuard
+
+from pydantic import WithJsonSchema
 
 from headway.core.params import MAX_SAMPLES, SamplingParams
-from headway.errors import InvalidRequestError
-from headway.server.protocol import GenerationRequest, check_num_logprobs
+from headway.errors import InvalidRequestError, NeverFitsError
+from headway.server.protocol import (
+    TOKEN_ID,
+    GenerationRequest,
+    MaxTokens,
+    NumLogprobs,
+    Only,
+    RequestLimits,
+)
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64
 
 Prompt = str | list[int]
 
+TEXT_PROMPT = {"type": "string", "format": "prompt"}
+"""The document replaces the format: some tokenizers make no token of an empty text."""
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": TOKEN_ID}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {
+    "anyOf": [
+        TEXT_PROMPT,
+        {**_SEVERAL, "items": TEXT_PROMPT},
+        _TOKEN_IDS,
+        {**_SEVERAL, "items": _TOKEN_IDS},
+    ]
+}
+
 
 class CompletionRequest(GenerationRequest):
     """One prompt or several; each is text or token ids."""
 
-    prompt: Any
-    max_tokens: int | None = None
-    logprobs: int | None = None
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    max_tokens: MaxTokens | None = None
+    logprobs: NumLogprobs | None = None
     best_of: int | None = None
 
-    echo: Any = None
-    suffix: Any = None
+    echo: Annotated[Any, Only((False,))] = None
+    suffix: Annotated[Any, Only(("",))] = None
 
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"echo": (False,), "suffix": ("",)}
+    @property
+    def output_limit(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
-    def check(self) -> None:
-        super().check()
-        num_samples = 1 if self.n is None else self.n
-        if self.best_of is not None and self.best_of != num_samples:
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        if self.best_of is not None and self.best_of != self.num_samples:
             raise InvalidRequestError("best_of other than n is not supported", "best_of")
-        check_num_logprobs("logprobs", self.logprobs)
         num_prompts = len(self.prompts())
-        if num_prompts * num_samples > MAX_SAMPLES:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts with n={num_samples} are more than {MAX_SAMPLES} samples",
+        if num_prompts * self.num_samples > MAX_SAMPLES:
+            raise NeverFitsError(
+                f"{num_prompts} prompts with n={self.num_samples} are more than {MAX_SAMPLES} "
+                "samples",
                 "n",
             )
+        self.check_output(num_prompts, self.output_limit, limits)
 
     def params(self) -> SamplingParams:
-        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self.sampling(limit, self.logprobs)
+        return self.sampling(self.output_limit, self.logprobs)
 
     def prompts(self) -> list[Prompt]:
         """The prompts, in one shape whichever of the four shapes they came in."""

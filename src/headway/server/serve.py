@@ -1,7 +1,7 @@
-"""Runs an app and its engine until a signal or a failure ends them.
+"""Runs the apps and their engine until a signal ends them.
 
-Ends in order: no new connections, answers in progress get a few seconds, then the engine process.
-Nothing is left behind whichever way it ends.
+Ends in order: nobody new is let in and is told so, answers in progress may finish, then the
+connections, then the engine process. Nothing is left behind whichever way it ends.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.clock import Clock, SystemClock
@@ -25,31 +26,68 @@ from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import all_events
 from headway.errors import ConfigError, HeadwayError
 from headway.observe.stats_log import StatsLog
+from headway.server.app import Apps
+from headway.server.gate import Gate
+from headway.server.hosts import HostPolicy, is_loopback
+from headway.server.keys import load_keys
 from headway.server.limits import BoundedHttpProtocol
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 5.0
-"""How long answers in progress may take after the first signal."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FLUSH_S = 5
+"""How long clients have to read the end of their answers once there is nothing left to do."""
 KEEP_ALIVE_S = 5
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 64 * 1024
+"""What the kernel holds for a client that does not read; it grows into megabytes by itself."""
+SWEEP_S = 0.25
+GC_THRESHOLDS = (50_000, 20, 100)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """Take the port, before anything slow is begun: if it is in use, that is said at once."""
-    if not config.api_key and config.host not in LOOPBACK:
-        logger.warning("anyone who can reach %s may use this server: no --api-key", config.host)
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The ports that are taken."""
+
+    public: socket.socket
+    admin: socket.socket | None = None
+
+    def close(self) -> None:
+        for listener in (self.public, self.admin):
+            if listener is not None:
+                listener.close()
+
+
+def listen(config: ServerConfig) -> Listeners:
+    """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
+    is said at once."""
+    has_keys = bool(load_keys(config))
+    for host in (config.host, config.admin_host):
+        HostPolicy.of(host, config.allowed_host)
+        if not has_keys and not is_loopback(host):
+            logger.warning("anyone who can reach %s may use this server: no --api-key", host)
+    public = _listen(config.host, config.port, "--port")
+    if config.admin_port is None:
+        return Listeners(public)
+    try:
+        return Listeners(public, _listen(config.admin_host, config.admin_port, "--admin-port"))
+    except BaseException:
+        public.close()
+        raise
+
+
+def _listen(host: str, port: int, flag: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         # Another process could bind as well until somebody listens.
         listener.listen(BACKLOG)
@@ -57,11 +95,9 @@ def listen(config: ServerConfig) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {config.port} on {config.host} is in use; choose another with --port"
+                f"port {port} on {host} is in use; choose another with {flag} (0: a free one)"
             ) from error
-        raise ConfigError(
-            f"cannot listen on port {config.port} of {config.host}: {error.strerror}"
-        ) from error
+        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
 
@@ -72,25 +108,31 @@ def run(main: Coroutine[Any, Any, int]) -> int:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = None
+    # Reading one large body makes millions of objects; looking through them over and over, as the
+    # usual thresholds have it, would hold up every stream for a second.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 
-async def serve(
-    engine: AsyncEngine,
-    app: FastAPI,
-    config: ServerConfig,
-    listener: socket.socket | None = None,
-) -> int:
-    """Load, serve, clean up; the process's exit code.
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is to be served, and where."""
 
-    `listener` is what `listen` returned, if the caller took the port before it made the engine.
-    """
+    engine: AsyncEngine
+    apps: Apps
+    gate: Gate
+    listeners: Listeners
+
+
+async def serve(site: Site, config: ServerConfig) -> int:
+    """Load, serve, clean up; the process's exit code."""
     try:
-        listener = listener or listen(config)
-        return await _Serving(engine, app, listener).run(config.log_interval_s)
+        return await _Serving(site, config).run()
     finally:
-        await engine.close()
+        await site.engine.close()
+        site.listeners.close()
 
 
 class _Server(uvicorn.Server):
@@ -101,60 +143,93 @@ class _Server(uvicorn.Server):
 
 
 class _Serving:
-    def __init__(self, engine: AsyncEngine, app: FastAPI, listener: socket.socket) -> None:
-        self._engine = engine
-        self._listener = listener
-        self._url = _url(listener)
-        self._server = _Server(_uvicorn_config(app))
+    def __init__(self, site: Site, config: ServerConfig) -> None:
+        self._engine = site.engine
+        self._gate = site.gate
+        self._config = config
+        self._listeners = site.listeners
+        self._servers = {_Server(_uvicorn_config(site.apps.public)): site.listeners.public}
+        if site.listeners.admin is not None:
+            admin = _Server(_uvicorn_config(site.apps.admin))
+            self._servers[admin] = site.listeners.admin
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._num_signals = 0
         self._exit_code = 0
 
-    async def run(self, log_interval_s: float) -> int:
+    async def run(self) -> int:
         async with _signal_handlers(self._on_signal):
-            http = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-            stats = asyncio.create_task(_log_stats(self._engine, SystemClock(), log_interval_s))
-            work = asyncio.create_task(self._load_and_watch())
+            http = [
+                asyncio.create_task(server.serve(sockets=[listener]))
+                for server, listener in self._servers.items()
+            ]
+            interval_s = self._config.log_interval_s
+            work = asyncio.create_task(self._load())
             stopping = asyncio.create_task(self._stop.wait())
+            others = [
+                work,
+                stopping,
+                asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
+                asyncio.create_task(self._sweep()),
+            ]
             try:
-                await asyncio.wait((http, work, stopping), return_when=asyncio.FIRST_COMPLETED)
-                work.cancel()  # it must not take the end that follows for a failure
+                await asyncio.wait((*http, work, stopping), return_when=asyncio.FIRST_COMPLETED)
                 await self._drain(http)
             finally:
-                for task in (http, stats, work, stopping):
+                for task in (*http, *others):
                     task.cancel()
-                await asyncio.gather(http, stats, work, stopping, return_exceptions=True)
+                await asyncio.gather(*http, *others, return_exceptions=True)
             # Here, not in the caller, because a second signal must still be able to cut it short.
             await self._close_engine()
         return self._exit_code
 
-    async def _load_and_watch(self) -> None:
-        """Returns when the engine has failed, which ends the server too: a supervisor that sees
-        the exit can start a new one, and nobody is kept waiting by an empty shell."""
+    async def _load(self) -> None:
+        """Returns only if the model cannot be loaded, which ends the server. An engine that fails
+        later is replaced; one that has been given up leaves a server that answers 503."""
         try:
             await self._engine.start(_log_progress)
-            for note in self._engine.info.notes:
-                logger.info("%s", note)
-            logger.info("ready on %s", self._url)
-            error: HeadwayError = await self._engine.wait_failed()
-        except HeadwayError as failure:
-            error = failure
-        self._exit_code = 1
-        logger.error("the engine failed: %s", error)
+        except HeadwayError as error:
+            self._exit_code = 1
+            logger.error("the engine failed: %s", error)
+            return
+        for note in self._engine.info.notes:
+            logger.info("%s", note)
+        if self._listeners.admin is not None:
+            logger.info("metrics on %s/metrics", _url(self._listeners.admin))
+        logger.info("ready on %s", _url(self._listeners.public))
+        await asyncio.Event().wait()
 
-    async def _drain(self, http: asyncio.Task[None]) -> None:
-        self._server.should_exit = True
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self._gate.sweep()
+
+    async def _drain(self, http: list[asyncio.Task[None]]) -> None:
+        self._gate.close()
         forced = asyncio.create_task(self._forced.wait())
-        either = (http, forced)
-        await asyncio.wait(either, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
-        if not http.done():
+        idle = asyncio.create_task(self._until_idle())
+        timeout_s = self._config.shutdown_timeout
+        await asyncio.wait(
+            (idle, forced, *http), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        idle.cancel()
+        if self._engine.num_requests:
+            logger.warning("%d requests did not end in time", self._engine.num_requests)
             # Ends every stream with an error event, so that its answer is complete.
             await self._close_engine()
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
-        if http.done():
-            http.result()
+        for server in self._servers:
+            server.should_exit = True
+        served = asyncio.create_task(asyncio.wait(http))
+        await asyncio.wait((served, forced), return_when=asyncio.FIRST_COMPLETED)
+        for waiter in (served, forced):
+            waiter.cancel()
+        for task in http:
+            if task.done():
+                task.result()
+
+    async def _until_idle(self) -> None:
+        while self._engine.num_requests or self._gate.num_queued:
+            await asyncio.sleep(0.05)
 
     async def _close_engine(self) -> None:
         if not self._engine.is_ready:
@@ -168,7 +243,8 @@ class _Serving:
             logger.info("stopping; once more to stop at once")
             return
         self._exit_code = 128 + number
-        self._server.force_exit = True
+        for server in self._servers:
+            server.should_exit = server.force_exit = True
         self._forced.set()
         self._engine.kill()
 
@@ -201,7 +277,7 @@ def _log_progress(num_done: int, num_total: int) -> None:
         logger.info("loaded %d of %d tensors", num_done, num_total)
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     # Its own messages repeat ours; what it warns of is worth seeing.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
@@ -214,8 +290,7 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        # Ours comes first; this one ends clients that do not even read the end of their stream.
-        timeout_graceful_shutdown=int(DRAIN_S) + 2,
+        timeout_graceful_shutdown=FLUSH_S,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the handlers share. Made once by `create_app` and passed to every router."""
+"""What the handlers share. Made once by `create_apps` and passed to every router."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from headway.engine.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
+from headway.server.gate import Gate
 from headway.text import ChatTemplate
 
 T = TypeVar("T")
@@ -35,7 +37,9 @@ class Services:
     model_names: tuple[str, ...]
     chat_template: ChatTemplate
     metrics: Metrics
+    gate: Gate
     started_at: int
+    slow_reader_timeout_s: float = 30.0
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
 
@@ -59,9 +63,26 @@ class Services:
             )
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def status(self) -> str:
+        """One word on whether requests should be sent here."""
+        if self.gate.is_closed:
+            return "draining"
+        if self.engine.has_given_up:
+            return "failed"
+        if self.engine.is_ready:
+            return "ready"
+        return "stalled" if self.engine.is_up else "loading"
+
     def check_ready(self) -> None:
-        if not self.engine.is_ready:
+        if not self.engine.takes_requests:
             raise ApiError(UNAVAILABLE)
+
+    def let_in(self, request: Request) -> AbstractContextManager[None]:
+        """A place in the queue while a request is on its way to the engine; or the refusal."""
+        self.check_ready()
+        length = request.headers.get("content-length", "")
+        num_bytes = int(length) if length.isdecimal() and len(length) < 16 else 0
+        return self.gate.let_in(getattr(request.state, "tenant", ""), num_bytes)
 
 
 async def read_body(request: Request) -> bytes:

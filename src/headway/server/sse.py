@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from headway.server.disconnect import unless_disconnected
+from headway.errors import SlowReaderError
+from headway.server.disconnect import disconnected, unless_disconnected
 from headway.server.encoding import to_json
+from headway.server.limits import cut_off
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -21,20 +28,29 @@ def event(payload: Any) -> bytes:
     return b"data: " + to_json(payload) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where a stream's events come from: the first is there, so the request was not refused."""
+
+    first: bytes
+    rest: AsyncGenerator[bytes, None]
+    close: Callable[[], Awaitable[None]]
+
+
 class EventStream(Response):
-    """Sends what `chunks` yields. However it ends, `close` is called, even if the client left
-    before the first chunk was asked for and the generator never ran."""
+    """Sends what its source yields. However it ends, the source is closed.
+
+    A client that reads nothing for `timeout_s` although its buffers are full is cut off.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, source: EventSource, timeout_s: float) -> None:
         # The base class would send a body of known length.
         self.status_code = 200
         self.background = None
-        self._chunks = chunks
-        self._close = close
+        self._source = source
+        self._timeout_s = timeout_s
         self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,13 +58,30 @@ class EventStream(Response):
             await unless_disconnected(self._write(send), receive)
         except ClientDisconnect:
             pass
+        except SlowReaderError as error:
+            logger.warning("a client was cut off: %s", error)
+            cut_off(scope)
+            await disconnected(receive)
         finally:
-            await self._chunks.aclose()
-            await self._close()
+            await self._source.rest.aclose()
+            await self._source.close()
 
     async def _write(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code}
-        await send({**start, "headers": self.raw_headers})
-        async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, {**start, "headers": self.raw_headers})
+        await self._send(send, _body(self._source.first))
+        async for chunk in self._source.rest:
+            await self._send(send, _body(chunk))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        try:
+            # Returns at once unless earlier output still waits for the client.
+            async with asyncio.timeout(self._timeout_s):
+                await send(message)
+        except TimeoutError as error:
+            raise SlowReaderError(f"nothing was read for {self._timeout_s:.0f} s") from error
+
+
+def _body(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}

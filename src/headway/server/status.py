@@ -1,4 +1,4 @@
-"""GET /metrics and /version."""
+"""GET /metrics, on the admin listener only, and GET /version, on both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headway.server.encoding import JsonResponse
 from headway.server.services import Services
 
 
-def status_router(services: Services) -> APIRouter:
-    """The routes and their handlers."""
+def metrics_router(services: Services) -> APIRouter:
+    """The route and its handler."""
     router = APIRouter()
 
     @router.get("/metrics")
@@ -22,6 +22,13 @@ def status_router(services: Services) -> APIRouter:
             capacity = services.engine.info.capacity
             services.metrics.describe_cache(capacity.num_blocks, capacity.block_size)
         return Response(services.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return router
+
+
+def version_router() -> APIRouter:
+    """The route and its handler."""
+    router = APIRouter()
 
     @router.get("/version")
     async def get_version() -> Response:

@@ -261,6 +261,23 @@ def test_a_row_with_an_impossible_bias_fails_alone():
     assert [isinstance(outcome, Failure) for outcome in outcomes] == [True, False]
 
 
+def test_a_row_whose_sampling_raises_fails_alone(monkeypatch):
+    rows = [row(seed=seed, temperature=1.0, logprobs=1) for seed in range(4)]
+    scores = logits(4)
+    expected = sample(scores, rows)
+
+    def faulty(seed: int, index: int, position: int) -> float:
+        if seed == 2:
+            raise ZeroDivisionError("a fault")
+        return uniform(seed, index, position)
+
+    monkeypatch.setattr("headway.executors.torch.sampler.uniform", faulty)
+    outcomes = sample(scores, rows)
+    assert isinstance(outcomes[2], Failure)
+    for at in (0, 1, 3):
+        assert token(outcomes[at]) == token(expected[at])
+
+
 def test_a_row_with_nothing_left_to_choose_fails():
     rows = [row(min_tokens=1, stop_token_ids=tuple(range(VOCAB)), temperature=1.0)]
     assert isinstance(sample(logits(), rows)[0], Failure)

@@ -74,6 +74,16 @@ def has_penalties(params: SamplingParams) -> bool:
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     """Choose one token per row; a row that cannot be sampled fails alone."""
+    try:
+        return _sample(logits, rows)
+    except Exception as error:
+        if len(rows) == 1:
+            return [Failure(f"sampling failed: {error}")]
+        # Whose fault it is shows when each is sampled by itself.
+        return [sample(logits[at : at + 1], [row])[0] for at, row in enumerate(rows)]
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     outcomes: dict[int, Failure] = {}
     best, best_ids = logits.max(dim=-1)
     token_ids: list[int] = best_ids.tolist()
@@ -87,10 +97,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Fai
     if special:
         scores = logits[special].float()
         for score, at in zip(scores, special, strict=True):
-            try:
-                _adjust(score, rows[at])
-            except Exception as error:  # whatever is wrong with one request is its alone
-                outcomes[at] = Failure(f"sampling failed: {error}")
+            _adjust(score, rows[at])
         outcomes |= _failures(special, scores.amax(dim=-1))
         kept = [place for place, at in enumerate(special) if at not in outcomes]
         chosen = _choose(scores[kept], [rows[special[place]] for place in kept])

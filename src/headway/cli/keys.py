@@ -1,0 +1,53 @@
+"""`headway keys`: make and hash API keys."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Make keys for --api-keys-file.")
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(help="Who the key is for: the tenant's name.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Add the key's hash to this file.")
+    ] = None,
+) -> None:
+    """Print a fresh key, once. Only its hash is kept."""
+    from headway.server.keys import append_key, key_for, make_key
+
+    secret = make_key()
+    key = key_for(secret, name)
+    if file is not None:
+        append_key(file, key)
+        typer.echo(f"added {name} to {file}; the key itself is not stored:", err=True)
+    else:
+        typer.echo(f"the line for the keys file: {key.line}", err=True)
+    typer.echo(secret)
+
+
+@app.command("hash")
+def hash_key(
+    name: Annotated[
+        str | None, typer.Argument(help="The tenant's name; default: from the key's hash.")
+    ] = None,
+) -> None:
+    """Read a key from standard input and print its line for the keys file."""
+    from headway.server.keys import key_for
+
+    secret = sys.stdin.readline().strip()
+    if not secret:
+        raise ConfigError("no key on standard input")
+    typer.echo(key_for(secret, name).line)

@@ -1,0 +1,125 @@
+"""One live request as the API process knows it: what it asked for, what it has been given, and
+from there how to ask for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.params import SamplingParams
+from headway.core.request import sample_id
+from headway.engine.messages import AddRequest
+from headway.engine.outputs import RequestMetrics, SampleDelta, SampleStream, sample_streams
+from headway.errors import HeadwayError, SlowReaderError
+from headway.text import Tokenizer
+
+MAX_UNREAD_BYTES = 2**20
+"""Output a consumer may be behind by, before it is taken for one that does not read."""
+_TOKEN_BYTES = 32
+_LOGPROB_BYTES = 64
+
+
+class RequestStream:
+    """The deltas of one request on their way to its consumer."""
+
+    def __init__(self, command: AddRequest, tokenizer: Tokenizer) -> None:
+        self.command = command
+        self.request_id = command.id
+        self.metrics = RequestMetrics(arrived_at=command.arrived_at)
+        self.samples: dict[str, SampleStream] = {
+            sample_id(command.id, sample.index): sample
+            for sample in sample_streams(command.params, tokenizer, command.token_ids)
+        }
+        self.is_sent = False
+        """Whether the engine that is running now has been told of it."""
+        self.num_crashes = 0
+        """Engines that went down while computing it, since it last made progress."""
+        self._unproven_ids: set[str] = set()
+        self._unread: list[SampleDelta] = []
+        self._num_unread_bytes = 0
+        self._error: HeadwayError | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.command.params
+
+    @property
+    def unfinished_ids(self) -> list[str]:
+        return [name for name, sample in self.samples.items() if not sample.is_finished]
+
+    @property
+    def has_more(self) -> bool:
+        """Samples may have ended while the consumer was busy: what they left must be taken too."""
+        return bool(self._unread or self._error or self.unfinished_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(sample.num_tokens for sample in self.samples.values())
+
+    @property
+    def is_proven(self) -> bool:
+        """Everything sent to the engine that is running now has got past where it was sent."""
+        return not self._unproven_ids
+
+    def commands(self) -> Sequence[AddRequest]:
+        """What to send so that every unfinished sample continues from where it is."""
+        command = self.command
+        # A prompt forks at its first token: until then it is one request.
+        if not self.num_output_tokens:
+            commands = [command]
+        else:
+            params = replace(command.params, n=1)
+            commands = [
+                AddRequest(
+                    id=name,
+                    token_ids=[*command.token_ids, *sample.token_ids],
+                    params=params,
+                    seed=command.seed,
+                    arrived_at=command.arrived_at,
+                    priority=command.priority,
+                    tenant=command.tenant,
+                    index=sample.index,
+                    num_prompt_tokens=len(command.token_ids),
+                )
+                for name, sample in self.samples.items()
+                if not sample.is_finished
+            ]
+        self._unproven_ids = {one.id for one in commands}
+        return commands
+
+    def prove(self, request_id: str) -> None:
+        """The engine computed this sample, or ended it, and lives."""
+        self._unproven_ids.discard(request_id)
+        if not self._unproven_ids:
+            self.num_crashes = 0
+
+    def put(self, delta: SampleDelta) -> None:
+        """Add output. SlowReaderError if the consumer leaves too much of it unread."""
+        self._num_unread_bytes += _size(delta)
+        if self._num_unread_bytes > MAX_UNREAD_BYTES:
+            raise SlowReaderError(f"{self._num_unread_bytes} bytes of output have not been read")
+        self._unread.append(delta)
+        self._wake.set()
+
+    def fail(self, error: HeadwayError) -> None:
+        """End it, for its consumer, after what is still unread."""
+        self._error = error
+        self._wake.set()
+
+    async def take(self) -> list[SampleDelta]:
+        """Everything that arrived since the last call; waits for something."""
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        unread, self._unread = self._unread, []
+        self._num_unread_bytes = 0
+        return unread
+
+
+def _size(delta: SampleDelta) -> int:
+    num_scores = sum(1 + len(one.top_ids) for one in delta.logprobs or ())
+    return len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * num_scores

@@ -1,0 +1,180 @@
+"""Keeps an engine process running: replaces one that dies, hangs or stops making sense.
+
+It knows processes and nothing of requests. Whoever owns those is told when a process is up, what
+it reports, when it went down, and when there will not be another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from headway.clock import Clock
+from headway.engine.launcher import EngineProcess
+from headway.engine.messages import (
+    Command,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EventBatch,
+    LoadProgress,
+)
+from headway.engine.supervision import Pulse, RestartBudget, RestartLimits
+from headway.errors import EngineDeadError, EngineError, EngineHungError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.2
+MAX_LOAD_SILENCE_S = 120.0
+"""Without news of another tensor for so long, a process that loads is taken for hung."""
+
+Progress = Callable[[int, int], None]
+RestartListener = Callable[[str, int], None]
+"""Is told why a process was replaced, and how many requests go on."""
+
+
+class Owner(Protocol):
+    """Whose work the process does."""
+
+    def has_work_in_engine(self) -> bool: ...
+
+    async def came_up(self) -> None: ...
+
+    async def take_in(self, report: EventBatch) -> None: ...
+
+    def went_down(self, suspect_ids: frozenset[str]) -> int:
+        """`suspect_ids` were in the step that did not end. How many requests go on."""
+        ...
+
+    def gave_up(self, error: EngineError) -> None: ...
+
+
+class Supervisor:
+    """One engine process at a time, the first of which starts at once."""
+
+    def __init__(
+        self, launch: Callable[[], EngineProcess], clock: Clock, limits: RestartLimits
+    ) -> None:
+        self.info: EngineInfo | None = None
+        self.is_up = False
+        self._launch = launch
+        self._process = launch()
+        self._clock = clock
+        self._budget = RestartBudget(limits)
+        self._pulse = Pulse(clock.now())
+        self._listeners: list[RestartListener] = []
+
+    @property
+    def is_hung(self) -> bool:
+        return self._pulse.is_hung
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def subscribe(self, listener: RestartListener) -> None:
+        self._listeners.append(listener)
+
+    async def send(self, command: Command) -> None:
+        """Pass a command on. If nobody is there to take it, that is about to be found out."""
+        try:
+            await self._process.send(command)
+        except EngineDeadError:
+            logger.debug("a command found no engine")
+
+    async def load(self, progress: Progress | None = None) -> None:
+        """Wait until the process has loaded its model."""
+        heard_at = self._clock.now()
+        while True:
+            report = await self._process.receive(TICK_S)
+            now = self._clock.now()
+            if isinstance(report, EngineReady):
+                break
+            if isinstance(report, EngineFailed):
+                raise EngineError(report.message)
+            if isinstance(report, LoadProgress):
+                heard_at = now
+                if progress is not None:
+                    progress(report.num_done, report.num_total)
+            if now - heard_at > MAX_LOAD_SILENCE_S:
+                raise EngineHungError(f"nothing was loaded for {MAX_LOAD_SILENCE_S:.0f} s")
+        self.info = report.info
+        self._pulse = Pulse(self._clock.now())
+        self.is_up = True
+
+    async def run(self, owner: Owner) -> None:
+        """Serve the owner with a loaded process, and with its successors, until there is none."""
+        try:
+            while True:
+                await owner.came_up()
+                await self._replace(await self._read_reports(owner), owner)
+        except EngineError as error:
+            logger.error("%s", error)
+            owner.gave_up(error)
+        except Exception:
+            logger.exception("the engine cannot be supervised")
+            owner.gave_up(EngineDeadError("the engine cannot be supervised"))
+
+    def kill(self) -> None:
+        """End the process without asking; `stop` must still follow."""
+        self._process.kill()
+
+    async def stop(self) -> None:
+        await self._process.stop()
+
+    async def _read_reports(self, owner: Owner) -> EngineError:
+        """Pass on what the process reports, until it fails."""
+        try:
+            while True:
+                report = await self._process.receive(TICK_S)
+                self._pulse.look(self._clock.now(), owner.has_work_in_engine())
+                if isinstance(report, EngineFailed):
+                    return EngineError(report.message)
+                if isinstance(report, EventBatch):
+                    for step in report.stepped:
+                        self._pulse.beat(step.elapsed_s)
+                    await owner.take_in(report)
+                if self._pulse.is_hung:
+                    limit_s = self._pulse.limit_s
+                    return EngineHungError(f"the engine ended no step for {limit_s:.0f} s")
+        except EngineError as error:
+            return error
+
+    async def _replace(self, error: EngineError, owner: Owner) -> None:
+        self.is_up = False
+        while True:
+            began_at = self._clock.now()
+            logger.error("%s; replacing the engine", error)
+            if isinstance(error, EngineHungError):
+                await self._process.dump_stacks()
+            self._process.kill()
+            await self._process.wait()
+            suspect_ids = self._process.unfinished_step()
+            await self._process.stop()
+            num_requests = owner.went_down(suspect_ids)
+            if not self._budget.spend(self._clock.now()):
+                limits = self._budget.limits
+                raise EngineDeadError(
+                    f"the engine failed more than {limits.max_restarts} times "
+                    f"in {limits.window_s:.0f} s; the last time: {error}"
+                )
+            for listener in self._listeners:
+                listener(_kind(error), num_requests)
+            try:
+                self._process = self._launch()
+                await self.load()
+            except OSError as failure:
+                error = EngineError(f"the engine process cannot be started: {failure}")
+            except EngineError as failure:
+                error = failure
+            else:
+                took_s = self._clock.now() - began_at
+                logger.info("the engine is back after %.1f s; %d requests", took_s, num_requests)
+                return
+
+
+def _kind(error: EngineError) -> str:
+    if isinstance(error, EngineHungError):
+        return "hung"
+    return "died" if isinstance(error, EngineDeadError) else "failed"

@@ -1,0 +1,43 @@
+"""The engine process: settings come on standard input, one line; the address of the sockets is the
+one argument."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from headway.build import build_core, engine_info, load_model
+from headway.config import Config
+from headway.core.engine import EngineCore
+from headway.core.events import Sink
+from headway.core.executor import Executor
+from headway.engine.journal import JournaledExecutor
+from headway.engine.launcher import STACKS_SIGNAL
+from headway.engine.messages import EngineInfo
+from headway.engine.process import EngineLoop, Progress
+
+
+def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:
+    """Run until told to stop; the exit code. `wrap` may put something around the executor."""
+    # Only the API process decides when to stop; a terminal's Ctrl-C is not for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    config = msgspec.json.decode(sys.stdin.readline(), type=Config)
+    loop = EngineLoop(sys.argv[1])
+
+    def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+        model = load_model(config, progress)
+        executor = JournaledExecutor(wrap(model.executor), loop.journal)
+        return build_core(config, executor, sink), engine_info(config, model)
+
+    return loop.run(factory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Engines that die, hang or talk nonsense, under streams that must not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+POISON = "\x01"
+
+
+def engine_pids(server) -> list[int]:
+    return [int(pid) for pid in re.findall(r"^engine (\d+)$", server.log, re.MULTILINE)]
+
+
+def body(number: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": f"prompt {number}", "max_tokens": 300, "seed": number, **fields}
+
+
+async def read(client: httpx.AsyncClient, fields: dict[str, Any]) -> tuple[dict[int, str], int]:
+    """The text of each choice of a stream, and how many tokens the server counted."""
+    texts: dict[int, str] = {}
+    num_tokens = 0
+    streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/completions", json=streamed) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+    return texts, num_tokens
+
+
+async def wait_restart(server, num_before: int) -> None:
+    deadline = time.monotonic() + 30
+    while server.metric("headway_engine_restarts_total") == num_before:
+        assert time.monotonic() < deadline, server.log
+        await asyncio.sleep(0.02)
+
+
+def bodies() -> list[dict[str, Any]]:
+    return [
+        *(body(number) for number in range(12)),
+        *(body(number, n=3, max_tokens=100) for number in range(12, 15)),
+        body(15, stop=["qq"], logprobs=2),
+    ]
+
+
+async def check_survival(server, disturb) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        expected = await asyncio.gather(*(read(client, fields) for fields in bodies()))
+        tasks = [asyncio.create_task(read(client, fields)) for fields in bodies()]
+        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 22)
+        await disturb()
+        assert await asyncio.gather(*tasks) == expected
+    server.wait_for("vllm:num_requests_running", 0)
+    server.wait_for("headway_kv_blocks_used", 0)
+    # Each sample ended once, however many engines it ran in.
+    assert server.metric("vllm:request_success_total") == 2 * 22
+    assert server.metric("vllm:generation_tokens_total") == 2 * sum(n for _, n in expected)
+
+
+async def test_streams_survive_three_kills(launch) -> None:
+    server = await asyncio.to_thread(launch(step_s=0.01).wait_ready)
+
+    async def kill() -> None:
+        for number in range(3):
+            os.kill(engine_pids(server)[-1], signal.SIGKILL)
+            began_at = time.monotonic()
+            await wait_restart(server, number)
+            assert time.monotonic() - began_at < 1.0
+            await asyncio.to_thread(server.wait_ready)
+            await asyncio.sleep(0.6)
+
+    await check_survival(server, kill)
+    assert server.metric("headway_requests_resubmitted_total") >= 16
+
+
+async def test_streams_survive_an_engine_that_fails(launch) -> None:
+    """Every engine fails at its step 150, until what is left takes fewer."""
+    server = await asyncio.to_thread(launch(step_s=0.005, fails_at_step=150).wait_ready)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        texts, num_tokens = await read(client, body(1, max_tokens=400))
+    assert (len(texts[0]), num_tokens) == (400, 400)
+    assert server.metric("headway_engine_restarts_total") == 2
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        assert (await read(client, body(1, max_tokens=100)))[0][0] == texts[0][:100]
+
+
+async def test_streams_survive_an_engine_that_hangs(launch) -> None:
+    server = await asyncio.to_thread(launch(step_s=0.01).wait_ready)
+
+    async def stop() -> None:
+        os.kill(engine_pids(server)[-1], signal.SIGSTOP)
+        began_at = time.monotonic()
+        await wait_restart(server, 0)
+        assert 9 < time.monotonic() - began_at < 13
+
+    await check_survival(server, stop)
+    assert "ended no step for 10 s" in server.log
+
+
+async def test_a_poisonous_request_is_quarantined_and_the_rest_go_on(launch) -> None:
+    server = await asyncio.to_thread(launch(step_s=0.01, poison_token=1).wait_ready)
+    poison = {"prompt": f"x{POISON}", "max_tokens": 5}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def drop_poison() -> None:
+            response = await client.post("/v1/completions", json=poison)
+            assert response.status_code == 500
+            assert response.json()["error"]["code"] == "request_quarantined"
+            assert response.headers["x-should-retry"] == "false"
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as others:
+            expected = await asyncio.gather(*(read(others, fields) for fields in bodies()))
+            tasks = [asyncio.create_task(read(others, fields)) for fields in bodies()]
+            await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 22)
+            await drop_poison()
+            assert server.metric("headway_engine_restarts_total") == 2
+            assert await asyncio.gather(*tasks) == expected
+        # Asked once more, it is refused without costing another engine.
+        await drop_poison()
+    assert server.metric("headway_engine_restarts_total") == 2
+
+
+async def test_requests_wait_while_an_engine_is_replaced(launch) -> None:
+    server = await asyncio.to_thread(launch(load_s=1.0).wait_ready)
+    os.kill(engine_pids(server)[-1], signal.SIGKILL)
+    await wait_restart(server, 0)
+    assert httpx.get(f"{server.url}/health/ready").json() == {"status": "loading"}
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        texts, _ = await read(client, body(1, max_tokens=20))
+        leaver = asyncio.create_task(read(client, body(2)))
+        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 1)
+        os.kill(engine_pids(server)[-1], signal.SIGKILL)
+        await wait_restart(server, 1)
+        leaver.cancel()  # while no engine knows of it
+        await asyncio.gather(leaver, return_exceptions=True)
+    assert len(texts[0]) == 20
+    server.wait_for("headway_requests_aborted_total", 1)
+    server.wait_ready()
+    assert server.metric("vllm:num_requests_running") == 0
+    assert server.stop() == 0
+
+
+async def test_too_many_failures_end_in_a_clean_503(launch, tmp_path: Path) -> None:
+    cause = tmp_path / "cause"
+    server = await asyncio.to_thread(
+        launch(
+            step_s=0.01, dies_loading_file=str(cause), server={"max_engine_restarts": 2}
+        ).wait_ready
+    )
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        stream = asyncio.create_task(client.post("/v1/completions", json=body(1, stream=True)))
+        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 1)
+        await asyncio.sleep(0.1)
+        cause.touch()
+        os.kill(engine_pids(server)[-1], signal.SIGKILL)
+        text = (await stream).text
+        assert '"service_unavailable_error"' in text and text.endswith("data: [DONE]\n\n")
+        refused = await client.post("/v1/completions", json=body(1))
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert (await client.get("/health/ready")).json() == {"status": "failed"}
+        assert (await client.get("/health/live")).status_code == 503
+    assert server.metric("headway_engine_restarts_total") == 2
+    assert server.process.poll() is None
+    assert server.stop() == 0

@@ -1,0 +1,204 @@
+"""The bounds on what may wait, and what a refusal says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.clock import VirtualClock
+from headway.config import ServerConfig
+from headway.core.events import Admitted
+from headway.engine.messages import EventBatch
+from headway.errors import OverloadedError, TenantLimitError
+from headway.server.gate import DrainRate, Gate
+
+
+class StillEngine:
+    """Has what it is given waiting, until told otherwise."""
+
+    info = SimpleNamespace(capacity=SimpleNamespace(max_model_len=1000))
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.refused: list[tuple[Any, Exception]] = []
+        self.listener: Any = None
+
+    def subscribe(self, listener: Any) -> None:
+        self.listener = listener
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(len(one.command.token_ids) for one in self.waiting)
+
+    def add(self, num_tokens: int = 10, tenant: str = "", at: float = 0.0) -> None:
+        command = SimpleNamespace(token_ids=[1] * num_tokens, tenant=tenant, arrived_at=at)
+        self.waiting.append(SimpleNamespace(command=command))
+
+    def admit(self) -> None:
+        self.waiting.pop(0)
+        self.listener(EventBatch(admitted=[Admitted("x", 0.0, 0.0, 0, 1, False)]))
+
+    async def refuse(self, stream: Any, error: Exception) -> None:
+        self.waiting.remove(stream)
+        self.refused.append((stream, error))
+
+
+def make(**settings: Any) -> tuple[Gate, StillEngine, VirtualClock]:
+    engine, clock = StillEngine(), VirtualClock()
+    return Gate(ServerConfig(**settings), engine, clock), engine, clock  # pyright: ignore
+
+
+def test_a_full_queue_is_refused() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=3)
+    engine.add()
+    with gate.let_in("", 10), gate.let_in("", 10):
+        assert gate.num_queued == 3
+        with (
+            pytest.raises(OverloadedError, match="3 requests are waiting") as refusal,
+            gate.let_in("", 10),
+        ):
+            pass
+        assert refusal.value.retry_after_s >= 1
+    assert gate.num_queued == 1
+
+
+def test_a_request_counts_from_its_bytes_before_it_has_tokens() -> None:
+    gate, _, _ = make(max_num_queued_tokens=600)
+    with gate.let_in("", 2000):  # about 500 tokens
+        with pytest.raises(OverloadedError, match="prompt tokens"), gate.let_in("", 800):
+            pass
+        with gate.let_in("", 400):
+            pass
+
+
+def test_one_that_is_alone_is_never_too_much() -> None:
+    gate, _, _ = make(max_num_queued_tokens=10)
+    with gate.let_in("", 10_000):
+        pass
+
+
+def test_the_limit_of_one_key_is_not_that_of_another() -> None:
+    gate, engine, _ = make(max_num_queued_reqs_per_key=2)
+    engine.add(tenant="a")
+    with gate.let_in("a", 1):
+        with pytest.raises(TenantLimitError), gate.let_in("a", 1):
+            pass
+        with gate.let_in("b", 1):
+            pass
+
+
+def fill_and_drain(gate: Gate, engine: StillEngine, clock: VirtualClock) -> None:
+    """Twenty wait, and one is seated every half second."""
+    with gate.let_in("", 1):
+        pass
+    for _ in range(20):
+        engine.add()
+    for _ in range(12):
+        clock.advance_to(clock.now() + 0.5)
+        engine.admit()
+
+
+def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
+    gate, engine, clock = make(max_queue_wait_s=5.0)
+    fill_and_drain(gate, engine, clock)
+    with gate.let_in("", 1):  # 8 wait, at 2 a second
+        pass
+    for _ in range(5):
+        engine.add()
+    with (
+        pytest.raises(OverloadedError, match="a seat is expected in") as refusal,
+        gate.let_in("", 1),
+    ):
+        pass
+    assert refusal.value.retry_after_s in (6, 7, 8)
+
+
+def test_the_rate_is_not_measured_while_nothing_backs_up() -> None:
+    rate = DrainRate(0.0)
+    for second in range(0, 1000, 10):
+        rate.start(float(second))
+        rate.observe(second + 0.05, 1, 0)
+    assert rate.per_second is None
+
+
+def test_the_rate_follows_what_it_sees() -> None:
+    rate = DrainRate(0.0)
+    for step in range(1, 400):
+        rate.observe(step * 0.1, 1, 5)
+    assert rate.per_second == pytest.approx(10, rel=0.05)
+    for step in range(1, 200):
+        rate.observe(40 + step * 1.0, 1, 5)
+    assert rate.per_second == pytest.approx(1, rel=0.05)
+
+
+async def test_who_has_waited_too_long_is_refused_after_all() -> None:
+    gate, engine, clock = make(max_queue_age_s=30.0)
+    engine.add(at=0.0)
+    engine.add(at=20.0)
+    clock.advance_to(clock.now() + 29.0)
+    await gate.sweep()
+    assert not engine.refused
+    clock.advance_to(clock.now() + 2.0)
+    await gate.sweep()
+    ((stream, error),) = engine.refused
+    assert stream.command.arrived_at == 0.0
+    assert isinstance(error, OverloadedError) and error.retry_after_s >= 1
+
+
+def test_a_closed_gate_lets_nobody_in() -> None:
+    gate, _, _ = make()
+    gate.close()
+    with pytest.raises(OverloadedError, match="shutting down"), gate.let_in("", 1):
+        pass
+
+
+def test_a_refusal_leaves_no_trace() -> None:
+    gate, _, _ = make()
+    with contextlib.suppress(ValueError), gate.let_in("", 1):
+        raise ValueError
+    assert gate.num_queued == 0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_refusals_over_http(local, is_stream: bool) -> None:
+    made = await local("abc", max_num_queued_reqs=2, max_queue_age_s=0.2)
+    made.process.is_paused = True
+    body = {"prompt": "x", "stream": is_stream}
+    tasks = [asyncio.create_task(made.client.post("/v1/completions", json=body)) for _ in "ab"]
+    while made.engine.num_waiting < 2:
+        await asyncio.sleep(0)
+    refused = await made.client.post("/v1/completions", json=body)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "server_is_overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
+    await asyncio.sleep(0.3)
+    await made.gate.sweep()
+    for response in await asyncio.gather(*tasks):
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+    assert made.engine.num_requests == 0
+    assert b'reason="overloaded"} 3.0' in made.metrics.render()
+
+
+async def test_a_key_with_too_much_waiting_gets_429(local) -> None:
+    made = await local("abc", max_num_queued_reqs_per_key=1, api_key=("secret",))
+    made.process.is_paused = True
+    headers = {"Authorization": "Bearer secret"}
+    request = {"json": {"prompt": "x"}, "headers": headers}
+    task = asyncio.create_task(made.client.post("/v1/completions", **request))
+    while not made.engine.num_waiting:
+        await asyncio.sleep(0)
+    refused = await made.client.post("/v1/completions", **request)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert int(refused.headers["retry-after"]) >= 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
