@@ -1,0 +1,155 @@
+"""Clients that stream without end and know what every answer has to be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+NUM_JOBS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one stream came to. An error is what the server said, or how the connection ended."""
+
+    texts: tuple[str, ...] = ()
+    finish_reasons: tuple[str | None, ...] = ()
+    num_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients have seen."""
+
+    num_same: int = 0
+    different: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    heard_at: dict[int, float] = field(default_factory=dict)
+    """When each client last got something."""
+
+
+def make_jobs(seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts of many lengths, greedy and seeded, some with several samples."""
+    words = LICENSE.read_text().split()
+    draw = random.Random(seed)
+    jobs = []
+    for number in range(NUM_JOBS):
+        at = draw.randrange(len(words) - 200)
+        job: dict[str, Any] = {
+            "prompt": " ".join(words[at : at + draw.randint(4, 150)]),
+            "max_tokens": draw.randint(40, 160),
+            "temperature": 0.0,
+            "ignore_eos": draw.random() < 0.7,
+            "n": draw.choice((1, 1, 1, 2, 3)),
+        }
+        if number % 2 or job["n"] > 1:
+            job |= {"temperature": 0.8, "seed": number, "top_p": 0.95}
+        jobs.append(job)
+    return jobs
+
+
+async def stream(client: httpx.AsyncClient, job: dict[str, Any], heard: Any = None) -> Answer:
+    """Read one answer to its end."""
+    texts = [""] * job["n"]
+    reasons: list[str | None] = [None] * job["n"]
+    num_tokens = 0
+    body = {**job, "stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                return Answer(error=f"{response.status_code} {(await response.aread()).decode()}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                if heard is not None:
+                    heard()
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return Answer(error=json.dumps(event["error"]))
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["text"]
+                    reasons[choice["index"]] = choice["finish_reason"]
+                if event.get("usage"):
+                    num_tokens = event["usage"]["completion_tokens"]
+    except httpx.HTTPError as error:
+        return Answer(error=f"connection: {error!r}")
+    return Answer(tuple(texts), tuple(reasons), num_tokens)
+
+
+async def undisturbed(client: httpx.AsyncClient, jobs: Sequence[dict[str, Any]]) -> list[Answer]:
+    """What the answers have to be: each job run twice, in different company."""
+    gate = asyncio.Semaphore(16)
+
+    async def one(job: dict[str, Any]) -> Answer:
+        async with gate:
+            return await stream(client, job)
+
+    first = await asyncio.gather(*(one(job) for job in jobs))
+    again = await asyncio.gather(*(one(job) for job in reversed(jobs)))
+    failed = [answer.error for answer in (*first, *again) if answer.error]
+    if failed:
+        raise RuntimeError(f"undisturbed streams failed: {failed[:3]}")
+    if first != again[::-1]:
+        raise RuntimeError("answers differ from run to run without any fault")
+    return first
+
+
+class Crowd:
+    """Clients that run random jobs, one after another, until they are called off."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        jobs: Sequence[dict[str, Any]],
+        expected: Sequence[Answer],
+        num_clients: int,
+    ) -> None:
+        self.tally = Tally()
+        self._client = client
+        self._jobs = jobs
+        self._expected = expected
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(num_clients)]
+
+    async def _run(self, number: int) -> None:
+        draw = random.Random(number)
+        tally = self.tally
+
+        def heard() -> None:
+            tally.heard_at[number] = time.monotonic()
+
+        while not self._is_over:
+            at = draw.randrange(len(self._jobs))
+            answer = await stream(self._client, self._jobs[at], heard)
+            tally.num_tokens += answer.num_tokens
+            if answer.error:
+                tally.errors.append(answer.error)
+                await asyncio.sleep(0.1)
+            elif answer == self._expected[at]:
+                tally.num_same += 1
+            else:
+                tally.different.append(f"job {at}: {answer.texts} not {self._expected[at].texts}")
+
+    async def settle(self, since: float, timeout_s: float = 90.0) -> None:
+        """Until every client has got something after `since`."""
+        deadline = time.monotonic() + timeout_s
+        while any(self.tally.heard_at.get(at, 0.0) <= since for at in range(len(self._tasks))):
+            if time.monotonic() > deadline:
+                raise TimeoutError("some streams do not go on")
+            await asyncio.sleep(0.05)
+
+    async def call_off(self) -> None:
+        """Let the answers in progress finish."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)

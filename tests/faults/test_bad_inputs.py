@@ -1,0 +1,21 @@
+"""Every named bad input against the real server over the fake engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.bad_inputs import corpus
+from tests.faults.cases import Case, Target
+from tests.faults.exchange import exchange, problems_of
+
+CASES = corpus()
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(CASES) >= 400
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bad_input_is_answered_rightly(case: Case, target: Target) -> None:
+    answer = exchange(case, target)
+    assert not problems_of(case, answer)
