@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -83,6 +82,8 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
         vocab_size=model.vocab_size,
         scheduling_policy=config.scheduler.scheduling_policy,
         notes=model.resolved.reasons,
+        dtype=model.resolved.dtype,
+        kv_cache_bytes=model.resolved.kv_cache_bytes,
     )
 
 
@@ -103,9 +104,25 @@ def build_async(
     config: Config, tokenizer: Tokenizer, command: Sequence[str] = ENGINE_COMMAND
 ) -> AsyncEngine:
     """An engine in a process of its own, which starts loading at once."""
-    limits = RestartLimits(config.server.max_engine_restarts, config.server.engine_restart_window_s)
-    launch = partial(EngineProcess, command, msgspec.json.encode(config))
+    server = config.server
+    limits = RestartLimits(
+        server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
+    )
+
+    def launch(before: EngineInfo | None) -> EngineProcess:
+        return EngineProcess(command, msgspec.json.encode(_as_before(config, before)))
+
     return AsyncEngine(launch, tokenizer, SystemClock(), limits)
+
+
+def _as_before(config: Config, before: EngineInfo | None) -> Config:
+    """Settings for an engine that takes over: what was resolved once is not resolved anew, or
+    requests that fit the old cache might not fit the new one."""
+    if before is None:
+        return config
+    model = replace(config.model, dtype=before.dtype, max_model_len=before.capacity.max_model_len)
+    cache = replace(config.cache, kv_cache_memory_bytes=before.kv_cache_bytes)
+    return replace(config, model=model, cache=cache)
 
 
 def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:

@@ -151,6 +151,11 @@ class ServerConfig:
         10, "How often a failed engine is replaced within the window; then the answer is 503."
     )
     engine_restart_window_s: float = setting(600.0, "The window of max_engine_restarts, in s.")
+    engine_hang_s: float = setting(
+        10.0,
+        "An engine with work that ends no step for so long, in seconds, and for 20 times its usual "
+        "step, is taken for hung.",
+    )
     shutdown_timeout: float = setting(
         30.0, "How long, in seconds, answers in progress may take after the first signal to stop."
     )
@@ -165,7 +170,7 @@ class ServerConfig:
         _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
         _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
         _check_at_least(self, 0, "max_engine_restarts", "engine_restart_window_s")
-        for name in ("log_interval_s", "slow_reader_timeout_s"):
+        for name in ("log_interval_s", "slow_reader_timeout_s", "engine_hang_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if any(not key for key in self.api_key):

@@ -11,6 +11,7 @@ HeadwayError
 ├── ModelLoadError          weights, tokenizer or template cannot be read
 └── EngineError             the engine process failed
     ├── EngineDeadError     it is gone; nothing more will come from it
+    ├── EngineFailedError   it said itself that it failed
     ├── EngineHungError     it is there, and does nothing
     └── EngineStalledError  work is present and no step makes progress: a bug, said aloud
 
@@ -70,6 +71,10 @@ class EngineError(HeadwayError):
 
 class EngineDeadError(EngineError):
     """The engine process is gone."""
+
+
+class EngineFailedError(EngineError):
+    """The engine process met an exception, said so and ended."""
 
 
 class EngineHungError(EngineError):

@@ -43,6 +43,7 @@ class Resolved:
     max_model_len: int
     block_size: int
     num_blocks: int
+    kv_cache_bytes: int
     reasons: tuple[str, ...]
 
 
@@ -75,8 +76,16 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
             )
         reasons.append(f"max_model_len {in_cache}, not {max_model_len}: all the KV cache holds")
         max_model_len = in_cache
-    threads = config.model.num_threads or hardware.num_cores
-    return Resolved(dtype, device, threads, max_model_len, block_size, num_blocks, tuple(reasons))
+    return Resolved(
+        dtype,
+        device,
+        config.model.num_threads or hardware.num_cores,
+        max_model_len,
+        block_size,
+        num_blocks,
+        num_blocks * _block_bytes(config, model, dtype),
+        tuple(reasons),
+    )
 
 
 def _resolve_dtype(asked: str, hardware: Hardware) -> tuple[str, str]:
@@ -90,11 +99,15 @@ def _resolve_dtype(asked: str, hardware: Hardware) -> tuple[str, str]:
     return _DTYPES[asked.lower()], f"dtype {_DTYPES[asked.lower()]}: as asked"
 
 
+def _block_bytes(config: Config, model: ModelFacts, dtype: str) -> int:
+    return config.cache.block_size * model.kv_values_per_token * _BYTES[dtype]
+
+
 def _resolve_blocks(
     config: Config, model: ModelFacts, hardware: Hardware, dtype: str, max_model_len: int
 ) -> tuple[int, str]:
     block_size = config.cache.block_size
-    block_bytes = block_size * model.kv_values_per_token * _BYTES[dtype]
+    block_bytes = _block_bytes(config, model, dtype)
     asked = config.cache.kv_cache_memory_bytes
     if asked is not None:
         num_blocks = asked // block_bytes

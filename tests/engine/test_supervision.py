@@ -112,3 +112,14 @@ def test_the_quarantine_knows_a_request_by_what_it_asks() -> None:
 def test_a_continued_request_survives_the_wire() -> None:
     one = AddRequest("x#1", [1, 2, 3], SamplingParams(), 7, 1.5, index=1, num_prompt_tokens=2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=AddRequest) == one
+
+
+def test_a_step_that_was_taken_for_a_hang_gets_twice_the_time() -> None:
+    budget = RestartBudget(RestartLimits(window_s=100.0, hang_s=10.0))
+    assert budget.hang_s(0.0) == 10.0
+    budget.spend(0.0, was_hung=True)
+    budget.spend(1.0)
+    assert budget.hang_s(2.0) == 20.0
+    budget.spend(50.0, was_hung=True)
+    assert budget.hang_s(51.0) == 40.0
+    assert budget.hang_s(120.0) == 20.0

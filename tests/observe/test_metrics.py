@@ -12,6 +12,7 @@ from headway.core.events import (
     Event,
     Finished,
     Forked,
+    Idled,
     Preempted,
     Refused,
     Stepped,
@@ -147,7 +148,7 @@ def test_an_abort_that_empties_the_engine_is_followed_by_no_step(
     )
     metrics.consume([Finished("b", 3.0, FinishReason.ABORT, 0)])
     assert read("vllm:num_requests_running") == 1
-    metrics.consume([Finished("a", 3.0, FinishReason.ABORT, 1)])
+    metrics.consume([Finished("a", 3.0, FinishReason.ABORT, 1), Idled(3.0, 0)])
     assert read("vllm:num_requests_running") == 0
     assert read("vllm:num_requests_waiting") == 0
     assert read("headway_kv_blocks_used") == 0

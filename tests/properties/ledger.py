@@ -16,6 +16,7 @@ from headway.core.events import (
     Event,
     Finished,
     Forked,
+    Idled,
     Preempted,
     Refused,
     Stepped,
@@ -75,7 +76,7 @@ class Ledger:
                 self.live[event.request_id] = self._offered.pop(event.request_id)
             elif isinstance(event, Refused):
                 self._offered.pop(event.request_id)
-            elif not isinstance(event, Stepped):
+            elif not isinstance(event, Stepped | Idled):
                 entry = self.live.get(event.request_id)
                 if isinstance(event, Forked):
                     self._forked(event, entry)

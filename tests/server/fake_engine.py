@@ -34,6 +34,8 @@ class Settings(msgspec.Struct):
     fails_at_step: int = 0
     poison_token: int = -1
     """A prompt that holds it takes the process down as soon as it is computed."""
+    decode_poison_token: int = -1
+    """A prompt that holds it takes the process down when one token of it is computed."""
     dies_loading_file: str = ""
     """While this file exists, loading fails."""
     scheduling_policy: str = "priority"
@@ -47,7 +49,11 @@ class LetterExecutor(FakeExecutor):
     def submit(self, plan: StepPlan) -> Ticket:
         ticket = super().submit(plan)
         for item in plan.scheduled:
-            if self._settings.poison_token in self._requests[item.request_id].token_ids:
+            token_ids = self._requests[item.request_id].token_ids
+            is_decode = len(item.token_ids) == 1
+            if self._settings.poison_token in token_ids:
+                os._exit(9)
+            if is_decode and self._settings.decode_poison_token in token_ids:
                 os._exit(9)
         return ticket
 

@@ -12,6 +12,7 @@ from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
+from headway.engine.messages import EngineInfo
 from headway.engine.supervision import RestartLimits
 from headway.errors import ConfigError
 from headway.observe import Metrics
@@ -34,10 +35,12 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         print(error, file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "tests.server.fake_engine"]
-    limits = RestartLimits(config.max_engine_restarts, config.engine_restart_window_s)
+    limits = RestartLimits(
+        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
+    )
     tokenizer = Tokenizer.from_gguf(tokenizer_path)
 
-    def launch() -> EngineProcess:
+    def launch(_before: EngineInfo | None) -> EngineProcess:
         process = EngineProcess(command, settings)
         print("engine", process.pid, flush=True)
         return process

@@ -146,7 +146,7 @@ async def make_local(
     token_ids = tokenizer.encode(script, False) if isinstance(script, str) else script
     process = LocalProcess(ScriptExecutor(token_ids, tokenizer.eos_token_ids[0]), policy)
     limits = RestartLimits(max_restarts=0)
-    engine = AsyncEngine(lambda: process, tokenizer, SystemClock(), limits)  # pyright: ignore
+    engine = AsyncEngine(lambda _before: process, tokenizer, SystemClock(), limits)  # pyright: ignore
     metrics = Metrics("tiny")
     settings = ServerConfig(**config)
     gate = Gate(settings, engine, SystemClock())

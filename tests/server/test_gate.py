@@ -26,6 +26,7 @@ class StillEngine:
         self.waiting: list[Any] = []
         self.refused: list[tuple[Any, Exception]] = []
         self.listener: Any = None
+        self.num_seated = 0
 
     def subscribe(self, listener: Any) -> None:
         self.listener = listener
@@ -44,6 +45,7 @@ class StillEngine:
 
     def admit(self) -> None:
         self.waiting.pop(0)
+        self.num_seated += 1
         self.listener(EventBatch(admitted=[Admitted("x", 0.0, 0.0, 0, 1, False)]))
 
     async def refuse(self, stream: Any, error: Exception) -> None:
@@ -202,3 +204,42 @@ async def test_a_key_with_too_much_waiting_gets_429(local) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def test_several_prompts_take_as_many_places() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=10)
+    engine.add()
+    with gate.let_in("", 10) as place:
+        gate.resize(place, 9, 100)
+        assert gate.num_queued == 10
+    with gate.let_in("", 10) as place, pytest.raises(OverloadedError):
+        gate.resize(place, 10, 100)
+    assert gate.num_queued == 1
+
+
+def test_a_body_of_unknown_length_counts_as_the_longest() -> None:
+    gate, engine, _ = make(max_num_queued_tokens=1500)
+    engine.add(num_tokens=600)
+    with pytest.raises(OverloadedError, match="prompt tokens"), gate.let_in("", None):
+        pass
+
+
+def test_a_rate_of_long_ago_refuses_nobody() -> None:
+    gate, engine, clock = make(max_queue_wait_s=5.0)
+    fill_and_drain(gate, engine, clock)
+    engine.waiting.clear()
+    engine.listener(EventBatch())
+    clock.advance_to(clock.now() + 36_000.0)
+    with gate.let_in("", 1):
+        for _ in range(20):
+            engine.add()
+        with gate.let_in("", 1):
+            pass
+
+
+def test_bodies_on_their_way_are_not_taken_for_a_wait() -> None:
+    gate, engine, clock = make(max_queue_wait_s=5.0, max_num_queued_tokens=10**9)
+    fill_and_drain(gate, engine, clock)  # 8 wait, at 2 a second
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(gate.let_in("", 10))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -99,3 +101,26 @@ async def test_a_body_that_does_not_say_it_is_json_is_refused(local, kind: str) 
     )
     assert response.status_code == 415
     assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_request_before_the_answer_to_the_last_one_ends_the_connection(fake_server) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1900, "stream": true}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Content-Length: {len(body)}\r\n\r\n".encode()
+    )
+    answer = exchange(fake_server, head + body + b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"[DONE]" not in answer
+    fake_server.wait_for("vllm:num_requests_running", 0)
+    fake_server.wait_for("vllm:num_requests_waiting", 0)
+
+
+def test_half_a_request_is_not_waited_for(launch) -> None:
+    server = launch().wait_ready()
+    for part in (b"GET /health", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(part)
+            began_at = time.monotonic()
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b""
+            assert 5 < time.monotonic() - began_at < 15

@@ -7,7 +7,7 @@ between, requests may be added and aborted.
 from __future__ import annotations
 
 from headway.clock import Clock
-from headway.core.events import Sink, Stepped
+from headway.core.events import Idled, Sink, Stepped
 from headway.core.executor import Executor, Ticket
 from headway.core.plan import StepPlan
 from headway.core.request import FinishReason, Request
@@ -40,8 +40,12 @@ class EngineCore:
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request now; its blocks are free for the next step. A caller that saw a stop
         string, which the core knows nothing of, gives STOP as the reason."""
-        was_here = self.scheduler.abort(request_id, self._clock.now(), reason)
-        self._sink(self.scheduler.take_events())
+        now = self._clock.now()
+        was_here = self.scheduler.abort(request_id, now, reason)
+        events = self.scheduler.take_events()
+        if was_here and not self.scheduler.has_work:
+            events.append(Idled(now, self.scheduler.kv.pool.num_used))
+        self._sink(events)
         return was_here
 
     def step(self) -> bool:

@@ -101,5 +101,15 @@ class Stepped:
     num_blocks: int
 
 
-Event = Arrived | Refused | Admitted | Forked | TokensEmitted | Preempted | Finished | Stepped
+@dataclass(frozen=True, slots=True)
+class Idled:
+    """The last request was aborted: no step will follow to say what is left."""
+
+    at: float
+    num_blocks_used: int
+
+
+Event = (
+    Arrived | Refused | Admitted | Forked | TokensEmitted | Preempted | Finished | Stepped | Idled
+)
 Sink = Callable[[Sequence[Event]], None]

@@ -135,9 +135,8 @@ def _check_int(name: str, value: object, low: int, high: int | None = None) -> N
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # NaN compares false to everything, so it is refused here too.
-    if not is_number or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise InvalidRequestError(
             f"{name} must be a number between {low:g} and {high:g}, got {_short(value)}", name
         )

@@ -15,18 +15,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from headway.clock import Clock
-from headway.core.events import Finished, TokensEmitted
+from headway.core.events import Arrived, Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.engine.inputs import draw_seed, resolve_params
-from headway.engine.launcher import EngineProcess
 from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
 from headway.engine.outputs import SampleDelta
 from headway.engine.quarantine import Quarantine
 from headway.engine.streams import RequestStream
 from headway.engine.supervision import RestartLimits
-from headway.engine.supervisor import Progress, RestartListener, Supervisor
+from headway.engine.supervisor import Launch, Progress, RestartListener, Supervisor
 from headway.errors import (
     EngineDeadError,
     EngineError,
@@ -38,6 +39,7 @@ from headway.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+MAX_TRIAL_WAIT_S = 5.0
 Listener = Callable[[EventBatch], None]
 
 
@@ -46,7 +48,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        launch: Callable[[], EngineProcess],
+        launch: Launch,
         tokenizer: Tokenizer,
         clock: Clock,
         limits: RestartLimits | None = None,
@@ -60,12 +62,15 @@ class AsyncEngine:
         self._waiting: dict[str, RequestStream] = {}
         self._unsent: deque[RequestStream] = deque()
         self._on_trial: RequestStream | None = None
+        self._tried_at = 0.0
+        self.num_seated = 0
+        """Requests that have left the waiting line for a seat, ever."""
         self._leaving: dict[str, Finished] = {}
         """Samples the engine was told to end and has not yet said it did."""
         self._quarantine = Quarantine()
         self._listeners: list[Listener] = []
         self._error: EngineError | None = None
-        self._has_given_up = asyncio.Event()
+        self.has_given_up = False
 
     @property
     def info(self) -> EngineInfo:
@@ -89,10 +94,6 @@ class AsyncEngine:
         return self._supervisor.info is not None and self._error is None
 
     @property
-    def has_given_up(self) -> bool:
-        return self._has_given_up.is_set()
-
-    @property
     def num_requests(self) -> int:
         return len(self._streams)
 
@@ -109,10 +110,6 @@ class AsyncEngine:
     def num_waiting_tokens(self) -> int:
         return sum([len(one.command.token_ids) for one in self._waiting.values()])
 
-    @property
-    def pid(self) -> int:
-        return self._supervisor.pid
-
     def subscribe(self, listener: Listener) -> None:
         """Have every batch of events passed to `listener`, which must not block."""
         self._listeners.append(listener)
@@ -124,11 +121,6 @@ class AsyncEngine:
         """Wait until the engine has loaded its model. The first time, failing to is final."""
         await self._supervisor.load(progress)
         self._supervision = asyncio.create_task(self._supervisor.run(self))
-
-    async def wait_failed(self) -> EngineError:
-        """Return once the engine has been given up."""
-        await self._has_given_up.wait()
-        return self._error or EngineDeadError("the engine failed")
 
     def kill(self) -> None:
         """End the engine process without asking; `close` must still follow."""
@@ -171,6 +163,8 @@ class AsyncEngine:
         self._streams[request_id] = self._waiting[request_id] = stream
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
         self._unsent.append(stream)
+        arrived = Arrived(request_id, command.arrived_at, len(command.token_ids))
+        self._tell_listeners(EventBatch(arrived=[arrived]))
         try:
             await self._send_next()
         except BaseException:
@@ -192,15 +186,15 @@ class AsyncEngine:
         """Forget a request; whatever of it is still alive in the engine ends there too."""
         if stream.request_id not in self._streams:
             return
-        ended = [
-            Finished(name, self._clock.now(), reason, stream.samples[name].num_tokens, message)
-            for name in stream.unfinished_ids
-        ]
+        ids = stream.unfinished_ids
+        ended = self._ends(stream, reason, message)
         self._drop(stream)
         if not stream.is_sent:
             self._tell_listeners(EventBatch(finished=ended))
-        elif ended:
-            await self._end_in_engine(ended)
+        elif ids:
+            self._leaving.update({event.request_id: event for event in ended})
+            # All of them: the prompt may have forked a moment ago.
+            await self._supervisor.send(AbortRequests(ids, reason))
         await self._end_trial(stream)
 
     async def refuse(self, stream: RequestStream, error: HeadwayError) -> None:
@@ -208,22 +202,16 @@ class AsyncEngine:
         stream.fail(error)
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
-    async def _end_in_engine(self, ended: Sequence[Finished]) -> None:
-        """All for one reason. If the engine goes down first, these events stand for its own."""
-        self._leaving.update({event.request_id: event for event in ended})
-        ids = [event.request_id for event in ended]
-        await self._supervisor.send(AbortRequests(ids, ended[0].reason))
-
     async def _send_next(self) -> None:
         """Tell the engine of the requests it does not know. One under suspicion goes alone: the
-        next follows when it has been computed and the engine is still there."""
+        next follows when it has gained some tokens and the engine is still there."""
         while self._supervisor.is_up and self._unsent and self._on_trial is None:
             stream = self._unsent.popleft()
             if stream.request_id not in self._streams:
                 continue
-            stream.is_sent = True
             if stream.num_crashes:
                 self._on_trial = stream
+                self._tried_at = self._clock.now()
             for command in stream.commands():
                 await self._supervisor.send(command)
 
@@ -240,36 +228,50 @@ class AsyncEngine:
     async def came_up(self) -> None:
         await self._send_next()
 
-    def went_down(self, suspect_ids: frozenset[str]) -> int:
+    def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         """No request is in an engine now. Those in the step that did not end may be its cause:
-        they will be tried one by one. Twice is no accident."""
+        they will be tried one by one. Twice, with nobody else to blame, is no accident."""
         self._on_trial = None
         lost = list(self._leaving.values())
         self._leaving.clear()
-        for stream in self._streams.values():
-            if stream.is_sent and not suspect_ids.isdisjoint(stream.samples):
-                stream.num_crashes += 1
-            stream.is_sent = False
-        for stream in [one for one in self._streams.values() if one.num_crashes > 1]:
-            logger.error("request %s is quarantined", stream.request_id)
-            self._quarantine.add(stream.command)
-            lost += self._forget(
-                stream, QuarantinedError("the engine failed twice while computing this request")
-            )
+        sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
+        is_unknown = has_failed and not suspect_ids
+        suspects = [one for one in sent if is_unknown or not suspect_ids.isdisjoint(one.samples)]
+        for stream in suspects:
+            stream.num_crashes += 1
+        fresh = [stream for stream in suspects if stream.is_fresh]
+        if len(fresh) == 1 and fresh[0].num_crashes > 1:
+            lost += self._put_away(fresh[0])
         live = [one for one in self._streams.values() if one.unfinished_ids]
-        suspects = [stream for stream in live if stream.num_crashes]
-        self._unsent = deque([*suspects, *(one for one in live if not one.num_crashes)])
+        # Who had gained least is the likeliest cause, and easiest to tell when it goes first.
+        live.sort(key=lambda one: (not one.num_crashes, one.num_crashes and one.num_gained))
+        for stream in live:
+            stream.is_sent = False
+        self._unsent = deque(live)
         self._tell_listeners(EventBatch(finished=lost))
         return len(live)
+
+    def _put_away(self, stream: RequestStream) -> list[Finished]:
+        logger.error("request %s is quarantined", stream.request_id)
+        self._quarantine.add(stream.command)
+        message = "the engine failed twice while computing this request"
+        return self._forget(stream, QuarantinedError(message))
 
     def _forget(self, stream: RequestStream, error: HeadwayError) -> list[Finished]:
         """Fail a request that no engine knows; the events that say so."""
         stream.fail(error)
         self._drop(stream)
+        return self._ends(stream, FinishReason.ERROR, str(error))
+
+    def _ends(self, stream: RequestStream, reason: FinishReason, message: str) -> list[Finished]:
+        """The events that say that nothing more comes of a request, one for each sample there is:
+        a prompt that has not forked is one."""
+        names = stream.unfinished_ids if stream.num_output_tokens else [stream.request_id]
         now = self._clock.now()
         return [
-            Finished(name, now, FinishReason.ERROR, stream.samples[name].num_tokens, str(error))
-            for name in stream.unfinished_ids
+            Finished(name, now, reason, stream.samples[name].num_tokens, message)
+            for name in names
+            if not stream.samples[name].is_finished
         ]
 
     def _drop(self, stream: RequestStream) -> None:
@@ -280,7 +282,7 @@ class AsyncEngine:
 
     def gave_up(self, error: EngineError) -> None:
         self._fail_all(error)
-        self._has_given_up.set()
+        self.has_given_up = True
 
     def _fail_all(self, error: EngineError) -> None:
         self._error = error
@@ -289,25 +291,38 @@ class AsyncEngine:
 
     async def take_in(self, report: EventBatch) -> None:
         at = report.stepped[-1].at if report.stepped else self._clock.now()
-        for refusal in report.refused:
-            event = Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
-            await self._finish(event)
+        refused = [
+            Finished(one.request_id, at, FinishReason.ERROR, 0, one.message)
+            for one in report.refused
+        ]
+        # A request arrives once, here, in however many engines it runs; and it ends once.
+        report = replace(report, arrived=[], finished=[*refused, *report.finished])
         for admission in report.admitted:
+            owner = self._owner_of.get(admission.request_id)
+            if owner is not None:
+                owner.is_seated = True
             stream = self._waiting.pop(admission.request_id, None)
             if stream is not None:
+                self.num_seated += 1
                 stream.metrics.admitted_at = admission.at
                 stream.metrics.num_cached_tokens = admission.num_cached_tokens
-        stopped = [event for event in report.tokens if await self._emit(event, at)]
+        stopped = {one.request_id: one for one in report.tokens if await self._emit(one, at)}
         for event in report.finished:
             self._leaving.pop(event.request_id, None)
+            stopped.pop(event.request_id, None)
             await self._finish(event)
         self._tell_listeners(report)
         if stopped:
-            await self._end_in_engine(
-                [Finished(one.request_id, at, FinishReason.STOP, 0) for one in stopped]
-            )
-        if self._on_trial is not None and self._on_trial.is_proven:
+            ends = {name: Finished(name, at, FinishReason.STOP, 0) for name in stopped}
+            self._leaving.update(ends)
+            await self._supervisor.send(AbortRequests(list(stopped), FinishReason.STOP))
+        if self._on_trial is not None and self._is_trial_over(self._on_trial):
             await self._end_trial(self._on_trial)
+
+    def _is_trial_over(self, stream: RequestStream) -> bool:
+        # One that finds no room must not keep all others waiting with it.
+        is_stuck = not stream.is_seated and self._clock.now() - self._tried_at > MAX_TRIAL_WAIT_S
+        return stream.has_passed or is_stuck
 
     def _tell_listeners(self, report: EventBatch) -> None:
         for listener in self._listeners:
@@ -323,7 +338,7 @@ class AsyncEngine:
         stream = self._owner_of.get(event.request_id)
         if stream is None:
             return False
-        stream.prove(event.request_id)
+        stream.gain(event.request_id, len(event.token_ids))
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
@@ -336,7 +351,7 @@ class AsyncEngine:
         stream = self._owner_of.get(event.request_id)
         if stream is None:
             return
-        stream.prove(event.request_id)
+        stream.end(event.request_id)
         sample = stream.samples[event.request_id]
         # A prompt forks at its first token: ended before that, none of its samples will come.
         is_unforked = sample.index == 0 and sample.num_tokens == 0

@@ -33,21 +33,29 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str], settings: bytes) -> None:
         """`command` starts the process; `settings`, one line, goes to its standard input."""
-        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # mode 0700
-        self._address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
-        self._commands = self._context.socket(zmq.PUSH)
-        self._reports = self._context.socket(zmq.PULL)
-        self._commands.set_hwm(0)
-        self._commands.bind(f"{self._address}.commands")
-        self._reports.bind(f"{self._address}.reports")
-        self._process = subprocess.Popen(
-            [*command, self._address],
-            stdin=subprocess.PIPE,
-            # A terminal's Ctrl-C reaches the whole foreground group; only the API process
-            # may act on it, or streams would be cut instead of drained.
-            start_new_session=True,
-        )
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # mode 0700
+        except OSError as error:
+            raise EngineError(f"the engine process cannot be started: {error}") from error
+        self._address = f"ipc://{self._folder}/engine"
+        try:
+            self._commands = self._context.socket(zmq.PUSH)
+            self._reports = self._context.socket(zmq.PULL)
+            self._commands.set_hwm(0)
+            self._commands.bind(f"{self._address}.commands")
+            self._reports.bind(f"{self._address}.reports")
+            self._process = subprocess.Popen(
+                [*command, self._address],
+                stdin=subprocess.PIPE,
+                # A terminal's Ctrl-C reaches the whole foreground group; only the API process
+                # may act on it, or streams would be cut instead of drained.
+                start_new_session=True,
+            )
+        except (OSError, zmq.ZMQError) as error:
+            self._context.destroy(linger=0)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise EngineError(f"the engine process cannot be started: {error}") from error
         self._tell(settings)
 
     def _tell(self, settings: bytes) -> None:
@@ -104,8 +112,11 @@ class EngineProcess:
         self._process.kill()
 
     async def wait(self) -> None:
-        """Until it has ended."""
-        await asyncio.to_thread(self._process.wait)
+        """Until it has ended, as one that was killed does unless the kernel is stuck in it."""
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise EngineDeadError("the engine process cannot be killed") from error
 
     async def stop(self) -> None:
         """Ask it to leave, then insist; afterwards no process and no file is left."""

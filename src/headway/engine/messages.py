@@ -17,6 +17,7 @@ from headway.core.events import (
     Event,
     Finished,
     Forked,
+    Idled,
     Preempted,
     Refused,
     Stepped,
@@ -38,6 +39,9 @@ class EngineInfo:
     """How "auto" settings were resolved, for the log."""
     scheduling_policy: str = "fcfs"
     """A priority is refused where the waiting line does not heed it."""
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None
+    """As resolved; an engine that takes over gets the same."""
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
@@ -104,6 +108,7 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     tokens: list[TokensEmitted] = []
     finished: list[Finished] = []
     stepped: list[Stepped] = []
+    idled: list[Idled] = []
 
 
 Command = AddRequest | AbortRequests | Shutdown
@@ -118,6 +123,7 @@ _FIELD_OF = {
     TokensEmitted: "tokens",
     Finished: "finished",
     Stepped: "stepped",
+    Idled: "idled",
 }
 
 
@@ -140,6 +146,7 @@ def all_events(batch: EventBatch) -> list[Event]:
         *batch.tokens,
         *batch.finished,
         *batch.stepped,
+        *batch.idled,
     ]
 
 

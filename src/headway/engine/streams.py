@@ -16,6 +16,9 @@ from headway.text import Tokenizer
 
 MAX_UNREAD_BYTES = 2**20
 """Output a consumer may be behind by, before it is taken for one that does not read."""
+NUM_PASSES = 2
+"""Tokens that show that a request survives its prefill and a decode."""
+NUM_CLEARS = 8
 _TOKEN_BYTES = 32
 _LOGPROB_BYTES = 64
 
@@ -34,8 +37,10 @@ class RequestStream:
         self.is_sent = False
         """Whether the engine that is running now has been told of it."""
         self.num_crashes = 0
-        """Engines that went down while computing it, since it last made progress."""
-        self._unproven_ids: set[str] = set()
+        """Engines that went down while computing it, since it was last cleared."""
+        self.is_seated = False
+        """Whether the engine that is running now has given it a seat."""
+        self._num_gained: dict[str, int] = {}
         self._unread: list[SampleDelta] = []
         self._num_unread_bytes = 0
         self._error: HeadwayError | None = None
@@ -59,9 +64,19 @@ class RequestStream:
         return sum(sample.num_tokens for sample in self.samples.values())
 
     @property
-    def is_proven(self) -> bool:
-        """Everything sent to the engine that is running now has got past where it was sent."""
-        return not self._unproven_ids
+    def num_gained(self) -> int:
+        """Tokens that each of its samples has gained, at least, in the engine that is running."""
+        return min(self._num_gained.values(), default=NUM_CLEARS)
+
+    @property
+    def is_fresh(self) -> bool:
+        """The engine that is running has computed too little of it to say that it is harmless."""
+        return self.num_gained < NUM_CLEARS
+
+    @property
+    def has_passed(self) -> bool:
+        """Enough for the next one under suspicion to be sent after it."""
+        return self.num_gained >= (NUM_PASSES if self.num_crashes < 2 else NUM_CLEARS)
 
     def commands(self) -> Sequence[AddRequest]:
         """What to send so that every unfinished sample continues from where it is."""
@@ -86,13 +101,23 @@ class RequestStream:
                 for name, sample in self.samples.items()
                 if not sample.is_finished
             ]
-        self._unproven_ids = {one.id for one in commands}
+        self._num_gained = {one.id: 0 for one in commands}
+        self.is_sent, self.is_seated = True, False
         return commands
 
-    def prove(self, request_id: str) -> None:
-        """The engine computed this sample, or ended it, and lives."""
-        self._unproven_ids.discard(request_id)
-        if not self._unproven_ids:
+    def gain(self, request_id: str, num_tokens: int) -> None:
+        """The engine computed tokens of this sample, and lives."""
+        if request_id in self._num_gained:
+            self._num_gained[request_id] += num_tokens
+        self._clear()
+
+    def end(self, request_id: str) -> None:
+        """The engine ended this sample, and lives."""
+        self._num_gained.pop(request_id, None)
+        self._clear()
+
+    def _clear(self) -> None:
+        if not self.is_fresh:
             self.num_crashes = 0
 
     def put(self, delta: SampleDelta) -> None:

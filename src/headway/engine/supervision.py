@@ -8,26 +8,27 @@ from dataclasses import dataclass
 MAX_TICK_S = 1.0
 """What one look at the clock may add to a silence: if this process itself was held up, the
 engine's reports are waiting unread, and nobody knows yet whether it was silent."""
+HANG_FACTOR = 20.0
 STEP_WEIGHT = 0.1
 """Of the newest step in the moving average of step times."""
+MAX_DOUBLINGS = 4
 
 
 class Pulse:
     """Tells a hung engine from a busy one: it has work and has not finished a step for long.
 
-    Long is `factor` times the moving average of its step times, and never less than `least_s`.
+    Long is 20 times the moving average of its step times, and never less than `least_s`.
     """
 
-    def __init__(self, now: float, least_s: float = 10.0, factor: float = 20.0) -> None:
+    def __init__(self, now: float, least_s: float = 10.0) -> None:
         self._least_s = least_s
-        self._factor = factor
         self._looked_at = now
         self._mean_step_s = 0.0
         self._silent_s = 0.0
 
     @property
     def limit_s(self) -> float:
-        return max(self._least_s, self._factor * self._mean_step_s)
+        return max(self._least_s, HANG_FACTOR * self._mean_step_s)
 
     @property
     def is_hung(self) -> bool:
@@ -50,6 +51,9 @@ class RestartLimits:
 
     max_restarts: int = 10
     window_s: float = 600.0
+    hang_s: float = 10.0
+    """The least time without a step that is taken for a hang. It doubles with every hang within
+    the window: a step that is merely long gets the time it needs at the second try."""
 
 
 class RestartBudget:
@@ -57,13 +61,22 @@ class RestartBudget:
 
     def __init__(self, limits: RestartLimits) -> None:
         self.limits = limits
-        self._at: deque[float] = deque()
+        self._spent: deque[tuple[float, bool]] = deque()
 
-    def spend(self, now: float) -> bool:
+    def spend(self, now: float, was_hung: bool = False) -> bool:
         """Take one, if there is one left."""
-        while self._at and self._at[0] <= now - self.limits.window_s:
-            self._at.popleft()
-        if len(self._at) >= self.limits.max_restarts:
+        self._forget(now)
+        if len(self._spent) >= self.limits.max_restarts:
             return False
-        self._at.append(now)
+        self._spent.append((now, was_hung))
         return True
+
+    def hang_s(self, now: float) -> float:
+        """How long the next engine may be silent."""
+        self._forget(now)
+        num_hangs = sum(was_hung for _, was_hung in self._spent)
+        return self.limits.hang_s * 2 ** min(num_hangs, MAX_DOUBLINGS)
+
+    def _forget(self, now: float) -> None:
+        while self._spent and self._spent[0][0] <= now - self.limits.window_s:
+            self._spent.popleft()

@@ -6,6 +6,7 @@ it reports, when it went down, and when there will not be another.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -21,7 +22,7 @@ from headway.engine.messages import (
     LoadProgress,
 )
 from headway.engine.supervision import Pulse, RestartBudget, RestartLimits
-from headway.errors import EngineDeadError, EngineError, EngineHungError
+from headway.errors import EngineDeadError, EngineError, EngineFailedError, EngineHungError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ TICK_S = 0.2
 MAX_LOAD_SILENCE_S = 120.0
 """Without news of another tensor for so long, a process that loads is taken for hung."""
 
+MAX_PAUSE_S = 10.0
+
+Launch = Callable[[EngineInfo | None], EngineProcess]
+"""Starts a process; given what the one before it said of itself, one just like it."""
 Progress = Callable[[int, int], None]
 RestartListener = Callable[[str, int], None]
 """Is told why a process was replaced, and how many requests go on."""
@@ -43,8 +48,9 @@ class Owner(Protocol):
 
     async def take_in(self, report: EventBatch) -> None: ...
 
-    def went_down(self, suspect_ids: frozenset[str]) -> int:
-        """`suspect_ids` were in the step that did not end. How many requests go on."""
+    def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+        """`suspect_ids` were in the step that did not end; with none, a process that `has_failed`
+        by itself did so between steps. How many requests go on."""
         ...
 
     def gave_up(self, error: EngineError) -> None: ...
@@ -53,13 +59,11 @@ class Owner(Protocol):
 class Supervisor:
     """One engine process at a time, the first of which starts at once."""
 
-    def __init__(
-        self, launch: Callable[[], EngineProcess], clock: Clock, limits: RestartLimits
-    ) -> None:
+    def __init__(self, launch: Launch, clock: Clock, limits: RestartLimits) -> None:
         self.info: EngineInfo | None = None
         self.is_up = False
         self._launch = launch
-        self._process = launch()
+        self._process = launch(None)
         self._clock = clock
         self._budget = RestartBudget(limits)
         self._pulse = Pulse(clock.now())
@@ -68,10 +72,6 @@ class Supervisor:
     @property
     def is_hung(self) -> bool:
         return self._pulse.is_hung
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def subscribe(self, listener: RestartListener) -> None:
         self._listeners.append(listener)
@@ -92,7 +92,7 @@ class Supervisor:
             if isinstance(report, EngineReady):
                 break
             if isinstance(report, EngineFailed):
-                raise EngineError(report.message)
+                raise EngineFailedError(report.message)
             if isinstance(report, LoadProgress):
                 heard_at = now
                 if progress is not None:
@@ -100,7 +100,8 @@ class Supervisor:
             if now - heard_at > MAX_LOAD_SILENCE_S:
                 raise EngineHungError(f"nothing was loaded for {MAX_LOAD_SILENCE_S:.0f} s")
         self.info = report.info
-        self._pulse = Pulse(self._clock.now())
+        now = self._clock.now()
+        self._pulse = Pulse(now, self._budget.hang_s(now))
         self.is_up = True
 
     async def run(self, owner: Owner) -> None:
@@ -130,7 +131,7 @@ class Supervisor:
                 report = await self._process.receive(TICK_S)
                 self._pulse.look(self._clock.now(), owner.has_work_in_engine())
                 if isinstance(report, EngineFailed):
-                    return EngineError(report.message)
+                    return EngineFailedError(report.message)
                 if isinstance(report, EventBatch):
                     for step in report.stepped:
                         self._pulse.beat(step.elapsed_s)
@@ -143,35 +144,48 @@ class Supervisor:
 
     async def _replace(self, error: EngineError, owner: Owner) -> None:
         self.is_up = False
+        began_at = self._clock.now()
+        logger.error("%s; replacing the engine", error)
+        num_requests = owner.went_down(
+            await self._bury(error), isinstance(error, EngineFailedError)
+        )
+        num_failures = 0
         while True:
-            began_at = self._clock.now()
-            logger.error("%s; replacing the engine", error)
-            if isinstance(error, EngineHungError):
-                await self._process.dump_stacks()
-            self._process.kill()
-            await self._process.wait()
-            suspect_ids = self._process.unfinished_step()
-            await self._process.stop()
-            num_requests = owner.went_down(suspect_ids)
-            if not self._budget.spend(self._clock.now()):
-                limits = self._budget.limits
-                raise EngineDeadError(
-                    f"the engine failed more than {limits.max_restarts} times "
-                    f"in {limits.window_s:.0f} s; the last time: {error}"
-                )
+            self._spend(error)
             for listener in self._listeners:
-                listener(_kind(error), num_requests)
+                listener(_kind(error), 0 if num_failures else num_requests)
             try:
-                self._process = self._launch()
+                self._process = self._launch(self.info)
                 await self.load()
-            except OSError as failure:
-                error = EngineError(f"the engine process cannot be started: {failure}")
             except EngineError as failure:
+                # One that cannot even be loaded may need whatever it lacks to be freed first.
+                num_failures += 1
                 error = failure
+                logger.error("%s; trying again", error)
+                await self._bury(error)
+                await asyncio.sleep(min(2.0 ** (num_failures - 2), MAX_PAUSE_S))
             else:
                 took_s = self._clock.now() - began_at
                 logger.info("the engine is back after %.1f s; %d requests", took_s, num_requests)
                 return
+
+    async def _bury(self, error: EngineError) -> frozenset[str]:
+        """See that the process is gone; who was in its unfinished step."""
+        if isinstance(error, EngineHungError):
+            await self._process.dump_stacks()
+        self._process.kill()
+        await self._process.wait()
+        suspect_ids = self._process.unfinished_step()
+        await self._process.stop()
+        return suspect_ids
+
+    def _spend(self, error: EngineError) -> None:
+        if not self._budget.spend(self._clock.now(), isinstance(error, EngineHungError)):
+            limits = self._budget.limits
+            raise EngineDeadError(
+                f"the engine failed more than {limits.max_restarts} times "
+                f"in {limits.window_s:.0f} s; the last time: {error}"
+            )
 
 
 def _kind(error: EngineError) -> str:

@@ -45,7 +45,10 @@ def _available_bytes() -> int:
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
+        # Files that were read and can be dropped count as used there.
+        stat = Path("/sys/fs/cgroup/memory.stat").read_text()
+        used -= int(stat.partition("inactive_file ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - used))
 

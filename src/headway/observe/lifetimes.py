@@ -67,9 +67,7 @@ class Lifetimes:
         return len(self._live)
 
     def arrive(self, event: Arrived) -> None:
-        # One that continues in a new engine arrives there again.
-        if event.request_id not in self._live:
-            self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at)
+        self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at)
 
     def admit(self, event: Admitted) -> bool:
         """True for a prompt's first admission, when its prefix was looked up for the first time."""

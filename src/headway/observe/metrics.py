@@ -19,6 +19,7 @@ from headway.core.events import (
     Event,
     Finished,
     Forked,
+    Idled,
     Preempted,
     Refused,
     Stepped,
@@ -54,6 +55,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._lifetimes = Lifetimes()
+        self._num_blocks = 1
         self._make_gauges()
         self._make_counters()
         self._make_histograms()
@@ -62,14 +64,14 @@ class Metrics:
         """Take in the events of at most one step, in the order they happened."""
         events = list(events)
         at = step_time(events)
-        stepped: Stepped | None = None
         for event in events:
             match event:
                 case TokensEmitted():
                     self._emit(event, at)
                 case Stepped():
                     self._step(event)
-                    stepped = event
+                case Idled():
+                    self._set_idle(event.num_blocks_used)
                 case Arrived():
                     self._lifetimes.arrive(event)
                 case Admitted():
@@ -83,9 +85,6 @@ class Metrics:
                     self._finish(event)
                 case Refused():
                     self.count_refusal(event.reason)
-        # An abort that empties the engine is followed by no step that would say so.
-        if stepped is None and not self._lifetimes:
-            self._set_idle()
 
     def observe_params(self, params: SamplingParams) -> None:
         """Note what an accepted request asked for; events do not carry it."""
@@ -98,6 +97,7 @@ class Metrics:
 
     def count_restart(self, reason: str, num_resubmitted: int) -> None:
         self._restarts.labels(**self._labels, reason=reason).inc()
+        self._set_idle(0)  # the next engine begins with nothing
         self._resubmitted.inc(num_resubmitted)
 
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
@@ -152,6 +152,7 @@ class Metrics:
         self._running.set(event.num_running)
         self._waiting.set(event.num_waiting)
         self._blocks_used.set(event.num_blocks_used)
+        self._num_blocks = event.num_blocks
         self._blocks_total.set(event.num_blocks)
         self._kv_usage.set(event.num_blocks_used / event.num_blocks)
         self._occupancy.set(occupancy)
@@ -164,9 +165,11 @@ class Metrics:
         if not event.num_running:
             self._set_idle_shares()
 
-    def _set_idle(self) -> None:
-        for gauge in (self._running, self._waiting, self._blocks_used, self._kv_usage):
-            gauge.set(0)
+    def _set_idle(self, num_blocks_used: int) -> None:
+        self._running.set(0)
+        self._waiting.set(0)
+        self._blocks_used.set(num_blocks_used)
+        self._kv_usage.set(num_blocks_used / self._num_blocks)
         self._set_idle_shares()
 
     def _set_idle_shares(self) -> None:

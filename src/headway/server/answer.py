@@ -19,6 +19,7 @@ from headway.server import sse
 from headway.server.disconnect import unless_disconnected
 from headway.server.encoding import JsonResponse
 from headway.server.errors import translate
+from headway.server.gate import Place
 from headway.server.generation import Generation, Order
 from headway.server.logprobs import ScoredToken
 from headway.server.services import Services
@@ -65,8 +66,10 @@ class Job:
     includes_usage: bool
 
 
-async def begin(services: Services, job: Job) -> Generation:
+async def begin(services: Services, job: Job, place: Place) -> Generation:
     """Hand the prompts to the engine. `answer` must follow: it ends what was begun."""
+    prompts = job.order.prompts
+    services.gate.resize(place, len(prompts), sum(map(len, prompts)))
     generation = Generation(services.engine, job.order)
     await generation.start()
     services.metrics.observe_params(generation.resolved_params)

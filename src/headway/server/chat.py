@@ -24,12 +24,12 @@ def chat_router(services: Services, limits: RequestLimits) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        with services.let_in(request):
+        with services.let_in(request) as place:
             body = await read_body(request)
             wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
             try:
                 job = await _job(wish, len(body), services, request.state.tenant)
-                generation = await begin(services, job)
+                generation = await begin(services, job, place)
             except InvalidRequestError as error:
                 error.param = wish.field_for(error.param)
                 raise

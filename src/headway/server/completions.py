@@ -24,11 +24,11 @@ def completions_router(services: Services, limits: RequestLimits) -> APIRouter:
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        with services.let_in(request):
+        with services.let_in(request) as place:
             body = await read_body(request)
             wish = await off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
             job = await _job(wish, len(body), services, request.state.tenant)
-            generation = await begin(services, job)
+            generation = await begin(services, job, place)
         return await answer(request, services, job, generation)
 
     return router

@@ -8,7 +8,6 @@ back, from how fast the queue has been seen to drain.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,9 +48,13 @@ class DrainRate:
         """The queue was empty until now, for however long nobody looked."""
         self._empty_at = self._marked_at = now
 
+    def is_backed_up(self, now: float) -> bool:
+        """Whether the queue has not been empty for a while."""
+        return now - self._empty_at >= self.MIN_BACKED_UP_S
+
     def observe(self, now: float, num_left: int, num_queued: int) -> None:
         """So many left the queue just now, and so many are still in it."""
-        if now - self._empty_at >= self.MIN_BACKED_UP_S:
+        if self.is_backed_up(now):
             self._count += num_left
             self._seconds += now - self._marked_at
         self._marked_at = now
@@ -62,10 +65,13 @@ class DrainRate:
             self._seconds /= 2
 
 
-@dataclass(slots=True)
-class _Entry:
+@dataclass(slots=True, eq=False)
+class Place:
+    """What an HTTP request holds in the queue while it is on its way to the engine."""
+
     tenant: str
     num_tokens: int
+    num_requests: int = 1
 
 
 class Gate:
@@ -76,80 +82,96 @@ class Gate:
         self._config = config
         self._engine = engine
         self._clock = clock
-        self._entries: dict[int, _Entry] = {}
-        self._num_let_in = 0
+        self._places: set[Place] = set()
+        self._num_seated = 0
         self._rate = DrainRate(clock.now())
         engine.subscribe(self._observe)
 
     @property
     def num_queued(self) -> int:
         """Requests on their way to the engine, and those that wait in it for a seat."""
-        return self._engine.num_waiting + len(self._entries)
+        return self._engine.num_waiting + sum(place.num_requests for place in self._places)
 
     def close(self) -> None:
         """Let nobody in any more; those inside stay."""
         self.is_closed = True
 
     @contextmanager
-    def let_in(self, tenant: str, num_bytes: int) -> Generator[None, None, None]:
-        """Hold a place for a request of so many bytes until the engine has it, or refuse it."""
+    def let_in(self, tenant: str, num_bytes: int | None) -> Generator[Place, None, None]:
+        """Hold a place for a request of so many bytes until the engine has it, or refuse it. One
+        that does not say how many may have as many tokens as fit."""
         if self.is_closed:
             raise OverloadedError("the server is shutting down", CLOSED_RETRY_AFTER_S)
         limit = self._engine.info.capacity.max_model_len
-        num_tokens = min(num_bytes // BYTES_PER_TOKEN, limit)
-        self._check(tenant, num_tokens)
-        if not self._engine.num_waiting and not self._entries:
+        num_tokens = limit if num_bytes is None else min(num_bytes // BYTES_PER_TOKEN, limit)
+        place = Place(tenant, num_tokens)
+        self._check(place)
+        if not self.num_queued:
             self._rate.start(self._clock.now())
-        self._num_let_in += 1
-        number = self._num_let_in
-        self._entries[number] = _Entry(tenant, num_tokens)
+        self._places.add(place)
         try:
-            yield
+            yield place
         finally:
-            del self._entries[number]
+            self._places.discard(place)
+
+    def resize(self, place: Place, num_requests: int, num_tokens: int) -> None:
+        """Now that it is known what is in it: hold a place for so much, or refuse it."""
+        self._places.discard(place)
+        place.num_requests, place.num_tokens = num_requests, num_tokens
+        self._check(place)
+        self._places.add(place)
 
     async def sweep(self) -> None:
         """Refuse those that have waited for too long after all."""
         now = self._clock.now()
-        for stream in list(self._engine.waiting):
+        for stream in self._engine.waiting:
             waited_s = now - stream.command.arrived_at
             if waited_s <= self._config.max_queue_age_s:
                 break  # those behind it are younger
             error = self._overloaded(f"no seat became free within {waited_s:.0f} s")
             await self._engine.refuse(stream, error)
 
-    def _check(self, tenant: str, num_tokens: int) -> None:
+    def _check(self, place: Place) -> None:
         config = self._config
-        num_queued = self.num_queued
         if config.max_num_queued_reqs_per_key is not None:
-            counts = Counter(entry.tenant for entry in self._entries.values())
-            counts.update(stream.command.tenant for stream in self._engine.waiting)
-            if counts[tenant] >= config.max_num_queued_reqs_per_key:
+            num_own = sum(one.num_requests for one in self._places if one.tenant == place.tenant)
+            num_own += sum(one.command.tenant == place.tenant for one in self._engine.waiting)
+            if num_own + place.num_requests > config.max_num_queued_reqs_per_key:
                 raise TenantLimitError(
-                    f"{counts[tenant]} requests of this key are waiting already",
-                    self._retry_after_s(),
+                    f"{num_own} requests of this key are waiting already", self._retry_after_s()
                 )
-        if num_queued >= config.max_num_queued_reqs:
+        # One that comes when nothing waits is never too much: it would be too much forever.
+        num_queued = self.num_queued
+        if num_queued and num_queued + place.num_requests > config.max_num_queued_reqs:
             raise self._overloaded(f"{num_queued} requests are waiting already")
-        num_queued_tokens = self._engine.num_waiting_tokens
-        num_queued_tokens += sum(entry.num_tokens for entry in self._entries.values())
-        # One that is alone is never too much: it would be too much forever.
-        if num_queued and num_queued_tokens + num_tokens > config.max_num_queued_tokens:
-            raise self._overloaded(f"{num_queued_tokens} prompt tokens are waiting already")
-        rate = self._rate.per_second
-        if rate is not None and num_queued > rate * config.max_queue_wait_s:
-            raise self._overloaded(f"a seat is expected in {num_queued / rate:.0f} s")
+        num_tokens = self._engine.num_waiting_tokens
+        num_tokens += sum(one.num_tokens for one in self._places)
+        if num_queued and num_tokens + place.num_tokens > config.max_num_queued_tokens:
+            raise self._overloaded(f"{num_tokens} prompt tokens are waiting already")
+        wait_s = self._expected_wait_s()
+        if wait_s > config.max_queue_wait_s:
+            raise self._overloaded(f"a seat is expected in {wait_s:.0f} s")
+
+    def _expected_wait_s(self) -> float:
+        """0 unless requests are backed up now: how fast they left some other time says nothing
+        of a queue that has only just begun to form."""
+        now = self._clock.now()
+        rate = self._rate.per_second if self._rate.is_backed_up(now) else None
+        return 0.0 if rate is None else self._engine.num_waiting / rate
 
     def _overloaded(self, reason: str) -> OverloadedError:
         return OverloadedError(f"the server is overloaded: {reason}", self._retry_after_s())
 
     def _retry_after_s(self) -> int:
         """When the queue of now will have drained, if it goes on as it has."""
-        rate = self._rate.per_second
-        if rate is None:
+        wait_s = self._expected_wait_s()
+        if not wait_s:
             return UNKNOWN_RETRY_AFTER_S
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self.num_queued / rate)))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
 
-    def _observe(self, batch: EventBatch) -> None:
-        num_admitted = sum(not event.is_resumed for event in batch.admitted)
-        self._rate.observe(self._clock.now(), num_admitted, self._engine.num_waiting)
+    def _observe(self, _batch: EventBatch) -> None:
+        num_left, self._num_seated = (
+            self._engine.num_seated - self._num_seated,
+            self._engine.num_seated,
+        )
+        self._rate.observe(self._clock.now(), num_left, self._engine.num_waiting)

@@ -107,7 +107,9 @@ class Generation:
                 yield 0, batch
 
     async def _all(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
-        queue: asyncio.Queue[tuple[int, list[SampleDelta]] | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, list[SampleDelta]] | Exception | None]
+        # Room for one: what a slow client leaves waits in its stream, where it is bounded.
+        queue = asyncio.Queue(1)
         tasks = [
             asyncio.create_task(self._pump(place, stream, queue))
             for place, stream in enumerate(self._streams)
@@ -131,10 +133,10 @@ class Generation:
         try:
             async with contextlib.aclosing(self._engine.deltas(stream)) as batches:
                 async for batch in batches:
-                    queue.put_nowait((place, batch))
-            queue.put_nowait(None)
+                    await queue.put((place, batch))
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
 
 def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:

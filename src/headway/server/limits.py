@@ -6,6 +6,8 @@ Headers and body are bounded while they arrive.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,7 +17,10 @@ from headway.server.errors import ApiError, ErrorAnswer
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 100
 HEADER_TIMEOUT_S = 10.0
-BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 10.0
+BODY_PIECE_BYTES = 16 * 1024
+"""So much of a body, or its end, has to come within the timeout."""
+READ_TIMEOUT_S = 30.0
 _CUT_OFF = "headway.cut_off"
 
 
@@ -69,8 +74,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     are bounded."""
 
     _num_header_bytes = 0
+    _num_body_bytes = 0
     _is_in_headers = False
     _deadline: asyncio.TimerHandle | None = None
+    _reader_watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
@@ -78,11 +85,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        if self._reader_watch is not None:
+            self._reader_watch.cancel()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Another request before the answer to this one: hardly anyone does it, and who leaves
+            # could then no longer be seen to have left.
+            self._drop()
+            raise ValueError("a request came before the answer to the last one")
         super().on_message_begin()
-        self.scope["extensions"] = {_CUT_OFF: {"abort": self.transport.abort}}
+        self.scope["extensions"] = {_CUT_OFF: {"drop": self._drop}}
         self._is_in_headers = True
         self._num_header_bytes = 0
         self._expect(HEADER_TIMEOUT_S)
@@ -93,14 +107,39 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # The parser's caller answers 400 to whatever is raised here.
         if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             raise ValueError("the headers are too large")
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
+        if self.parser is None or self.parser.get_http_version() not in ("1.0", "1.1"):
             raise ValueError("this is not HTTP/1")
+        self._num_body_bytes = 0
         self._expect(BODY_TIMEOUT_S)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        if self._num_body_bytes >= BODY_PIECE_BYTES:
+            self._num_body_bytes = 0
+            self._expect(BODY_TIMEOUT_S)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._expect(None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def _watch_reader(self, num_before: int) -> None:
+        """What is left of an answer must be read, if not at once."""
+        if num_before:
+            check = self._check_reader
+            self._reader_watch = self.loop.call_later(READ_TIMEOUT_S, check, num_before)
+
+    def _check_reader(self, num_before: int) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        if num_left >= num_before:
+            self._drop()
+        else:
+            self._watch_reader(num_left)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -109,13 +148,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("The request headers are too large.")
 
+    def _drop(self) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            # Without it the kernel would keep what is buffered and go on trying to deliver it.
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.transport.abort()
+
     def _expect(self, within_s: float | None) -> None:
         """The next part of a request has to be complete by then, or the connection is dropped."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None
         if within_s is not None:
-            self._deadline = self.loop.call_later(within_s, self.transport.abort)
+            self._deadline = self.loop.call_later(within_s, self._drop)
 
 
 def cut_off(scope: Scope) -> None:
@@ -123,4 +170,4 @@ def cut_off(scope: Scope) -> None:
     not read."""
     extension = scope.get("extensions", {}).get(_CUT_OFF)
     if extension is not None:
-        extension["abort"]()
+        extension["drop"]()

@@ -169,16 +169,21 @@ class _Serving:
             others = [
                 work,
                 stopping,
-                asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
                 asyncio.create_task(self._sweep()),
+                asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
             ]
             try:
-                await asyncio.wait((*http, work, stopping), return_when=asyncio.FIRST_COMPLETED)
+                # None of them ends by itself, unless something is wrong.
+                await asyncio.wait((*http, *others), return_when=asyncio.FIRST_COMPLETED)
                 await self._drain(http)
             finally:
                 for task in (*http, *others):
                     task.cancel()
-                await asyncio.gather(*http, *others, return_exceptions=True)
+                ends = await asyncio.gather(*http, *others, return_exceptions=True)
+                for failure in ends:
+                    if isinstance(failure, Exception):
+                        self._exit_code = self._exit_code or 1
+                        logger.error("the server failed", exc_info=failure)
             # Here, not in the caller, because a second signal must still be able to cut it short.
             await self._close_engine()
         return self._exit_code

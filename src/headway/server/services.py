@@ -16,7 +16,7 @@ from headway.engine.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
-from headway.server.gate import Gate
+from headway.server.gate import Gate, Place
 from headway.text import ChatTemplate
 
 T = TypeVar("T")
@@ -77,11 +77,11 @@ class Services:
         if not self.engine.takes_requests:
             raise ApiError(UNAVAILABLE)
 
-    def let_in(self, request: Request) -> AbstractContextManager[None]:
+    def let_in(self, request: Request) -> AbstractContextManager[Place]:
         """A place in the queue while a request is on its way to the engine; or the refusal."""
         self.check_ready()
         length = request.headers.get("content-length", "")
-        num_bytes = int(length) if length.isdecimal() and len(length) < 16 else 0
+        num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
         return self.gate.let_in(getattr(request.state, "tenant", ""), num_bytes)
 
 
