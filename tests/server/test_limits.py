@@ -115,9 +115,15 @@ def test_a_request_before_the_answer_to_the_last_one_ends_the_connection(fake_se
     fake_server.wait_for("vllm:num_requests_waiting", 0)
 
 
+BEGUN = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 9\r\n\r\n"
+)
+
+
 def test_half_a_request_is_not_waited_for(launch) -> None:
     server = launch().wait_ready()
-    for part in (b"GET /health", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n"):
+    for part in (b"GET /health", BEGUN):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(part)
             began_at = time.monotonic()
