@@ -275,7 +275,6 @@ TOKENIZE: dict[str, Any] = {
     "prompt-a-list": {"prompt": ["a"]},
     "prompt-token-ids": {"prompt": [1, 2]},
     "prompt-and-messages": {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
-    "prompt-of-90000-digits": {"prompt": "1234567890" * 9000},
     "messages-empty": {"messages": []},
     "messages-a-string": {"messages": "a"},
     "messages-of-an-image": {"messages": [{"role": "user", "content": [PARTS["image_url-file"]]}]},

@@ -22,7 +22,8 @@ from tests.text.tiny_tokenizers import write_byte_level
 RESTARTS = "headway_engine_restarts_total"
 DEFAULT_MAX_BODY_BYTES = ServerConfig().max_body_bytes
 FAKE_MAX_BODY_BYTES = 100_000
-MODEL_FLAGS = ("--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+MODEL_FLAGS = ("--prefill-cap", "128", "--kv-cache-memory-bytes", "256M")
+"""A server whose streams matter more than its throughput: a long prompt takes small steps."""
 
 
 @dataclass(frozen=True, slots=True)
