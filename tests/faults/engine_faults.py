@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,13 @@ def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     return start_process(command, port, folder / "server.log", admin_port)
 
 
-async def run(model: Path, each: int, num_streams: int, folder: Path) -> dict[str, Any]:
+async def run(
+    model: Path,
+    each: int,
+    num_streams: int,
+    folder: Path,
+    kinds: Collection[str] = tuple(KINDS),
+) -> dict[str, Any]:
     server = start(model, folder)
     try:
         await asyncio.to_thread(server.wait_ready)
@@ -133,7 +140,7 @@ async def run(model: Path, each: int, num_streams: int, folder: Path) -> dict[st
             expected = await undisturbed(client, jobs)
             crowd = Crowd(client, jobs, expected, num_streams)
             battery = Battery(server, crowd, folder)
-            await _inject_all(battery, crowd, each)
+            await _inject_all(battery, crowd, [kind for kind in kinds for _ in range(each)])
             await crowd.call_off()
         server.wait_for("vllm:num_requests_running", 0)
         blocks = server.metric("headway_kv_blocks_used")
@@ -144,9 +151,8 @@ async def run(model: Path, each: int, num_streams: int, folder: Path) -> dict[st
             server.process.wait()
 
 
-async def _inject_all(battery: Battery, crowd: Crowd, each: int) -> None:
+async def _inject_all(battery: Battery, crowd: Crowd, faults: list[str]) -> None:
     draw = random.Random(7)
-    faults = [kind for kind in KINDS for _ in range(each)]
     draw.shuffle(faults)
     began_at = time.monotonic()
     for number, kind in enumerate(faults, 1):

@@ -1,0 +1,22 @@
+"""A slice of the fault battery: one fault of most kinds, with the real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.engine_faults import KINDS, failures_in, run
+
+pytestmark = pytest.mark.model
+
+SLOW_KINDS = ("SIGSTOP", "100x slow step")
+"""They take their time; the whole battery has them."""
+
+
+async def test_one_fault_of_most_kinds(model_path: Path, tmp_path: Path) -> None:
+    kinds = [kind for kind in KINDS if kind not in SLOW_KINDS]
+    report = await run(model_path, each=1, num_streams=6, folder=tmp_path, kinds=kinds)
+    assert not failures_in(report), report
+    assert report["answers_the_same"] > 0
+    assert all(report["kinds"][kind]["injected"] == 1 for kind in kinds)
