@@ -130,13 +130,14 @@ async def run(
     num_streams: int,
     folder: Path,
     kinds: Collection[str] = tuple(KINDS),
+    num_jobs: int = 32,
 ) -> dict[str, Any]:
     server = start(model, folder)
     try:
         await asyncio.to_thread(server.wait_ready)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
-            jobs = make_jobs()
+            jobs = make_jobs(num_jobs)
             expected = await undisturbed(client, jobs)
             crowd = Crowd(client, jobs, expected, num_streams)
             battery = Battery(server, crowd, folder)

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
-NUM_JOBS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ class Tally:
     """When each client last got something."""
 
 
-def make_jobs(seed: int = 0) -> list[dict[str, Any]]:
+def make_jobs(num_jobs: int) -> list[dict[str, Any]]:
     """Prompts of many lengths, greedy and seeded, some with several samples."""
     words = LICENSE.read_text().split()
-    draw = random.Random(seed)
+    draw = random.Random(0)
     jobs = []
-    for number in range(NUM_JOBS):
+    for number in range(num_jobs):
         at = draw.randrange(len(words) - 200)
         job: dict[str, Any] = {
             "prompt": " ".join(words[at : at + draw.randint(4, 150)]),

@@ -16,7 +16,7 @@ SLOW_KINDS = ("SIGSTOP", "100x slow step")
 
 async def test_one_fault_of_most_kinds(model_path: Path, tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind not in SLOW_KINDS]
-    report = await run(model_path, each=1, num_streams=6, folder=tmp_path, kinds=kinds)
+    report = await run(model_path, 1, 6, tmp_path, kinds, num_jobs=8)
     assert not failures_in(report), report
     assert report["answers_the_same"] > 0
     assert all(report["kinds"][kind]["injected"] == 1 for kind in kinds)
