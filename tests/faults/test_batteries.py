@@ -13,7 +13,7 @@ from benchmarks import overload
 
 from headway.bench.load_records import LoadRecord
 from headway.bench.load_stats import Targets
-from tests.faults import disconnects, proc_stats, slow_readers, soak
+from tests.faults import auth_sweep, disconnects, proc_stats, slow_readers, soak
 from tests.faults.disconnects import Crowd, Visit
 from tests.server.conftest import Launcher
 
@@ -148,3 +148,10 @@ def test_rates_leave_out_the_ramp_and_the_tail() -> None:
     # Of 10 s, the 8 from 2 to 10 count: those sent at 1 to 8 s end in them.
     assert rates == overload.Rates(1.0, 1.0, 3.0)
     assert overload.steady_rates(records, 10.0, Targets(ttft_s=0.4)).good_per_s == 0.0
+
+
+def test_no_way_around_the_keys(launch: Launcher) -> None:
+    server = launch(server={"api_key": [auth_sweep.KEY]}).wait_ready(auth_sweep.KEY)
+    report = auth_sweep.sweep(server)
+    assert not report["opened"]
+    assert report["attempts"] == 2 * len(list(auth_sweep.attempts()))

@@ -50,13 +50,14 @@ class RunningServer:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def wait_ready(self, timeout_s: float = 180.0) -> RunningServer:
+    def wait_ready(self, key: str = "", timeout_s: float = 180.0) -> RunningServer:
         deadline = time.monotonic() + timeout_s
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 pytest.fail(f"the server ended with {self.process.returncode}:\n{self.log}")
             try:
-                if httpx.get(f"{self.url}/health/ready").status_code == 200:
+                if httpx.get(f"{self.url}/health/ready", headers=headers).status_code == 200:
                     return self
             except httpx.TransportError:
                 pass
