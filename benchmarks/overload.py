@@ -56,9 +56,8 @@ from headway.workload import (
 
 FACTORS = (0.5, 1.0, 2.0, 3.0, 10.0)
 NUM_SEATS = 64
-MODEL_SETTINGS = {"kv_cache_memory_bytes": "1G"}
-"""Small enough for all of it to have been touched before the first level, so that memory that
-grows later is memory that leaks."""
+SMALL = {"kv_cache_memory_bytes": "1G"}
+"""All of it has been touched before the first level: memory that grows later leaks."""
 PROMPT_TOKENS = Lognormal(math.log(100), 0.5, Bounds(8, 512))
 OUTPUT_TOKENS = Lognormal(math.log(60), 0.5, Bounds(4, 256))
 RAMP_SHARE = 0.2
@@ -387,7 +386,7 @@ def main() -> int:
     settings = {"max_queue_wait_s": args.max_queue_wait_s}
     with (
         tempfile.TemporaryDirectory() as name,
-        proc_stats.started(args.model, Path(name), settings, MODEL_SETTINGS, step_s=0.05) as server,
+        proc_stats.started(args.model, Path(name), settings, SMALL, step_s=0.05) as server,
     ):
         work = run(server, vocabulary, options, args.capacity_s, args.rounds)
         report = proc_stats.run_client(work)
