@@ -114,12 +114,13 @@ def test_a_continued_request_survives_the_wire() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=AddRequest) == one
 
 
-def test_a_step_that_was_taken_for_a_hang_gets_twice_the_time() -> None:
-    budget = RestartBudget(RestartLimits(window_s=100.0, hang_s=10.0))
-    assert budget.hang_s(0.0) == 10.0
-    budget.spend(0.0, was_hung=True)
-    budget.spend(1.0)
-    assert budget.hang_s(2.0) == 20.0
-    budget.spend(50.0, was_hung=True)
-    assert budget.hang_s(51.0) == 40.0
-    assert budget.hang_s(120.0) == 20.0
+def test_after_a_hang_the_first_steps_get_twice_the_time() -> None:
+    pulse = Pulse(0.0, after_hang=True)
+    look(pulse, 0, 19)
+    assert not pulse.is_hung
+    look(pulse, 19, 21)
+    assert pulse.is_hung
+    for _ in range(8):
+        assert pulse.limit_s == 20.0
+        pulse.beat(0.05)
+    assert pulse.limit_s == 10.0

@@ -117,8 +117,6 @@ def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     # How long requests wait on a busy machine is not what is tested here.
     given |= {"kv_cache_memory_bytes": "512M", "max_engine_restarts": 10_000}
     given |= {"max_queue_age_s": 600, "max_queue_wait_s": 600}
-    # Two threads that wait for each other are held up by any other work on the machine.
-    given |= {"num_threads": 1}
     os.environ[FOLDER_VARIABLE] = str(folder)
     command = [sys.executable, "-m", "tests.faults.faulty_server", str(model), json.dumps(given)]
     return start_process(command, port, folder / "server.log", admin_port)

@@ -11,24 +11,28 @@ engine's reports are waiting unread, and nobody knows yet whether it was silent.
 HANG_FACTOR = 20.0
 STEP_WEIGHT = 0.1
 """Of the newest step in the moving average of step times."""
-MAX_DOUBLINGS = 4
+NUM_LENIENT_STEPS = 8
 
 
 class Pulse:
     """Tells a hung engine from a busy one: it has work and has not finished a step for long.
 
-    Long is 20 times the moving average of its step times, and never less than `least_s`.
+    Long is 20 times the moving average of its step times, and never less than `least_s`. One that
+    follows an engine that hung has twice the time for its first steps: if the cause was a step that
+    is merely long, it gets through at the second try.
     """
 
-    def __init__(self, now: float, least_s: float = 10.0) -> None:
+    def __init__(self, now: float, least_s: float = 10.0, after_hang: bool = False) -> None:
         self._least_s = least_s
+        self._num_lenient = NUM_LENIENT_STEPS if after_hang else 0
         self._looked_at = now
         self._mean_step_s = 0.0
         self._silent_s = 0.0
 
     @property
     def limit_s(self) -> float:
-        return max(self._least_s, HANG_FACTOR * self._mean_step_s)
+        least_s = 2 * self._least_s if self._num_lenient else self._least_s
+        return max(least_s, HANG_FACTOR * self._mean_step_s)
 
     @property
     def is_hung(self) -> bool:
@@ -37,6 +41,7 @@ class Pulse:
     def beat(self, step_s: float) -> None:
         """A step has ended."""
         self._mean_step_s += STEP_WEIGHT * (step_s - self._mean_step_s)
+        self._num_lenient = max(0, self._num_lenient - 1)
         self._silent_s = 0.0
 
     def look(self, now: float, has_work: bool) -> None:
@@ -52,8 +57,7 @@ class RestartLimits:
     max_restarts: int = 10
     window_s: float = 600.0
     hang_s: float = 10.0
-    """The least time without a step that is taken for a hang. It doubles with every hang within
-    the window: a step that is merely long gets the time it needs at the second try."""
+    """The least time without a step that is taken for a hang."""
 
 
 class RestartBudget:
@@ -61,22 +65,13 @@ class RestartBudget:
 
     def __init__(self, limits: RestartLimits) -> None:
         self.limits = limits
-        self._spent: deque[tuple[float, bool]] = deque()
+        self._spent_at: deque[float] = deque()
 
-    def spend(self, now: float, was_hung: bool = False) -> bool:
+    def spend(self, now: float) -> bool:
         """Take one, if there is one left."""
-        self._forget(now)
-        if len(self._spent) >= self.limits.max_restarts:
+        while self._spent_at and self._spent_at[0] <= now - self.limits.window_s:
+            self._spent_at.popleft()
+        if len(self._spent_at) >= self.limits.max_restarts:
             return False
-        self._spent.append((now, was_hung))
+        self._spent_at.append(now)
         return True
-
-    def hang_s(self, now: float) -> float:
-        """How long the next engine may be silent."""
-        self._forget(now)
-        num_hangs = sum(was_hung for _, was_hung in self._spent)
-        return self.limits.hang_s * 2 ** min(num_hangs, MAX_DOUBLINGS)
-
-    def _forget(self, now: float) -> None:
-        while self._spent and self._spent[0][0] <= now - self.limits.window_s:
-            self._spent.popleft()

@@ -67,6 +67,7 @@ class Supervisor:
         self._clock = clock
         self._budget = RestartBudget(limits)
         self._pulse = Pulse(clock.now())
+        self._was_hung = False
         self._listeners: list[RestartListener] = []
 
     @property
@@ -100,8 +101,7 @@ class Supervisor:
             if now - heard_at > MAX_LOAD_SILENCE_S:
                 raise EngineHungError(f"nothing was loaded for {MAX_LOAD_SILENCE_S:.0f} s")
         self.info = report.info
-        now = self._clock.now()
-        self._pulse = Pulse(now, self._budget.hang_s(now))
+        self._pulse = Pulse(self._clock.now(), self._budget.limits.hang_s, self._was_hung)
         self.is_up = True
 
     async def run(self, owner: Owner) -> None:
@@ -180,7 +180,8 @@ class Supervisor:
         return suspect_ids
 
     def _spend(self, error: EngineError) -> None:
-        if not self._budget.spend(self._clock.now(), isinstance(error, EngineHungError)):
+        self._was_hung = isinstance(error, EngineHungError)
+        if not self._budget.spend(self._clock.now()):
             limits = self._budget.limits
             raise EngineDeadError(
                 f"the engine failed more than {limits.max_restarts} times "
