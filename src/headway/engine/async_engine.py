@@ -231,7 +231,7 @@ class AsyncEngine:
     def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         """No request is in an engine now. Those in the step that did not end may be its cause:
         they will be tried one by one. Twice, with nobody else to blame, is no accident."""
-        self._on_trial = None
+        on_trial, self._on_trial = self._on_trial, None
         lost = list(self._leaving.values())
         self._leaving.clear()
         sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
@@ -240,8 +240,8 @@ class AsyncEngine:
         for stream in suspects:
             stream.num_crashes += 1
         fresh = [stream for stream in suspects if stream.is_fresh]
-        if len(fresh) == 1 and fresh[0].num_crashes > 1:
-            lost += self._put_away(fresh[0])
+        if on_trial is not None and fresh == [on_trial] and on_trial.num_crashes > 1:
+            lost += self._put_away(on_trial)
         live = [one for one in self._streams.values() if one.unfinished_ids]
         # Who had gained least is the likeliest cause, and easiest to tell when it goes first.
         live.sort(key=lambda one: (not one.num_crashes, one.num_crashes and one.num_gained))
