@@ -130,3 +130,19 @@ def test_half_a_request_is_not_waited_for(launch) -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(100) == b""
             assert 5 < time.monotonic() - began_at < 15
+
+
+def test_a_whole_answer_that_is_not_read_is_not_kept(launch) -> None:
+    """It is larger than the buffers on its way, and the setting says how long it may lie there."""
+    server = launch(server={"slow_reader_timeout_s": 1.0}, step_s=0.0).wait_ready()
+    body = json.dumps({"prompt": "x", "max_tokens": 1500, "n": 2, "logprobs": 20}).encode()
+    head = BEGUN.replace(b"Content-Length: 9", b"Content-Length: %d" % len(body))
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head + body)
+        server.wait_for("vllm:request_success_total", 2, timeout_s=30)
+        time.sleep(4.0)
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(65536):
+                pass

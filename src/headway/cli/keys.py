@@ -49,5 +49,5 @@ def hash_key(
 
     secret = sys.stdin.readline().strip()
     if not secret:
-        raise ConfigError("no key on standard input")
+        raise ConfigError("no key on standard input; pipe one in: headway keys hash NAME < FILE")
     typer.echo(key_for(secret, name).line)

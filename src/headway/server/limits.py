@@ -20,7 +20,6 @@ HEADER_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 10.0
 BODY_PIECE_BYTES = 16 * 1024
 """So much of a body, or its end, has to come within the timeout."""
-READ_TIMEOUT_S = 30.0
 _CUT_OFF = "headway.cut_off"
 
 
@@ -73,6 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """The parser waits for the rest of a request, and collects a header until it ends; here both
     are bounded."""
 
+    slow_reader_timeout_s = 30.0
     _num_header_bytes = 0
     _num_body_bytes = 0
     _is_in_headers = False
@@ -131,8 +131,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _watch_reader(self, num_before: int) -> None:
         """What is left of an answer must be read, if not at once."""
         if num_before:
-            check = self._check_reader
-            self._reader_watch = self.loop.call_later(READ_TIMEOUT_S, check, num_before)
+            timeout_s, check = self.slow_reader_timeout_s, self._check_reader
+            self._reader_watch = self.loop.call_later(timeout_s, check, num_before)
 
     def _check_reader(self, num_before: int) -> None:
         num_left = self.transport.get_write_buffer_size()
@@ -163,6 +163,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._deadline = None
         if within_s is not None:
             self._deadline = self.loop.call_later(within_s, self._drop)
+
+
+def bounded_protocol(slow_reader_timeout_s: float) -> type[BoundedHttpProtocol]:
+    """The protocol with this setting; uvicorn makes its objects itself, from a class."""
+    settings = {"slow_reader_timeout_s": slow_reader_timeout_s}
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), settings)
 
 
 def cut_off(scope: Scope) -> None:

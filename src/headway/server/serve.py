@@ -30,7 +30,7 @@ from headway.server.app import Apps
 from headway.server.gate import Gate
 from headway.server.hosts import HostPolicy, is_loopback
 from headway.server.keys import load_keys
-from headway.server.limits import BoundedHttpProtocol
+from headway.server.limits import bounded_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +148,11 @@ class _Serving:
         self._gate = site.gate
         self._config = config
         self._listeners = site.listeners
-        self._servers = {_Server(_uvicorn_config(site.apps.public)): site.listeners.public}
+        timeout_s = config.slow_reader_timeout_s
+        public = _Server(_uvicorn_config(site.apps.public, timeout_s))
+        self._servers = {public: site.listeners.public}
         if site.listeners.admin is not None:
-            admin = _Server(_uvicorn_config(site.apps.admin))
+            admin = _Server(_uvicorn_config(site.apps.admin, timeout_s))
             self._servers[admin] = site.listeners.admin
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
@@ -282,12 +284,12 @@ def _log_progress(num_done: int, num_total: int) -> None:
         logger.info("loaded %d of %d tensors", num_done, num_total)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, slow_reader_timeout_s: float) -> uvicorn.Config:
     # Its own messages repeat ours; what it warns of is worth seeing.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         _without_cancellation(app),
-        http=BoundedHttpProtocol,
+        http=bounded_protocol(slow_reader_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

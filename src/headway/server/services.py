@@ -73,13 +73,10 @@ class Services:
             return "ready"
         return "stalled" if self.engine.is_up else "loading"
 
-    def check_ready(self) -> None:
-        if not self.engine.takes_requests:
-            raise ApiError(UNAVAILABLE)
-
     def let_in(self, request: Request) -> AbstractContextManager[Place]:
         """A place in the queue while a request is on its way to the engine; or the refusal."""
-        self.check_ready()
+        if not self.engine.takes_requests:
+            raise ApiError(UNAVAILABLE)
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
         return self.gate.let_in(getattr(request.state, "tenant", ""), num_bytes)
