@@ -46,26 +46,22 @@ def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
 
 def model_facts(config: Config) -> ModelFacts:
     """What the configured model's headers say; no weights are read."""
-    from headway.executors.torch.load import open_checkpoint
+    from headway.executors.torch.load import facts_of, open_checkpoint
 
-    return open_checkpoint(locate(config.model.model, config.model.revision)).spec.facts
+    return facts_of(open_checkpoint(locate(config.model.model, config.model.revision)))
 
 
 def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
     """Resolve the settings and load the weights."""
     import torch
 
-    from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
+    from headway.executors.torch import load
 
-    checkpoint = open_checkpoint(locate(config.model.model, config.model.revision))
-    spec = checkpoint.spec
-    resolved = resolve(config, spec.facts, probe_hardware(torch.cuda.is_available()))
+    checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
+    resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(torch.cuda.is_available()))
     torch.set_num_threads(resolved.num_threads)
-    decoder = load_decoder(checkpoint, resolved.dtype, resolved.device, progress)
-    executor = TorchExecutor(
-        decoder, resolved.num_blocks, resolved.block_size, resolved.max_model_len, SystemClock()
-    )
-    return LoadedModel(executor, resolved, spec.vocab_size)
+    executor = load.load_executor(checkpoint, resolved, SystemClock(), progress)
+    return LoadedModel(executor, resolved, checkpoint.spec.vocab_size)
 
 
 def build_core(config: Config, executor: Executor, sink: Sink) -> EngineCore:

@@ -32,7 +32,12 @@ class ModelConfig:
 
     model: str = setting("", "A GGUF file, a folder with safetensors, or a Hugging Face id.")
     revision: str | None = setting(None, "Branch, tag or commit of a Hugging Face id.")
-    dtype: str = setting("auto", "auto, fp32 or bf16.")
+    dtype: str = setting(
+        "auto", "How weights are held: auto (as the file has them), fp32, bf16, int8 or int4."
+    )
+    kernels: str = setting(
+        "auto", "Compiled kernels: auto, none, or at most plain, avx2, avx512 or amx."
+    )
     device: str = setting("auto", "auto, cpu, or a torch device such as cuda:0.")
     max_model_len: int | None = setting(
         None, "Longest prompt plus output, in tokens; default: what the model was made for."
@@ -53,6 +58,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = setting(
         None, "Size of the KV cache, e.g. 2G; default: chosen from the memory that is free."
     )
+    kv_cache_dtype: str = setting("auto", "How keys and values are held: auto, bf16 or int8.")
     enable_prefix_caching: bool = setting(True, "Reuse the blocks of equal prefixes.")
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ class Hardware:
     available_bytes: int
     isa: tuple[str, ...] = ()
     has_cuda: bool = False
+    kernels: str | None = None
+    """The best instruction set of the compiled kernels here; None if they were not built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,12 @@ class ModelFacts:
     num_parameters: int
     kv_values_per_token: int
     """Numbers kept per token: layers x 2 x KV heads x head size."""
+    kv_heads_per_token: int = 0
+    """Layers x 2 x KV heads: an int8 cache has one scale for each."""
+    quantization: str | None = None
+    """int8 or int4 if the file holds its weights so."""
+    kernel_misfit: str | None = None
+    """Why the compiled kernels cannot run the model, if they cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,9 @@ class Resolved:
     """Settings with nothing left to choose, and why each choice was made."""
 
     dtype: str
+    kv_dtype: str
+    kernels: str | None
+    """The instruction set of the compiled kernels; None means plain torch."""
     device: str
     num_threads: int
     max_model_len: int
@@ -47,25 +58,45 @@ class Resolved:
     reasons: tuple[str, ...]
 
 
-_DTYPES = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
-_BYTES = {"fp32": 4, "bf16": 2}
+_DTYPES = {
+    "fp32": "fp32",
+    "float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "int4": "int4",
+}
+_WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
+_KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+KERNELS = ("plain", "avx2", "avx512", "amx")
+_KERNEL_TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the numbers are held and who multiplies them."""
+
+    dtype: str
+    kv_dtype: str
+    kernels: str | None
+    reasons: tuple[str, ...]
 
 
 def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
     """Turn "auto" into values; the reasons say how."""
-    dtype, why_dtype = _resolve_dtype(config.model.dtype, hardware)
     device = config.model.device
     if device == "auto":
         device = "cuda" if hardware.has_cuda else "cpu"
+    form = _resolve_form(config, model, hardware, device)
     max_model_len = config.model.max_model_len or model.max_model_len
     if not 1 < max_model_len <= model.max_model_len:
         raise ConfigError(
             f"max_model_len must be between 2 and the model's {model.max_model_len}, "
             f"got {max_model_len}"
         )
-    num_blocks, why_blocks = _resolve_blocks(config, model, hardware, dtype, max_model_len)
+    num_blocks, why_blocks = _resolve_blocks(config, model, hardware, form, max_model_len)
     block_size = config.cache.block_size
-    reasons = [why_dtype, why_blocks]
+    reasons = [*form.reasons, why_blocks]
     in_cache = num_blocks * block_size + 1
     if in_cache < max_model_len:
         if config.model.max_model_len is not None:
@@ -77,43 +108,100 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
         reasons.append(f"max_model_len {in_cache}, not {max_model_len}: all the KV cache holds")
         max_model_len = in_cache
     return Resolved(
-        dtype,
+        form.dtype,
+        form.kv_dtype,
+        form.kernels,
         device,
         config.model.num_threads or hardware.num_cores,
         max_model_len,
         block_size,
         num_blocks,
-        num_blocks * _block_bytes(config, model, dtype),
+        num_blocks * _block_bytes(config, model, form.kv_dtype),
         tuple(reasons),
     )
 
 
-def _resolve_dtype(asked: str, hardware: Hardware) -> tuple[str, str]:
-    if asked == "auto":
-        fast = hardware.has_cuda or "amx_bf16" in hardware.isa or "avx512_bf16" in hardware.isa
-        if fast:
-            return "bf16", "dtype bf16: this machine multiplies bf16 matrices in hardware"
-        return "fp32", "dtype fp32: this machine has no bf16 matrix instructions"
-    if asked.lower() not in _DTYPES:
-        raise ConfigError(f"dtype must be auto, fp32 or bf16, got {asked!r}")
-    return _DTYPES[asked.lower()], f"dtype {_DTYPES[asked.lower()]}: as asked"
+def _resolve_form(config: Config, model: ModelFacts, hardware: Hardware, device: str) -> _Form:
+    kernels, why_not = _usable_kernels(config, model, hardware, device)
+    dtype, why = _resolve_dtype(config.model.dtype, model, hardware, kernels)
+    if dtype == "fp32":
+        kernels = None
+    if dtype in ("int8", "int4") and kernels is None:
+        raise ConfigError(
+            f"dtype {dtype} needs the compiled kernels, and {why_not}; use bf16 or fp32"
+        )
+    reasons = [f"dtype {dtype}: {why}"]
+    if kernels is not None:
+        reasons.append(f"compiled kernels: {kernels}")
+    elif dtype != "fp32":
+        reasons.append(f"plain torch, no compiled kernels: {why_not}")
+    asked = config.cache.kv_cache_dtype.lower()
+    kv_dtype = ("bf16" if kernels else dtype) if asked == "auto" else _DTYPES.get(asked, asked)
+    if kv_dtype not in (("bf16", "int8") if kernels else (dtype,)):
+        raise ConfigError(
+            f"kv_cache_dtype must be auto, bf16 or int8 with the compiled kernels and follows "
+            f"dtype without them ({why_not or dtype}); got {asked!r}"
+        )
+    return _Form(dtype, kv_dtype, kernels, tuple(reasons))
 
 
-def _block_bytes(config: Config, model: ModelFacts, dtype: str) -> int:
-    return config.cache.block_size * model.kv_values_per_token * _BYTES[dtype]
+def _usable_kernels(
+    config: Config, model: ModelFacts, hardware: Hardware, device: str
+) -> tuple[str | None, str]:
+    """The instruction set to use the compiled kernels with, or why they cannot be used."""
+    asked, best = config.model.kernels.lower(), hardware.kernels
+    if asked not in ("auto", "none", *KERNELS):
+        raise ConfigError(
+            f"kernels must be auto, none, {', '.join(KERNELS[:-1])} or {KERNELS[-1]}, got {asked!r}"
+        )
+    if asked == "none":
+        return None, "they are turned off"
+    if best is None:
+        return None, "they were not built (reinstall where a C++ compiler is found)"
+    if asked != "auto" and KERNELS.index(asked) > KERNELS.index(best):
+        raise ConfigError(f"this machine has no {asked}; its best kernels are {best}")
+    if device != "cpu":
+        return None, f"they compute on the CPU, not on {device}"
+    if model.kernel_misfit is not None:
+        return None, f"the model does not fit them ({model.kernel_misfit})"
+    if config.cache.block_size % _KERNEL_TILE:
+        return None, f"block_size {config.cache.block_size} is no multiple of {_KERNEL_TILE}"
+    return (best if asked == "auto" else asked), ""
+
+
+def _resolve_dtype(
+    asked: str, model: ModelFacts, hardware: Hardware, kernels: str | None
+) -> tuple[str, str]:
+    if asked.lower() in _DTYPES:
+        return _DTYPES[asked.lower()], "as asked"
+    if asked != "auto":
+        raise ConfigError(f"dtype must be auto, fp32, bf16, int8 or int4, got {asked!r}")
+    if kernels is not None and model.quantization is not None:
+        return model.quantization, "as the file has its weights"
+    if hardware.has_cuda or "amx_bf16" in hardware.isa or "avx512_bf16" in hardware.isa:
+        return "bf16", "this machine multiplies bf16 matrices in hardware"
+    return "fp32", "this machine has no bf16 matrix instructions"
+
+
+def _block_bytes(config: Config, model: ModelFacts, kv_dtype: str) -> int:
+    num_bytes = model.kv_values_per_token * _KV_BYTES[kv_dtype]
+    if kv_dtype == "int8":
+        num_bytes += 4 * model.kv_heads_per_token
+    return config.cache.block_size * num_bytes
 
 
 def _resolve_blocks(
-    config: Config, model: ModelFacts, hardware: Hardware, dtype: str, max_model_len: int
+    config: Config, model: ModelFacts, hardware: Hardware, form: _Form, max_model_len: int
 ) -> tuple[int, str]:
     block_size = config.cache.block_size
-    block_bytes = _block_bytes(config, model, dtype)
+    block_bytes = _block_bytes(config, model, form.kv_dtype)
     asked = config.cache.kv_cache_memory_bytes
     if asked is not None:
         num_blocks = asked // block_bytes
         why = f"KV cache {asked / GIB:.2f} GiB: as asked"
     else:
-        free = max(0, hardware.available_bytes - model.num_parameters * _BYTES[dtype])
+        weight_bytes = int(model.num_parameters * _WEIGHT_BYTES[form.dtype])
+        free = max(0, hardware.available_bytes - weight_bytes)
         per_request = -(-max_model_len // block_size)
         wanted = per_request * config.scheduler.max_num_seqs
         num_blocks = min(free // 2 // block_bytes, wanted)

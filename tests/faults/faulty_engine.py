@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from headway.core.executor import Capacity, Executor, Ticket
 from headway.core.plan import StepPlan, StepResult
 from headway.engine import process
 from headway.engine_main import main
 from headway.executors.torch.executor import TorchExecutor
+from headway.executors.torch.step_model import Scores
 from tests.faults.injection import Inbox
 
 SLOWNESS = 100
@@ -29,16 +30,18 @@ class FaultyExecutor:
             self._poison_scores(executor)
 
     def _poison_scores(self, executor: TorchExecutor) -> None:
-        decoder: Any = executor._decoder
-        logits = decoder.logits
+        model: Any = executor._model
+        run = model.run
 
-        def faulty_logits(hidden: torch.Tensor) -> torch.Tensor:
-            scores = logits(hidden)
-            if self._inbox.take("nan"):
-                scores[0] = torch.nan
-            return scores
+        def faulty_run(*args: Any) -> Scores | None:
+            scores = run(*args)
+            if scores is None or not self._inbox.take("nan"):
+                return scores
+            if scores.logits is not None:
+                scores.logits[0] = math.nan
+            return replace(scores, best=[math.nan, *scores.best[1:]])
 
-        decoder.logits = faulty_logits
+        model.run = faulty_run
 
     def capacity(self) -> Capacity:
         return self._executor.capacity()

@@ -20,6 +20,7 @@ from headway.core.params import SamplingParams
 from headway.core.plan import NewRequest, Sample, ScheduledRequest, StepPlan
 from headway.executors.source import locate
 from headway.executors.torch.attention import Span
+from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
@@ -140,7 +141,7 @@ def test_greedy_tokens(pair, chunk):
         )[0, len(ids) :].tolist()
         for ids in prompts()
     ]
-    executor = TorchExecutor(decoder, 96, 4, 128, SystemClock())
+    executor = TorchExecutor(EagerModel(decoder, 96, 4), 128, SystemClock())
     assert generate(executor, prompts(), chunk) == expected
 
 

@@ -19,6 +19,7 @@ from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
 from headway.executors.source import locate
+from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
 from headway.executors.torch.model import Decoder
 from headway.text import Tokenizer
@@ -55,7 +56,7 @@ def decoder(model_path: Path) -> Decoder:
 
 @pytest.fixture(scope="module")
 def executor(decoder: Decoder) -> Iterator[TorchExecutor]:
-    executor = TorchExecutor(decoder, 2048, 16, 2048, SystemClock())
+    executor = TorchExecutor(EagerModel(decoder, 2048, 16), 2048, SystemClock())
     yield executor
     executor.close()
 
@@ -129,7 +130,7 @@ def test_preempted_and_resumed(executor: TorchExecutor, workload: Workload) -> N
 def test_with_a_prefix_cache_hit(decoder: Decoder, workload: Workload) -> None:
     """Every prompt has been here before, and left its blocks."""
     # Blocks of 4 tokens, so that even a prompt of 5 can hit the prefix cache.
-    executor = TorchExecutor(decoder, 8192, 4, 2048, SystemClock())
+    executor = TorchExecutor(EagerModel(decoder, 8192, 4), 2048, SystemClock())
     schedule = Schedule(BATCHED, enable_prefix_caching=True, warm_up=workload.prompts)
     collected = run(executor, schedule, workload.prompts, workload.params)
     assert all(collected.num_cached[str(index)] > 0 for index in range(NUM_PROMPTS))

@@ -18,11 +18,14 @@ def probe_hardware(has_cuda: bool = False) -> Hardware:
 
     `has_cuda` is told by whoever has loaded the library that knows.
     """
+    from headway.executors.torch.kernels import best_isa
+
     return Hardware(
         num_cores=_num_cores(),
         available_bytes=_available_bytes(),
         isa=_instruction_sets(),
         has_cuda=has_cuda,
+        kernels=best_isa(),
     )
 
 

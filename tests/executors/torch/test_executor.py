@@ -19,6 +19,7 @@ from headway.core.plan import (
     StepPlan,
     StepResult,
 )
+from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.load import TorchExecutor, load_decoder
 from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
@@ -31,9 +32,9 @@ PROMPT: tuple[int, ...] = (3, 14, 15, 9, 26, 5)
 def make_executor() -> TorchExecutor:
     spec = tiny_spec()
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "fp32")
-    executor = TorchExecutor(decoder, 40, BLOCK, 64, SystemClock())
-    executor._store._data.fill_(torch.nan)
-    return executor
+    model = EagerModel(decoder, 40, BLOCK)
+    model._store._data.fill_(torch.nan)
+    return TorchExecutor(model, 64, SystemClock())
 
 
 def new(tokens=PROMPT, params=GREEDY, num_prompt=None, seed=0, index=0) -> NewRequest:
@@ -167,7 +168,7 @@ def test_released_state_is_forgotten_before_new_state_arrives(executor):
     step(executor, first("a"), first("b", blocks=(2, 3)))
     result = step(executor, first("a", blocks=(4, 5)), released_ids=("a", "b", "unknown"))
     assert isinstance(result.outcomes[0], Sample)
-    assert executor._requests["a"].block_ids == [4, 5]
+    assert list(executor._requests["a"].block_ids) == [4, 5]
     assert "b" not in executor._requests
 
 
@@ -195,7 +196,7 @@ def test_a_request_that_is_wrong_fails_alone(executor, bad, words):
 
 def test_what_a_poisoned_request_leaves_behind_reaches_nobody(executor):
     expected = step(executor, first("a", blocks=(0, 1))).outcomes
-    executor._store._data.fill_(torch.nan)
+    executor._model._store._data.fill_(torch.nan)
     outcome = step(executor, ScheduledRequest("p", 6, (1,), (0, 1), True, new())).outcomes[0]
     assert isinstance(outcome, Failure) and "not finite" in outcome.message
     assert step(executor, first("b", blocks=(0, 1)), released_ids=("a", "p")).outcomes == expected
@@ -228,7 +229,7 @@ def test_an_empty_plan_is_a_step(executor):
 def test_bf16_runs():
     spec = tiny_spec(has_qk_norm=True, windows=(5, None))
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "bf16")
-    executor = TorchExecutor(decoder, 16, BLOCK, 64, SystemClock())
+    executor = TorchExecutor(EagerModel(decoder, 16, BLOCK), 64, SystemClock())
     assert len(generate(executor, PROMPT, GREEDY, 6)) == 6
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,12 +10,18 @@ import torch
 
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample
+from headway.executors.torch import sampler
 from headway.executors.torch.rng import uniform
-from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties, sample
+from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties
+from headway.executors.torch.step_model import Scores
 
 VOCAB = 50
 WIDE = 4000
 """Wider than what filters usually look at."""
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]):
+    return sampler.sample(Scores.of(logits), rows)
 
 
 def row(seed: int = 0, index: int = 0, position: int = 5, prompt=(), outputs=(), **fields: Any):

@@ -1,4 +1,4 @@
-"""The torch executor: runs step plans on one decoder and one KV store.
+"""The executor: runs step plans on one model with its KV store.
 
 It owns what must outlive a step: each running request's block table, sampling parameters and,
 if it is penalized, token counts. It decides nothing; a plan plus this state is a full step.
@@ -6,6 +6,7 @@ if it is penalized, token counts. It decides nothing; a plan plus this state is 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,8 @@ from headway.clock import Clock
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.executors.torch.attention import Span
-from headway.executors.torch.inputs import make_inputs
-from headway.executors.torch.kv_store import KVStore
-from headway.executors.torch.model import Decoder
 from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties, sample
+from headway.executors.torch.step_model import StepModel
 
 Outcome = Sample | Failure | None
 
@@ -26,7 +25,7 @@ Outcome = Sample | Failure | None
 @dataclass(slots=True)
 class _RequestState:
     new: NewRequest
-    block_ids: list[int]
+    block_ids: array[int]
     counts: TokenCounts | None
 
 
@@ -43,17 +42,9 @@ class _Share:
 class TorchExecutor:
     """Implements the Executor port; at most one step in flight, computed when submitted."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        clock: Clock,
-    ) -> None:
-        self._decoder = decoder
-        self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
-        self._capacity = Capacity(num_blocks, block_size, max_model_len)
+    def __init__(self, model: StepModel, max_model_len: int, clock: Clock) -> None:
+        self._model = model
+        self._capacity = Capacity(model.num_blocks, model.block_size, max_model_len)
         self._clock = clock
         self._requests: dict[str, _RequestState] = {}
         self._pending: StepResult | None = None
@@ -87,7 +78,7 @@ class TorchExecutor:
             self._requests.pop(request_id, None)
         if plan.copies:
             sources = [copy.source for copy in plan.copies]
-            self._store.copy(sources, [copy.target for copy in plan.copies])
+            self._model.copy(sources, [copy.target for copy in plan.copies])
         outcomes: list[Outcome] = [None] * len(plan.scheduled)
         shares: list[_Share] = []
         for place, scheduled in enumerate(plan.scheduled):
@@ -101,31 +92,32 @@ class TorchExecutor:
         return tuple(outcomes)
 
     def _compute(self, shares: Sequence[_Share]) -> Iterator[tuple[_Share, Outcome]]:
-        spans = [share.span for share in shares]
-        inputs = make_inputs(spans, self._decoder.spec.windows, self._store)
-        hidden = self._decoder.forward(inputs, self._store)
-        sampled = [
-            (share, share.row, first + len(share.span.token_ids) - 1)
-            for share, first in zip(shares, inputs.rows, strict=True)
-            if share.row is not None
-        ]
-        if sampled:
-            logits = self._decoder.logits(hidden[[at for _, _, at in sampled]])
-            outcomes = sample(logits, [row for _, row, _ in sampled])
-            yield from zip((share for share, _, _ in sampled), outcomes, strict=True)
+        sampled: list[_Share] = []
+        rows: list[SampleRow] = []
+        places: list[int] = []
+        end = 0
+        for share in shares:
+            end += len(share.span.token_ids)
+            if share.row is not None:
+                sampled.append(share)
+                rows.append(share.row)
+                places.append(end - 1)
+        needs_logits = any(row.needs_logits for row in rows)
+        scores = self._model.run([share.span for share in shares], places, needs_logits)
+        if scores is not None:
+            yield from zip(sampled, sample(scores, rows), strict=True)
 
     def _prepare(self, place: int, scheduled: ScheduledRequest) -> _Share:
         """Check everything, then bring the request's state up to this plan."""
         state = self._state_of(scheduled)
-        block_ids = [*state.block_ids, *scheduled.block_ids]
         num_padding = scheduled.num_padding
-        span = Span(scheduled.token_ids, scheduled.start, block_ids, num_padding)
-        self._check(span)
-        if scheduled.has_sample and span.end <= num_padding:
+        self._check(scheduled, len(state.block_ids) + len(scheduled.block_ids))
+        if scheduled.has_sample and scheduled.start + len(scheduled.token_ids) <= num_padding:
             raise ValueError("a sample is asked for, but every token is padding")
 
-        state.block_ids = block_ids
+        state.block_ids.extend(scheduled.block_ids)
         self._requests[scheduled.request_id] = state
+        span = Span(scheduled.token_ids, scheduled.start, state.block_ids, num_padding)
         if state.counts is not None:
             _catch_up(state.counts, state.new, span)
         new, position = state.new, span.end - num_padding
@@ -141,20 +133,22 @@ class TorchExecutor:
             return self._requests[scheduled.request_id]
         counts = None
         if has_penalties(new.params):
-            counts = TokenCounts(self._decoder.spec.vocab_size, self._decoder.device)
+            counts = TokenCounts(self._model.spec.vocab_size, self._model.device)
             counts.add(new.token_ids, new.num_prompt_tokens)
-        return _RequestState(new, [], counts)
+        return _RequestState(new, array("i"), counts)
 
-    def _check(self, span: Span) -> None:
+    def _check(self, scheduled: ScheduledRequest, num_blocks: int) -> None:
         """Refuse what would index outside a tensor and take the whole step down."""
-        if not span.token_ids or span.start < 0:
-            raise ValueError(f"{len(span.token_ids)} tokens from position {span.start}")
-        limit = min(len(span.block_ids) * self._capacity.block_size, self._capacity.max_model_len)
-        if span.end > limit:
-            raise ValueError(f"{span.end} tokens do not fit: its blocks and the model hold {limit}")
-        if min(span.token_ids) < 0 or max(span.token_ids) >= self._decoder.spec.vocab_size:
+        token_ids, new_blocks = scheduled.token_ids, scheduled.block_ids
+        if not token_ids or scheduled.start < 0:
+            raise ValueError(f"{len(token_ids)} tokens from position {scheduled.start}")
+        end = scheduled.start + len(token_ids)
+        limit = min(num_blocks * self._capacity.block_size, self._capacity.max_model_len)
+        if end > limit:
+            raise ValueError(f"{end} tokens do not fit: its blocks and the model hold {limit}")
+        if min(token_ids) < 0 or max(token_ids) >= self._model.spec.vocab_size:
             raise ValueError("a token id is outside the vocabulary")
-        if min(span.block_ids) < 0 or max(span.block_ids) >= self._capacity.num_blocks:
+        if new_blocks and not 0 <= min(new_blocks) <= max(new_blocks) < self._capacity.num_blocks:
             raise ValueError("a block id is outside the KV store")
 
 

@@ -1,28 +1,68 @@
 """The way in, in steps a caller can stop between:
 
 checkpoint = open_checkpoint(source)       headers only; `checkpoint.spec.facts` sizes the rest
-decoder = load_decoder(checkpoint, ...)    weights
-TorchExecutor(decoder, num_blocks, ...)    KV store
+load_executor(checkpoint, resolved, ...)   weights and KV store
 """
 
 from __future__ import annotations
 
 import torch
 
+from headway.clock import Clock
 from headway.errors import ConfigError
+from headway.executors.torch.compiled import CompiledModel
+from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.executor import TorchExecutor
 from headway.executors.torch.model import Decoder, Progress
-from headway.executors.torch.weights import Checkpoint, open_checkpoint
+from headway.executors.torch.step_model import LoadOptions, StepModel
+from headway.executors.torch.weights import Checkpoint, facts_of, open_checkpoint
+from headway.resolve import Resolved
 
-__all__ = ["TorchExecutor", "load_decoder", "open_checkpoint"]
+__all__ = [
+    "LoadOptions",
+    "TorchExecutor",
+    "facts_of",
+    "load_decoder",
+    "load_executor",
+    "load_model",
+    "open_checkpoint",
+]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_executor(
+    checkpoint: Checkpoint, resolved: Resolved, clock: Clock, progress: Progress | None = None
+) -> TorchExecutor:
+    """Read the weights and set up the KV store."""
+    options = LoadOptions(
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        kernels=resolved.kernels,
+        num_threads=resolved.num_threads,
+        device=resolved.device,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        max_model_len=resolved.max_model_len,
+    )
+    model = load_model(checkpoint, options, progress)
+    return TorchExecutor(model, resolved.max_model_len, clock)
+
+
+def load_model(
+    checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
+) -> StepModel:
+    """The model alone, compiled or in plain torch."""
+    if options.kernels is not None:
+        return CompiledModel(checkpoint, options, progress)
+    decoder = load_decoder(checkpoint, options.dtype, options.device, progress)
+    return EagerModel(decoder, options.num_blocks, options.block_size)
 
 
 def load_decoder(
     checkpoint: Checkpoint, dtype: str, device: str = "cpu", progress: Progress | None = None
 ) -> Decoder:
-    """Read the weights; `dtype` is also that of the KV store."""
+    """Read the weights for plain torch; `dtype` is also that of the KV store."""
     if dtype not in _DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPES)}")
     with torch.inference_mode():

@@ -134,10 +134,17 @@ class WeightReader:
                 f"tensor {name} has shape {list(tensor.shape)}; "
                 f"the configuration asks for {list(self._shapes[name])}"
             )
+        self.count()
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def count(self) -> None:
+        """Tell of one more tensor read."""
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._shapes))
-        return tensor
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.raw(name).to(self.device, self.dtype)

@@ -17,6 +17,7 @@ import torch
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample, TokenLogprobs
 from headway.executors.torch.rng import uniform
+from headway.executors.torch.step_model import Scores
 
 _USUAL_CUT = 1024
 """Filters rarely keep more tokens than this; finding as many is far cheaper than sorting all."""
@@ -62,6 +63,12 @@ class SampleRow:
         has_mask = self.is_below_min and bool(self.params.stop_token_ids)
         return has_mask or bool(self.params.logit_bias) or self.counts is not None
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the likeliest token alone is not enough."""
+        params = self.params
+        return self.is_adjusted or not params.is_greedy or params.logprobs is not None
+
 
 def has_penalties(params: SamplingParams) -> bool:
     """Whether choosing a token depends on the tokens before it, and counts must be kept."""
@@ -72,22 +79,26 @@ def has_penalties(params: SamplingParams) -> bool:
     )
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
+def sample(scores: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     """Choose one token per row; a row that cannot be sampled fails alone."""
     try:
-        return _sample(logits, rows)
+        return _sample(scores, rows)
     except Exception as error:
         if len(rows) == 1:
             return [Failure(f"sampling failed: {error}")]
         # Whose fault it is shows when each is sampled by itself.
-        return [sample(logits[at : at + 1], [row])[0] for at, row in enumerate(rows)]
+        return [sample(scores.row(at), [row])[0] for at, row in enumerate(rows)]
 
 
-def _sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
+def _sample(found: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     outcomes: dict[int, Failure] = {}
-    best, best_ids = logits.max(dim=-1)
-    token_ids: list[int] = best_ids.tolist()
-    outcomes |= _failures(range(len(rows)), best)
+    token_ids = [*found.best_ids]
+    outcomes |= _failures(range(len(rows)), found.best)
+    logits = found.logits
+    if logits is None:
+        return [
+            outcomes.get(at) or Sample((token_id,), None) for at, token_id in enumerate(token_ids)
+        ]
 
     special = [
         at
@@ -98,7 +109,7 @@ def _sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Fa
         scores = logits[special].float()
         for score, at in zip(scores, special, strict=True):
             _adjust(score, rows[at])
-        outcomes |= _failures(special, scores.amax(dim=-1))
+        outcomes |= _failures(special, scores.amax(dim=-1).tolist())
         kept = [place for place, at in enumerate(special) if at not in outcomes]
         chosen = _choose(scores[kept], [rows[special[place]] for place in kept])
         for place, token_id in zip(kept, chosen, strict=True):
@@ -112,11 +123,11 @@ def _sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample | Fa
     ]
 
 
-def _failures(places: Iterable[int], best: torch.Tensor) -> dict[int, Failure]:
+def _failures(places: Iterable[int], best: Sequence[float]) -> dict[int, Failure]:
     # The maximum is NaN if any score is, and infinite if one is +inf or all are -inf.
     return {
         at: Failure(f"the model's scores are not finite ({value})")
-        for at, value in zip(places, best.tolist(), strict=True)
+        for at, value in zip(places, best, strict=True)
         if not math.isfinite(value)
     }
 

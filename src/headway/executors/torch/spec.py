@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ModelLoadError
+from headway.executors.torch import kernels
 from headway.resolve import ModelFacts
 
 HF_ARCHITECTURES = {
@@ -91,7 +92,23 @@ class ModelSpec:
             num_parameters=self.num_layers * (attention + mlp)
             + num_tables * self.vocab_size * self.hidden_size,
             kv_values_per_token=2 * self.num_layers * kv_size,
+            kv_heads_per_token=2 * self.num_layers * self.num_kv_heads,
+            kernel_misfit=self._kernel_misfit(),
         )
+
+    def _kernel_misfit(self) -> str | None:
+        sizes = {
+            "hidden size": (self.hidden_size, kernels.GROUP),
+            "inner size": (self.intermediate_size, kernels.GROUP),
+            "head size": (self.head_dim, kernels.GROUP),
+            "vocabulary": (self.vocab_size, kernels.TILE),
+        }
+        for name, (size, unit) in sizes.items():
+            if size % unit:
+                return f"{name} {size} is no multiple of {unit}"
+        if self.head_dim > kernels.MAX_HEAD_DIM:
+            return f"head size {self.head_dim} is above {kernels.MAX_HEAD_DIM}"
+        return None
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

@@ -6,13 +6,16 @@ Formats are safetensors and GGUF; both are data, neither can run code when read.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, SourceKind
 from headway.executors.torch.spec import ModelSpec
+from headway.resolve import ModelFacts
 
 _NAMES_SHOWN = 5
 
@@ -28,6 +31,26 @@ class Checkpoint(Protocol):
     def read(self, name: str) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Rows as a file keeps them: ggml's name of the kind, and the bytes of each row."""
+
+    kind: str
+    rows: np.ndarray
+
+
+@runtime_checkable
+class QuantizedRows(Protocol):
+    """A checkpoint that can hand out tensors without dequantizing them."""
+
+    @property
+    def quantization(self) -> str | None:
+        """int8 or int4, if that is how the linear layers' weights are held."""
+        ...
+
+    def read_quantized(self, name: str) -> Quantized: ...
+
+
 def open_checkpoint(source: ModelSource) -> Checkpoint:
     """Read the headers of a checkpoint; no tensor data yet."""
     if source.kind is SourceKind.GGUF:
@@ -37,6 +60,12 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     from headway.executors.torch.weights.safetensors import SafetensorsCheckpoint
 
     return SafetensorsCheckpoint(source.path)
+
+
+def facts_of(checkpoint: Checkpoint) -> ModelFacts:
+    """What resolving settings needs to know of a checkpoint."""
+    quantization = checkpoint.quantization if isinstance(checkpoint, QuantizedRows) else None
+    return replace(checkpoint.spec.facts, quantization=quantization)
 
 
 def check_names(expected: Iterable[str], found: frozenset[str]) -> None:

@@ -13,7 +13,14 @@ from gguf.quants import dequantize
 
 from headway.errors import ModelLoadError
 from headway.executors.torch.spec import ModelSpec, spec_from_gguf
-from headway.executors.torch.weights.names import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS
+from headway.executors.torch.weights import Quantized
+from headway.executors.torch.weights.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROPE_FACTORS,
+    layer_prefix,
+)
 from headway.gguf_header import TensorEntry, read_header
 
 _GLOBAL_NAMES = {
@@ -35,6 +42,8 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QUANTIZATION = {"Q4": "int4", "IQ4": "int4", "Q5": "int8", "Q6": "int8", "Q8": "int8"}
+"""What loses little or nothing against the file's own kind."""
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -59,29 +68,43 @@ class GgufCheckpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
+    @property
+    def quantization(self) -> str | None:
+        """By the first layer's widest matrix; the kinds of one file differ little."""
+        entry = self._tensors.get(f"{layer_prefix(0)}mlp.gate_proj.weight")
+        kind = GGMLQuantizationType(entry.type_id).name if entry is not None else ""
+        return _QUANTIZATION.get(kind.partition("_")[0])
+
     def read(self, name: str) -> torch.Tensor:
-        entry = self._tensors[name]
-        raw = self._data[entry.offset : entry.offset + _num_bytes(entry)]
-        kind = GGMLQuantizationType(entry.type_id)
+        quantized = self.read_quantized(name)
+        kind = GGMLQuantizationType[quantized.kind]
         try:
-            values = dequantize(raw.reshape(*entry.shape[:-1], -1), kind)
+            values = dequantize(quantized.rows, kind)
         except NotImplementedError as error:
             raise ModelLoadError(f"{name}: {kind.name} is not supported") from error
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(entry.shape)
-        return self._unpermuted(name, tensor)
+        shape = self._tensors[name].shape
+        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(shape)
 
-    def _unpermuted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def read_quantized(self, name: str) -> Quantized:
+        entry = self._tensors[name]
+        raw = self._data[entry.offset : entry.offset + _num_bytes(entry)]
+        rows = raw.reshape(*entry.shape[:-1], -1)
+        return Quantized(GGMLQuantizationType(entry.type_id).name, self._unpermuted(name, rows))
+
+    def _unpermuted(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Undo the row order of llama files, whose rotary pairs are neighbours, not halves."""
         if self._spec.architecture != "llama":
-            return tensor
+            return rows
         if ".q_proj." in name:
             num_heads = self._spec.num_heads
         elif ".k_proj." in name:
             num_heads = self._spec.num_kv_heads
         else:
-            return tensor
-        pairs = tensor.view(num_heads, self._spec.head_dim // 2, 2, -1)
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+            return rows
+        if rows.ndim == 1:  # a bias: one number, of however many bytes, in a row
+            rows = rows.reshape(num_heads * self._spec.head_dim, -1)
+        pairs = rows.reshape(num_heads, self._spec.head_dim // 2, 2, -1)
+        return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
 def _num_bytes(entry: TensorEntry) -> int:

@@ -1,0 +1,106 @@
+"""Builds the compiled kernels: as part of the package build, or by `python kernels/build.py`.
+
+Without a C++ compiler the package is built all the same; it then computes with plain torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Base = object
+else:
+    try:
+        from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Base
+    except ImportError:  # run as a script
+        Base = object
+
+KERNELS = Path(__file__).parent
+TARGET = KERNELS.parent / "src/headway/executors/torch/libheadway_kernels.so"
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-psabi"),
+    "-Wno-maybe-uninitialized",  # GCC 12 says so of its own intrinsics
+)
+AVX512 = (
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+    "-mprefer-vector-width=512",
+)
+ISA = {
+    "plain": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": AVX512,
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHW_WITH_AMX"),
+}
+
+
+def build(target: Path = TARGET) -> None:
+    """Compile and link; a CalledProcessError tells what the compiler said."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler: neither CXX, nor c++, nor g++")
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = [(source, source, ()) for source in ("model", "pool", "pack", "cpu")]
+        jobs += [
+            ("ops", f"ops_{isa}", (*flags, f"-DHW_ISA_NAME={isa}"))
+            for isa, flags in ISA.items()
+            if is_x86 or isa == "plain"
+        ]
+        commands = [
+            [
+                compiler,
+                *FLAGS,
+                *flags,
+                "-c",
+                f"{KERNELS / source}.cpp",
+                "-o",
+                f"{folder / output}.o",
+            ]
+            for source, output, flags in jobs
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        # Made beside the target and moved over it: whoever has the old one mapped keeps it.
+        fresh = target.with_suffix(".new")
+        objects = [str(folder / f"{output}.o") for _, output, _ in jobs]
+        _run([compiler, "-shared", "-pthread", "-Wl,-s", *objects, "-o", str(fresh)])
+        fresh.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+class CustomBuildHook(Base):
+    """Hatchling calls this before it collects the files of a wheel, editable or not."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        try:
+            build()
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", None) or error
+            print(f"headway: built without compiled kernels: {why}", file=sys.stderr)
+            TARGET.unlink(missing_ok=True)
+            return
+        build_data["pure_python"] = False
+        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{tag}"
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.stderr)
+    print(f"built {TARGET.name}")

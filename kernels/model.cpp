@@ -1,0 +1,403 @@
+// The forward pass: which operation runs on what, in which order, on which thread.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "ops.h"
+#include "pool.h"
+
+namespace headway {
+namespace {
+
+template <typename T>
+class Buffer {
+ public:
+  ~Buffer() { std::free(data_); }
+  // At least `count` numbers; what was there before is lost.
+  void reserve(int64_t count) {
+    if (count <= count_) return;
+    std::free(data_);
+    count_ = count + count / 4;
+    const size_t bytes = (size_t(count_) * sizeof(T) + 4095) / 4096 * 4096;
+    data_ = static_cast<T*>(std::aligned_alloc(4096, bytes));
+    if (!data_) {
+      count_ = 0;
+      throw std::bad_alloc();
+    }
+  }
+  T* get() { return data_; }
+  T& operator[](int64_t at) { return data_[at]; }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_ = 0;
+};
+
+struct AttentionItem {
+  int32_t span;
+  int32_t kv_head;
+  int32_t first_row;
+  int32_t num_rows;
+};
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds), last_(Clock::now()) {}
+  // Books the time since the last call under `part`.
+  void lap(HwPart part) {
+    if (!seconds_) return;
+    const auto now = Clock::now();
+    seconds_[part] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double* seconds_;
+  Clock::time_point last_;
+};
+
+class Engine {
+ public:
+  Engine(const HwModel& model, const Ops* ops, int num_threads)
+      : model_(model),
+        ops_(ops),
+        pool_(num_threads),
+        q_size_(model.num_heads * model.head_dim),
+        kv_size_(model.num_kv_heads * model.head_dim),
+        group_size_(model.num_heads / model.num_kv_heads),
+        head_bytes_(2 * (model.block_size / TILE) * kv_tile_bytes(model.kv_format, model.head_dim)),
+        block_bytes_(model.num_kv_heads * head_bytes_),
+        layer_bytes_(block_bytes_ * model.num_blocks),
+        panels_(num_threads),
+        attention_(num_threads),
+        best_(num_threads),
+        best_ids_(num_threads),
+        counters_(new std::atomic<int>[size_t(model.num_layers) * 8 + 8]) {
+    const int64_t widest = std::max({model.hidden_size, model.inner_size, q_size_});
+    for (int t = 0; t < num_threads; t++) {
+      panels_[t].reserve(2 * TILE * widest);
+      attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
+    }
+  }
+
+  void step(const HwStep& step) {
+    step_ = &step;
+    prepare();
+    for (int i = 0; i < model_.num_layers * 8 + 8; i++) counters_[i].store(0, std::memory_order_relaxed);
+    pool_.run([this](int thread) { run(thread); });
+    if (step.num_rows) choose();
+  }
+
+  void copy_blocks(const int32_t* sources, const int32_t* targets, int count) {
+    // Every source is read before any target is written.
+    staging_.reserve(block_bytes_ * count);
+    for (int layer = 0; layer < model_.num_layers; layer++) {
+      uint8_t* blocks = model_.kv + layer * layer_bytes_;
+      for (int i = 0; i < count; i++) {
+        std::memcpy(staging_.get() + i * block_bytes_, blocks + sources[i] * block_bytes_, block_bytes_);
+      }
+      for (int i = 0; i < count; i++) {
+        std::memcpy(blocks + targets[i] * block_bytes_, staging_.get() + i * block_bytes_, block_bytes_);
+      }
+    }
+  }
+
+  void profile(double* seconds) {
+    std::copy(seconds_, seconds_ + HW_NUM_PARTS, seconds);
+    std::fill(seconds_, seconds_ + HW_NUM_PARTS, 0.0);
+  }
+
+ private:
+  void prepare() {
+    const HwStep& s = *step_;
+    const int64_t tokens = s.num_tokens;
+    hidden_.reserve(tokens * model_.hidden_size);
+    normed_.reserve(tokens * model_.hidden_size);
+    qkv_.reserve(tokens * (q_size_ + 2 * kv_size_));
+    queries_.reserve(tokens * q_size_);
+    mixed_.reserve(tokens * q_size_);
+    inner_.reserve(tokens * model_.inner_size);
+    places_.reserve(tokens);
+    span_of_.reserve(tokens);
+    first_token_.reserve(s.num_spans);
+    items_.clear();
+    int token = 0;
+    for (int span = 0; span < s.num_spans; span++) {
+      first_token_[span] = token;
+      for (int i = 0; i < s.lengths[span]; i++, token++) {
+        places_[token] = s.starts[span] + i;
+        span_of_[token] = span;
+      }
+      const int num_rows = s.lengths[span] * group_size_;
+      for (int head = 0; head < model_.num_kv_heads; head++) {
+        for (int row = 0; row < num_rows; row += TILE) {
+          items_.push_back({span, head, row, std::min(TILE, num_rows - row)});
+        }
+      }
+    }
+    // Long ones first, so that no thread is left with one at the end.
+    std::stable_sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) {
+      return cost(a) > cost(b);
+    });
+    for (int t = 0; t < pool_.num_threads() && s.num_rows; t++) {
+      best_[t].reserve(int64_t{s.num_rows} * 32);
+      best_ids_[t].reserve(int64_t{s.num_rows} * 16);
+    }
+  }
+
+  int64_t cost(const AttentionItem& item) const {
+    return step_->starts[item.span] + (item.first_row + item.num_rows) / group_size_;
+  }
+
+  // Takes items of a phase until none is left.
+  template <typename F>
+  void share(int& phase, int count, const F& work) {
+    std::atomic<int>& next = counters_[phase++];
+    for (int item = next.fetch_add(1); item < count; item = next.fetch_add(1)) work(item);
+  }
+
+  // Rows in slices, so that threads take some each.
+  template <typename F>
+  void share_rows(int& phase, int count, const F& work) {
+    const int slice = std::clamp(count / (4 * pool_.num_threads()), 1, 32);
+    share(phase, (count + slice - 1) / slice, [&](int item) {
+      for (int row = item * slice; row < std::min(count, (item + 1) * slice); row++) work(row);
+    });
+  }
+
+  void run(int thread) {
+    const HwStep& s = *step_;
+    Stopwatch watch(thread == 0 ? seconds_ : nullptr);
+    int phase = 0;
+    share_rows(phase, s.num_tokens, [&](int t) {
+      ops_->embed(model_.embedding, s.token_ids[t], &hidden_[int64_t{t} * model_.hidden_size]);
+      normalize(t, model_.layers[0].attention_norm);
+    });
+    watch.lap(HW_NORM_ROPE);
+    sync(watch);
+    for (int layer = 0; layer < model_.num_layers; layer++) run_layer(layer, thread, phase, watch);
+    if (s.num_rows) score(thread, phase, watch);
+    ops_->thread_end();
+  }
+
+  void run_layer(int index, int thread, int& phase, Stopwatch& watch) {
+    const HwLayer& layer = model_.layers[index];
+    const int num_tokens = step_->num_tokens;
+    const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
+
+    multiply({normed_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(), nullptr,
+              q_size_ + 2 * kv_size_, nullptr, nullptr}, thread, phase);
+    watch.lap(HW_LINEAR);
+    sync(watch);
+    share_rows(phase, num_tokens, [&](int t) { place_token(layer, index, t); });
+    watch.lap(HW_NORM_ROPE);
+    sync(watch);
+    share(phase, int(items_.size()), [&](int item) { attend(layer, index, items_[item], thread); });
+    watch.lap(HW_ATTENTION);
+    sync(watch);
+    multiply({mixed_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(), nullptr, hidden,
+              nullptr, nullptr}, thread, phase);
+    watch.lap(HW_LINEAR);
+    sync(watch);
+    share_rows(phase, num_tokens, [&](int t) { normalize(t, layer.mlp_norm); });
+    watch.lap(HW_NORM_ROPE);
+    sync(watch);
+    multiply({normed_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr, inner_.get(),
+              inner, nullptr, nullptr}, thread, phase);
+    watch.lap(HW_LINEAR);
+    sync(watch);
+    multiply({inner_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(), nullptr, hidden,
+              nullptr, nullptr}, thread, phase);
+    watch.lap(HW_LINEAR);
+    sync(watch);
+    if (index + 1 == model_.num_layers) return;
+    share_rows(phase, num_tokens, [&](int t) { normalize(t, model_.layers[index + 1].attention_norm); });
+    watch.lap(HW_NORM_ROPE);
+    sync(watch);
+  }
+
+  void score(int thread, int& phase, Stopwatch& watch) {
+    const HwStep& s = *step_;
+    share_rows(phase, s.num_rows, [&](int row) {
+      ops_->norm(&hidden_[int64_t{s.rows[row]} * model_.hidden_size], model_.final_norm,
+                 model_.norm_eps, model_.hidden_size, &normed_[int64_t{row} * model_.hidden_size]);
+    });
+    std::fill_n(best_[thread].get(), int64_t{s.num_rows} * 32, -std::numeric_limits<float>::infinity());
+    for (int row = 0; row < s.num_rows; row++) std::fill_n(&best_[thread][row * 32 + 16], 16, 0.0f);
+    std::fill_n(best_ids_[thread].get(), int64_t{s.num_rows} * 16, 0);
+    sync(watch);
+    multiply({normed_.get(), s.num_rows, &model_.head, Epilogue::Best, s.logits, nullptr,
+              model_.vocab_size, best_[thread].get(), best_ids_[thread].get()}, thread, phase);
+    watch.lap(HW_HEAD);
+  }
+
+  void choose() {
+    const HwStep& s = *step_;
+    for (int row = 0; row < s.num_rows; row++) {
+      float best = -std::numeric_limits<float>::infinity(), check = 0.0f;
+      int32_t id = 0;
+      for (int t = 0; t < pool_.num_threads(); t++) {
+        for (int lane = 0; lane < 16; lane++) {
+          const float value = best_[t][row * 32 + lane];
+          const int32_t at = best_ids_[t][row * 16 + lane];
+          if (value > best || (value == best && at < id)) {
+            best = value;
+            id = at;
+          }
+          check += best_[t][row * 32 + 16 + lane];
+        }
+      }
+      s.best_ids[row] = id;
+      s.best[row] = std::isnan(check) ? check : best;
+    }
+  }
+
+  void multiply(const Product& product, int thread, int& phase) {
+    const int num_items = (product.linear->num_outputs + 31) / 32;
+    share(phase, num_items, [&](int item) { ops_->multiply(product, item, panels_[thread].get()); });
+  }
+
+  void normalize(int t, const float* weight) {
+    ops_->norm(&hidden_[int64_t{t} * model_.hidden_size], weight, model_.norm_eps,
+               model_.hidden_size, &normed_[int64_t{t} * model_.hidden_size]);
+  }
+
+  // Turns a token's queries and key to its position and writes key and value to the store.
+  void place_token(const HwLayer& layer, int index, int t) {
+    const HwStep& s = *step_;
+    const int hd = model_.head_dim, span = span_of_[t], place = places_[t];
+    const int position = std::max(0, place - s.paddings[span]);
+    const float* cosines = model_.cosines + int64_t{position} * (hd / 2);
+    const float* sines = model_.sines + int64_t{position} * (hd / 2);
+    float* row = &qkv_[int64_t{t} * (q_size_ + 2 * kv_size_)];
+    for (int head = 0; head < model_.num_heads; head++) {
+      ops_->norm_rotate(row + head * hd, layer.q_norm, model_.norm_eps, cosines, sines, hd);
+      // All queries of a KV head lie together: [kv head][token][head of the group].
+      const int64_t at = int64_t{head / group_size_} * step_->num_tokens + t;
+      ops_->to_bf16(row + head * hd, hd, &queries_[(at * group_size_ + head % group_size_) * hd]);
+    }
+    const int32_t* blocks = reinterpret_cast<const int32_t*>(s.block_tables[span]);
+    const int64_t tile_bytes = kv_tile_bytes(model_.kv_format, hd);
+    const int offset = place % model_.block_size, tiles = model_.block_size / TILE;
+    uint8_t* block = model_.kv + index * layer_bytes_ + blocks[place / model_.block_size] * block_bytes_;
+    // Attention multiplies the values that a tile lacks by 0, which must not be 0 times NaN: the
+    // last token to enter a tile that was begun in this step clears the rest of it.
+    const bool is_last = t + 1 == first_token_[span] + s.lengths[span];
+    const bool is_new_end = is_last && model_.kv_format == HW_BF16 && place / TILE * TILE >= s.starts[span];
+    for (int head = 0; head < model_.num_kv_heads; head++) {
+      float* key = row + q_size_ + head * hd;
+      ops_->norm_rotate(key, layer.k_norm, model_.norm_eps, cosines, sines, hd);
+      uint8_t* keys = block + head * head_bytes_ + offset / TILE * tile_bytes;
+      uint8_t* values = keys + tiles * tile_bytes;
+      ops_->write_kv(key, key + kv_size_, offset % TILE, hd, model_.kv_format, keys, values);
+      if (is_new_end) ops_->clear_values(offset % TILE + 1, hd, values);
+    }
+  }
+
+  void attend(const HwLayer& layer, int index, const AttentionItem& item, int thread) {
+    const HwStep& s = *step_;
+    const int64_t hd = model_.head_dim, first = first_token_[item.span];
+    Attention a;
+    a.queries = &queries_[((int64_t{item.kv_head} * s.num_tokens + first) * group_size_ + item.first_row) * hd];
+    a.num_rows = item.num_rows;
+    a.first_row = item.first_row;
+    a.group_size = group_size_;
+    a.head_dim = int(hd);
+    a.start = s.starts[item.span];
+    a.padding = s.paddings[item.span];
+    a.window = layer.window;
+    a.kv = model_.kv + index * layer_bytes_;
+    a.block_bytes = block_bytes_;
+    a.head_offset = item.kv_head * head_bytes_;
+    a.blocks = reinterpret_cast<const int32_t*>(s.block_tables[item.span]);
+    a.block_size = model_.block_size;
+    a.kv_format = model_.kv_format;
+    a.out = &mixed_[first * q_size_ + item.kv_head * group_size_ * hd];
+    a.out_stride = q_size_;
+    ops_->attend(a, attention_[thread].get());
+  }
+
+  void sync(Stopwatch& watch) {
+    pool_.sync();
+    watch.lap(HW_WAIT);
+  }
+
+  const HwModel model_;
+  const Ops* const ops_;
+  Pool pool_;
+  const int q_size_, kv_size_, group_size_;
+  const int64_t head_bytes_, block_bytes_, layer_bytes_;
+  const HwStep* step_ = nullptr;
+  Buffer<float> hidden_, qkv_;
+  Buffer<bf16> normed_, queries_, mixed_, inner_;
+  Buffer<int32_t> places_, span_of_, first_token_;
+  Buffer<uint8_t> staging_;
+  std::vector<AttentionItem> items_;
+  std::vector<Buffer<bf16>> panels_;
+  std::vector<Buffer<uint8_t>> attention_;
+  std::vector<Buffer<float>> best_;
+  std::vector<Buffer<int32_t>> best_ids_;
+  std::unique_ptr<std::atomic<int>[]> counters_;
+  double seconds_[HW_NUM_PARTS] = {};
+};
+
+bool fits(const HwModel& m) {
+  return m.hidden_size % 32 == 0 && m.inner_size % 32 == 0 && m.head_dim % 32 == 0 &&
+         m.head_dim <= 128 && m.num_heads % m.num_kv_heads == 0 && m.vocab_size % TILE == 0 &&
+         m.block_size % TILE == 0;
+}
+
+const Ops* ops_for(int isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case HW_AMX: return amx_ops();
+    case HW_AVX512: return avx512_ops();
+    case HW_AVX2: return avx2_ops();
+    default: break;
+  }
+#endif
+  return plain_ops();
+}
+
+}  // namespace
+}  // namespace headway
+
+HW_API int64_t hw_block_bytes(const HwModel* m) {
+  const int64_t tile = headway::kv_tile_bytes(m->kv_format, m->head_dim);
+  return 2 * m->num_kv_heads * (m->block_size / headway::TILE) * tile;
+}
+
+HW_API void* hw_create(const HwModel* model, int32_t isa, int32_t num_threads) {
+  if (!headway::fits(*model) || isa > hw_best_isa() || num_threads < 1) return nullptr;
+  try {
+    return new headway::Engine(*model, headway::ops_for(isa), num_threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+HW_API void hw_destroy(void* engine) { delete static_cast<headway::Engine*>(engine); }
+
+HW_API int32_t hw_step(void* engine, const HwStep* step) {
+  try {
+    static_cast<headway::Engine*>(engine)->step(*step);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
+HW_API void hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets, int32_t count) {
+  static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
+}
+
+HW_API void hw_profile(void* engine, double* seconds) {
+  static_cast<headway::Engine*>(engine)->profile(seconds);
+}

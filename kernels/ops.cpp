@@ -1,0 +1,610 @@
+// The operations for one instruction set; the build compiles this file once for each.
+
+#include "ops.h"
+
+#include "vec.h"
+
+#if defined(HW_WITH_AMX)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using namespace headway;
+
+// ---- weights ----
+
+// One group of 32 inputs of a panel as bf16: [16 pairs][16 outputs][2].
+inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
+  constexpr int P = 32;  // numbers of a pair of inputs
+  if (format == HW_BF16) {
+    memcpy(to, from, 1024);
+    return;
+  }
+  const v16f scale = from_fp16(from);
+  // Output n holds lanes 2n and 2n + 1.
+  const v16f low = __builtin_shufflevector(scale, scale, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  const v16f high =
+      __builtin_shufflevector(scale, scale, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+  if (format == HW_INT8) {
+    typedef int8_t v16c __attribute__((vector_size(16)));
+    for (int pair = 0; pair < 16; pair++) {
+      const uint8_t* bytes = from + 32 + pair * 32;
+      v16i a = __builtin_convertvector(load<v16c>(bytes), v16i);
+      v16i b = __builtin_convertvector(load<v16c>(bytes + 16), v16i);
+      store_bf16(to + pair * P, __builtin_convertvector(a, v16f) * low,
+                 __builtin_convertvector(b, v16f) * high);
+    }
+    return;
+  }
+  const v16f offset = from_fp16(from + 32);
+  const v16f low_offset =
+      __builtin_shufflevector(offset, offset, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12,
+                                                   13, 13, 14, 14, 15, 15);
+  for (int pair = 0; pair < 16; pair++) {
+    v16i bytes = (v16i)__builtin_convertvector(load<v16b>(from + 64 + pair * 16), v16u);
+    v16f a = __builtin_convertvector(bytes & 15, v16f);
+    v16f b = __builtin_convertvector(bytes >> 4, v16f);
+    store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
+  }
+}
+
+// A whole panel as bf16 pairs; a bf16 panel is used where it is.
+inline const bf16* open_panel(const HwLinear& linear, int panel, bf16* scratch) {
+  const int64_t bytes = panel_bytes(linear.format, linear.num_inputs);
+  const uint8_t* from = linear.data + panel * bytes;
+  if (linear.format == HW_BF16) return (const bf16*)from;
+  const int64_t step = group_bytes(linear.format);
+  const int num_groups = linear.num_inputs / GROUP;
+  for (int g = 0; g < num_groups; g++) {
+    dequantize_group(from + g * step, linear.format, scratch + g * GROUP * TILE);
+  }
+  return scratch;
+}
+
+void embed(const HwLinear& table, int token_id, float* out) {
+  const uint8_t* panel =
+      table.data + token_id / TILE * panel_bytes(table.format, table.num_inputs);
+  const int column = token_id % TILE;
+  alignas(64) bf16 group[GROUP * TILE];
+  for (int g = 0; g < table.num_inputs / GROUP; g++) {
+    dequantize_group(panel + g * group_bytes(table.format), table.format, group);
+    for (int k = 0; k < GROUP; k++) {
+      out[g * GROUP + k] = to_float(group[k / 2 * 32 + column * 2 + k % 2]);
+    }
+  }
+}
+
+// ---- products ----
+
+// What becomes of one row of an item's sums: columns 32 * item ... + 31.
+inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has_second) {
+  const int column = item * 32;
+  if (p.linear->bias) {
+    a += loadf(p.linear->bias + column);
+    if (has_second) b += loadf(p.linear->bias + column + 16);
+  }
+  switch (p.epilogue) {
+    case Epilogue::SiluMul:
+      store(p.out_bf16 + row * p.out_stride + item * 16, round_bf16(a / (1.0f + exp_(-a)) * b));
+      return;
+    case Epilogue::Add: {
+      float* out = p.out + row * p.out_stride + column;
+      store(out, loadf(out) + a);
+      if (has_second) store(out + 16, loadf(out + 16) + b);
+      return;
+    }
+    case Epilogue::Best: {
+      float* best = p.best + row * 32;  // 16 maxima, then 16 sums that turn NaN and stay so
+      int32_t* ids = p.best_ids + row * 16;
+      constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      v16f top = loadf(best);
+      v16i id = load<v16i>(ids);
+      v16f check = loadf(best + 16) + a * 0.0f;
+      id = a > top ? LANES + column : id;
+      top = a > top ? a : top;
+      if (has_second) {
+        check += b * 0.0f;
+        id = b > top ? LANES + (column + 16) : id;
+        top = b > top ? b : top;
+      }
+      store(best, top);
+      store(best + 16, check);
+      store(ids, id);
+      if (!p.out) return;
+      [[fallthrough]];
+    }
+    case Epilogue::Store: {
+      float* out = p.out + row * p.out_stride + column;
+      store(out, a);
+      if (has_second) store(out + 16, b);
+      return;
+    }
+  }
+}
+
+#if defined(HW_WITH_AMX)
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Accumulators 0-3, inputs 4-5, weights 6-7.
+inline void configure_product(int num_rows) {
+  TileConfig config;
+  for (int t = 0; t < 8; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = t < 6 ? num_rows : TILE;
+  }
+  _tile_loadconfig(&config);
+}
+
+inline void multiply_pair_of_tiles(const bf16* inputs, int64_t stride, const bf16* const* panels,
+                                   int num_steps, float* sums) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int s = 0; s < num_steps; s++) {
+    _tile_loadd(6, panels[0] + s * 512, 64);
+    _tile_loadd(4, inputs + s * 32, stride * 2);
+    _tile_loadd(5, inputs + s * 32 + stride * TILE, stride * 2);
+    _tile_loadd(7, panels[1] + s * 512, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16, 128);
+  _tile_stored(2, sums + 512, 128);
+  _tile_stored(3, sums + 528, 128);
+}
+
+inline void multiply_tile(const bf16* inputs, int64_t stride, const bf16* const* panels,
+                          int num_steps, float* sums) {
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int s = 0; s < num_steps; s++) {
+    _tile_loadd(4, inputs + s * 32, stride * 2);
+    _tile_loadd(6, panels[0] + s * 512, 64);
+    _tile_loadd(7, panels[1] + s * 512, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16, 128);
+}
+
+void multiply(const Product& p, int item, bf16* scratch) {
+  const int num_panels = p.linear->num_outputs / TILE;
+  const int64_t width = p.linear->num_inputs;
+  const bool has_second = item * 2 + 1 < num_panels;
+  const bf16* panels[2];
+  panels[0] = open_panel(*p.linear, item * 2, scratch);
+  panels[1] = has_second ? open_panel(*p.linear, item * 2 + 1, scratch + width * TILE) : panels[0];
+  const int num_steps = int(width / GROUP);
+  alignas(64) float sums[32 * 32];
+  int row = 0;
+  if (p.num_rows >= TILE) {
+    configure_product(TILE);
+    for (; row + 32 <= p.num_rows; row += 32) {
+      multiply_pair_of_tiles(p.inputs + row * width, width, panels, num_steps, sums);
+      for (int r = 0; r < 32; r++) {
+        finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+      }
+    }
+  }
+  while (row < p.num_rows) {
+    const int count = p.num_rows - row < TILE ? p.num_rows - row : TILE;
+    if (count < TILE) configure_product(count);
+    multiply_tile(p.inputs + row * width, width, panels, num_steps, sums);
+    for (int r = 0; r < count; r++) {
+      finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+    }
+    row += count;
+  }
+}
+
+void thread_end() { _tile_release(); }
+
+#else
+
+template <int R>
+inline void multiply_rows(const Product& p, int item, int row, const bf16* const* panels,
+                          bool has_second) {
+  const int64_t width = p.linear->num_inputs;
+  const bf16* inputs = p.inputs + row * width;
+  v16f sums[2][R] = {};
+  for (int which = 0; which < (has_second ? 2 : 1); which++) {
+    const bf16* panel = panels[which];
+    for (int64_t k = 0; k < width; k += 2) {
+      const v16u pairs = load<v16u>(panel + k * TILE);
+      const v16f even = even_of(pairs), odd = odd_of(pairs);
+      for (int r = 0; r < R; r++) {
+        sums[which][r] += to_float(inputs[r * width + k]) * even;
+        sums[which][r] += to_float(inputs[r * width + k + 1]) * odd;
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) finish(p, item, row + r, sums[0][r], sums[1][r], has_second);
+}
+
+void multiply(const Product& p, int item, bf16* scratch) {
+  const int num_panels = p.linear->num_outputs / TILE;
+  const int64_t width = p.linear->num_inputs;
+  const bool has_second = item * 2 + 1 < num_panels;
+  const bf16* panels[2];
+  panels[0] = open_panel(*p.linear, item * 2, scratch);
+  panels[1] = has_second ? open_panel(*p.linear, item * 2 + 1, scratch + width * TILE) : panels[0];
+  int row = 0;
+  for (; row + 4 <= p.num_rows; row += 4) multiply_rows<4>(p, item, row, panels, has_second);
+  for (; row < p.num_rows; row++) multiply_rows<1>(p, item, row, panels, has_second);
+}
+
+void thread_end() {}
+
+#endif
+
+// ---- attention ----
+
+struct Tiles {
+  const Attention& a;
+  int first;  // tile of 16 places
+  int last;
+  int64_t tile_bytes;
+  int tiles_per_block;
+
+  const uint8_t* keys(int tile) const {
+    const uint8_t* block = a.kv + a.blocks[tile / tiles_per_block] * a.block_bytes;
+    return block + a.head_offset + tile % tiles_per_block * tile_bytes;
+  }
+  const uint8_t* values(int tile) const { return keys(tile) + tiles_per_block * tile_bytes; }
+  int64_t num() const { return last - first + 1; }
+};
+
+inline int place_of(const Attention& a, int row) {
+  return a.start + (a.first_row + row) / a.group_size;
+}
+
+// The first place that a query at `place` sees.
+inline int oldest(const Attention& a, int place) {
+  int first = place >= a.padding ? a.padding : 0;
+  if (a.window && place - a.window + 1 > first) first = place - a.window + 1;
+  return first;
+}
+
+inline Tiles tiles_of(const Attention& a) {
+  int first = oldest(a, place_of(a, 0));
+  for (int r = 1; r < a.num_rows; r++) {
+    const int other = oldest(a, place_of(a, r));
+    first = other < first ? other : first;
+  }
+  const int last = place_of(a, a.num_rows - 1);
+  return {a, first / TILE, last / TILE, kv_tile_bytes(a.kv_format, a.head_dim), a.block_size / TILE};
+}
+
+// Scores of one row in place; exponentials to `weights`; returns their sum.
+// With int8 values, a key's weight takes in the scale of its values.
+inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
+                         bf16* weights) {
+  constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const float scale = 1.0f / __builtin_sqrtf(float(a.head_dim));
+  const int place = place_of(a, row), from = oldest(a, place);
+  const int64_t num = tiles.num();
+  const int64_t scales_at = int64_t{TILE} * a.head_dim;
+  v16f top = splat(-__builtin_inff());
+  for (int64_t t = 0; t < num; t++) {
+    v16f s = loadf(scores + t * TILE);
+    if (a.kv_format == HW_INT8) {
+      s *= load<v16f>(tiles.keys(int(tiles.first + t)) + scales_at);
+    }
+    s *= scale;
+    const int key = int(tiles.first + t) * TILE;
+    if (key < from || key + TILE - 1 > place) {
+      const v16i keys = LANES + key;
+      s = ((keys >= from) & (keys <= place)) ? s : splat(-__builtin_inff());
+    }
+    store(scores + t * TILE, s);
+    top = maximum(top, s);
+  }
+  const float best = hmax(top);
+  v16f sum = {};
+  for (int64_t t = 0; t < num; t++) {
+    const v16f s = loadf(scores + t * TILE);
+    v16f e = exp_(s - best);
+    const int key = int(tiles.first + t) * TILE;
+    const bool is_edge = key < from || key + TILE - 1 > place;
+    if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    sum += e;
+    if (a.kv_format == HW_INT8) {
+      e *= load<v16f>(tiles.values(int(tiles.first + t)) + scales_at);
+      if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    }
+    store(weights + t * TILE, round_bf16(e));
+  }
+  return hsum(sum);
+}
+
+inline void finish_attention(const Attention& a, int row, const float* mixed, float sum) {
+  const int at = a.first_row + row;
+  bf16* out = a.out + at / a.group_size * a.out_stride + at % a.group_size * a.head_dim;
+  const float share = 1.0f / sum;
+  for (int d = 0; d < a.head_dim; d += 32) {
+    store_bf16(out + d, loadf(mixed + d) * share, loadf(mixed + d + 16) * share);
+  }
+}
+
+inline void int8_to_bf16(const uint8_t* from, int count, bf16* to) {
+  typedef int8_t v16c __attribute__((vector_size(16)));
+  for (int i = 0; i < count; i += 32) {
+    v16i a = __builtin_convertvector(load<v16c>(from + i), v16i);
+    v16i b = __builtin_convertvector(load<v16c>(from + i + 16), v16i);
+    store_bf16(to + i, __builtin_convertvector(a, v16f), __builtin_convertvector(b, v16f));
+  }
+}
+
+struct AttentionScratch {
+  float* scores;    // [16][padded]
+  bf16* weights;    // [16][padded]
+  float* mixed;     // [16][head_dim]
+  bf16* converted;  // one tile
+  int64_t padded;
+
+  AttentionScratch(uint8_t* memory, int64_t num_tiles, int head_dim) {
+    padded = num_tiles * TILE;
+    mixed = (float*)memory;
+    converted = (bf16*)(mixed + TILE * head_dim);
+    scores = (float*)(converted + TILE * head_dim);
+    weights = (bf16*)(scores + TILE * padded);
+  }
+};
+
+inline const bf16* as_bf16(const uint8_t* tile, const Attention& a, bf16* converted) {
+  if (a.kv_format == HW_BF16) return (const bf16*)tile;
+  int8_to_bf16(tile, TILE * a.head_dim, converted);
+  return converted;
+}
+
+#if defined(HW_WITH_AMX)
+
+// Tiles 0-4 have a row per query and 64 bytes, 5 holds keys, 6 values, 7 weights.
+inline void configure_attention(int num_rows) {
+  TileConfig config;
+  for (int t = 0; t < 5; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = num_rows;
+  }
+  config.row_bytes[5] = 64;
+  config.rows[5] = 16;
+  config.row_bytes[6] = 64;
+  config.rows[6] = 8;
+  config.row_bytes[7] = 32;
+  config.rows[7] = num_rows;
+  _tile_loadconfig(&config);
+}
+
+inline void score_keys(const Attention& a, const Tiles& tiles, const AttentionScratch& s) {
+  const int64_t stride = int64_t{a.head_dim} * 2;
+  const int parts = a.head_dim / 32;
+  _tile_loadd(1, a.queries, stride);
+  if (parts > 1) _tile_loadd(2, a.queries + 32, stride);
+  if (parts > 2) _tile_loadd(3, a.queries + 64, stride);
+  if (parts > 3) _tile_loadd(4, a.queries + 96, stride);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
+    _tile_zero(0);
+    _tile_loadd(5, keys, 64);
+    _tile_dpbf16ps(0, 1, 5);
+    if (parts > 1) {
+      _tile_loadd(5, keys + 512, 64);
+      _tile_dpbf16ps(0, 2, 5);
+    }
+    if (parts > 2) {
+      _tile_loadd(5, keys + 1024, 64);
+      _tile_dpbf16ps(0, 3, 5);
+    }
+    if (parts > 3) {
+      _tile_loadd(5, keys + 1536, 64);
+      _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, s.scores + (t - tiles.first) * TILE, s.padded * 4);
+  }
+}
+
+// Up to 64 columns of the values, from column `from` on.
+inline void mix_values(const Attention& a, const Tiles& tiles, const AttentionScratch& s, int from) {
+  const int parts = (a.head_dim - from) / TILE < 4 ? (a.head_dim - from) / TILE : 4;
+  const int64_t stride = int64_t{a.head_dim} * 4;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* values = as_bf16(tiles.values(t), a, s.converted) + from * 2;
+    _tile_loadd(7, s.weights + (t - tiles.first) * TILE, s.padded * 2);
+    _tile_loadd(6, values, stride);
+    _tile_dpbf16ps(0, 7, 6);
+    _tile_loadd(6, values + 32, stride);
+    _tile_dpbf16ps(1, 7, 6);
+    if (parts > 2) {
+      _tile_loadd(6, values + 64, stride);
+      _tile_dpbf16ps(2, 7, 6);
+      _tile_loadd(6, values + 96, stride);
+      _tile_dpbf16ps(3, 7, 6);
+    }
+  }
+  float* mixed = s.mixed + from;
+  _tile_stored(0, mixed, stride);
+  _tile_stored(1, mixed + 16, stride);
+  if (parts > 2) {
+    _tile_stored(2, mixed + 32, stride);
+    _tile_stored(3, mixed + 48, stride);
+  }
+}
+
+void attend(const Attention& a, uint8_t* memory) {
+  const Tiles tiles = tiles_of(a);
+  const AttentionScratch s(memory, tiles.num(), a.head_dim);
+  configure_attention(a.num_rows);
+  score_keys(a, tiles, s);
+  float sums[TILE];
+  for (int r = 0; r < a.num_rows; r++) {
+    sums[r] = softmax_row(a, tiles, r, s.scores + r * s.padded, s.weights + r * s.padded);
+  }
+  for (int from = 0; from < a.head_dim; from += 64) mix_values(a, tiles, s, from);
+  for (int r = 0; r < a.num_rows; r++) finish_attention(a, r, s.mixed + r * a.head_dim, sums[r]);
+}
+
+#else
+
+void attend(const Attention& a, uint8_t* memory) {
+  const Tiles tiles = tiles_of(a);
+  const AttentionScratch s(memory, tiles.num(), a.head_dim);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
+    for (int r = 0; r < a.num_rows; r++) {
+      const bf16* query = a.queries + r * a.head_dim;
+      v16f sum = {};
+      for (int d = 0; d < a.head_dim; d += 2) {
+        const v16u pairs = load<v16u>(keys + d * TILE);
+        sum += to_float(query[d]) * even_of(pairs);
+        sum += to_float(query[d + 1]) * odd_of(pairs);
+      }
+      store(s.scores + r * s.padded + (t - tiles.first) * TILE, sum);
+    }
+  }
+  float sums[TILE];
+  for (int r = 0; r < a.num_rows; r++) {
+    sums[r] = softmax_row(a, tiles, r, s.scores + r * s.padded, s.weights + r * s.padded);
+  }
+  memset(s.mixed, 0, sizeof(float) * TILE * a.head_dim);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* values = as_bf16(tiles.values(t), a, s.converted);
+    for (int r = 0; r < a.num_rows; r++) {
+      const bf16* weights = s.weights + r * s.padded + (t - tiles.first) * TILE;
+      float* mixed = s.mixed + r * a.head_dim;
+      for (int d = 0; d < a.head_dim; d += 16) {
+        v16f sum = loadf(mixed + d);
+        for (int key = 0; key < TILE; key += 2) {
+          const v16u pairs = load<v16u>(values + key * a.head_dim + d * 2);
+          sum += to_float(weights[key]) * even_of(pairs);
+          sum += to_float(weights[key + 1]) * odd_of(pairs);
+        }
+        store(mixed + d, sum);
+      }
+    }
+  }
+  for (int r = 0; r < a.num_rows; r++) finish_attention(a, r, s.mixed + r * a.head_dim, sums[r]);
+}
+
+#endif
+
+// ---- rows ----
+
+inline float norm_factor(const float* x, float eps, int size) {
+  v16f sum = {};
+  for (int i = 0; i < size; i += 16) sum += loadf(x + i) * loadf(x + i);
+  return 1.0f / __builtin_sqrtf(hsum(sum) / float(size) + eps);
+}
+
+void norm(const float* x, const float* weight, float eps, int size, bf16* out) {
+  const float factor = norm_factor(x, eps, size);
+  for (int i = 0; i < size; i += 32) {
+    store_bf16(out + i, loadf(x + i) * factor * loadf(weight + i),
+               loadf(x + i + 16) * factor * loadf(weight + i + 16));
+  }
+}
+
+void norm_rotate(float* x, const float* weight, float eps, const float* cosines,
+                 const float* sines, int head_dim) {
+  if (weight) {
+    const float factor = norm_factor(x, eps, head_dim);
+    for (int i = 0; i < head_dim; i += 16) {
+      store(x + i, loadf(x + i) * factor * loadf(weight + i));
+    }
+  }
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    const v16f a = loadf(x + i), b = loadf(x + i + half);
+    const v16f c = loadf(cosines + i), s = loadf(sines + i);
+    store(x + i, a * c - b * s);
+    store(x + i + half, b * c + a * s);
+  }
+}
+
+void to_bf16(const float* x, int size, bf16* out) {
+  for (int i = 0; i < size; i += 32) store_bf16(out + i, loadf(x + i), loadf(x + i + 16));
+}
+
+inline float largest(const float* x, int size) {
+  v16f top = {};
+  for (int i = 0; i < size; i += 16) {
+    const v16f v = loadf(x + i);
+    top = maximum(top, v < 0.0f ? -v : v);
+  }
+  return hmax(top);
+}
+
+// Numbers of -127 to 127 in `to`; returns what to multiply them with.
+inline float quantize(const float* x, int size, int8_t* to) {
+  const float top = largest(x, size);
+  const float factor = top > 0.0f ? 127.0f / top : 0.0f;
+  for (int i = 0; i < size; i += 16) {
+    v16f scaled = loadf(x + i) * factor;
+    v16f rounded = (scaled + 12582912.0f) - 12582912.0f;
+    v16i whole = __builtin_convertvector(rounded, v16i);
+    for (int j = 0; j < 16; j++) to[i + j] = int8_t(whole[j]);
+  }
+  return top / 127.0f;
+}
+
+void write_kv(const float* key, const float* value, int offset, int head_dim, int format,
+              uint8_t* key_tile, uint8_t* value_tile) {
+  if (format == HW_INT8) {
+    int8_t keys[512], values[512];
+    const float key_scale = quantize(key, head_dim, keys);
+    const float value_scale = quantize(value, head_dim, values);
+    int8_t* key_to = (int8_t*)key_tile;
+    int8_t* value_to = (int8_t*)value_tile;
+    for (int d = 0; d < head_dim; d++) {
+      key_to[d / 2 * 32 + offset * 2 + d % 2] = keys[d];
+      value_to[offset / 2 * head_dim * 2 + d * 2 + offset % 2] = values[d];
+    }
+    memcpy(key_tile + TILE * head_dim + offset * 4, &key_scale, 4);
+    memcpy(value_tile + TILE * head_dim + offset * 4, &value_scale, 4);
+    return;
+  }
+  alignas(64) bf16 keys[512], values[512];
+  to_bf16(key, head_dim, keys);
+  to_bf16(value, head_dim, values);
+  for (int d = 0; d < head_dim; d += 2) memcpy(key_tile + d * 32 + offset * 4, keys + d, 4);
+  bf16* value_to = (bf16*)value_tile + offset / 2 * head_dim * 2 + offset % 2;
+  for (int d = 0; d < head_dim; d++) value_to[d * 2] = values[d];
+}
+
+void clear_values(int from, int head_dim, uint8_t* value_tile) {
+  bf16* values = (bf16*)value_tile;
+  for (int offset = from; offset < TILE; offset++) {
+    bf16* to = values + offset / 2 * head_dim * 2 + offset % 2;
+    for (int d = 0; d < head_dim; d++) to[d * 2] = 0;
+  }
+}
+
+const Ops OPS = {multiply, attend,       norm,  norm_rotate, to_bf16,
+                 write_kv, clear_values, embed, thread_end};
+
+}  // namespace
+
+namespace headway {
+
+#define HW_NAME_OF(isa) isa##_ops
+#define HW_NAME(isa) HW_NAME_OF(isa)
+const Ops* HW_NAME(HW_ISA_NAME)() { return &OPS; }
+
+}  // namespace headway

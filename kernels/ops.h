@@ -1,0 +1,98 @@
+// The operations that exist once per instruction set. Each is called by one thread on one item.
+
+#pragma once
+
+#include "headway.h"
+
+namespace headway {
+
+using bf16 = uint16_t;
+
+constexpr int TILE = 16;   // rows or columns of a matrix tile; tokens of a KV tile
+constexpr int GROUP = 32;  // inputs that share a scale
+
+enum class Epilogue { Store, Add, SiluMul, Best };
+
+// A product of activations with some panels of a linear layer, and what becomes of it.
+struct Product {
+  const bf16* inputs;  // [rows][num_inputs], readable up to a multiple of 16 rows
+  int num_rows;
+  const HwLinear* linear;
+  Epilogue epilogue;
+  float* out;       // Store, Add, Best (may be null there): [rows][out_stride]
+  bf16* out_bf16;   // SiluMul
+  int64_t out_stride;
+  float* best;      // Best: [item][rows]
+  int32_t* best_ids;
+};
+
+// Queries of one request that share a KV head, against the request's own context.
+struct Attention {
+  const bf16* queries;  // [rows][head_dim]; row = token * group_size + head within the group
+  int num_rows;         // at most 16
+  int first_row;        // of the span, so that row r belongs to token (first_row + r) / group_size
+  int group_size;
+  int head_dim;
+  int start;       // place of the span's first token
+  int padding;     // places below are seen by padding only
+  int window;      // 0: none
+  const uint8_t* kv;     // this layer's blocks
+  int64_t block_bytes;   // of one block of this layer, all heads
+  int64_t head_offset;   // of this head's keys within a block
+  const int32_t* blocks;
+  int block_size;
+  int kv_format;
+  bf16* out;          // where row r goes: out + token * out_stride + head * head_dim
+  int64_t out_stride;
+};
+
+struct Ops {
+  // Columns 32 * item ... of a product. `scratch` holds two dequantized panels.
+  void (*multiply)(const Product&, int item, bf16* scratch);
+  // `scratch` holds attention_scratch() bytes.
+  void (*attend)(const Attention&, uint8_t* scratch);
+  void (*norm)(const float* x, const float* weight, float eps, int size, bf16* out);
+  // In place, one head: norm if `weight`, then rotate.
+  void (*norm_rotate)(float* x, const float* weight, float eps, const float* cosines,
+                      const float* sines, int head_dim);
+  void (*to_bf16)(const float* x, int size, bf16* out);
+  // Writes one token's key and value of one head into their tiles.
+  void (*write_kv)(const float* key, const float* value, int offset, int head_dim, int format,
+                   uint8_t* key_tile, uint8_t* value_tile);
+  // Zeroes the values of a bf16 tile from token `from` on.
+  void (*clear_values)(int from, int head_dim, uint8_t* value_tile);
+  void (*embed)(const HwLinear&, int token_id, float* out);
+  void (*thread_end)();  // once per thread and step
+};
+
+// Bytes of 16 tokens' keys (or values) of one head.
+inline int64_t kv_tile_bytes(int format, int head_dim) {
+  return format == HW_INT8 ? int64_t{TILE} * head_dim + TILE * 4 : int64_t{TILE} * head_dim * 2;
+}
+
+inline int64_t group_bytes(int format) {
+  switch (format) {
+    case HW_INT8: return 32 + 512;
+    case HW_INT4: return 64 + 256;
+    default: return 1024;
+  }
+}
+
+inline int64_t panel_bytes(int format, int64_t num_inputs) {
+  return num_inputs / GROUP * group_bytes(format);
+}
+
+// Scores in fp32 and their exponentials in bf16, for 16 rows over the whole context.
+inline int64_t attention_scratch(int64_t max_positions, int head_dim) {
+  int64_t padded = (max_positions + TILE - 1) / TILE * TILE + TILE;
+  return TILE * padded * 6 + TILE * int64_t{head_dim} * 8 + 4096;
+}
+
+const Ops* plain_ops();
+#if defined(__x86_64__)
+const Ops* avx2_ops();
+const Ops* avx512_ops();
+const Ops* amx_ops();
+#endif
+
+}  // namespace headway

@@ -1,0 +1,258 @@
+"""The fast way: a whole step in one call of the compiled kernels, on packed weights.
+
+Weights are bf16, int8 or int4; int4 and int8 blocks of a GGUF file are taken as they are. What
+the kernels read is kept alive here; which tensor is which is known here and nowhere below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from headway.errors import ModelLoadError
+from headway.executors.torch import kernels
+from headway.executors.torch.attention import Span
+from headway.executors.torch.model import WeightReader
+from headway.executors.torch.rope import rope_frequencies
+from headway.executors.torch.spec import ModelSpec
+from headway.executors.torch.step_model import LoadOptions, Scores
+from headway.executors.torch.weights import Checkpoint, QuantizedRows
+from headway.executors.torch.weights.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROPE_FACTORS,
+    layer_prefix,
+)
+
+Progress = Callable[[int, int], None]
+
+
+class CompiledModel:
+    """A StepModel over the compiled kernels."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
+    ) -> None:
+        library = kernels.load_kernels()
+        if library is None:
+            raise ModelLoadError("the compiled kernels are not there")
+        self.spec = checkpoint.spec
+        self.device = torch.device("cpu")
+        self.num_blocks = options.num_blocks
+        self.block_size = options.block_size
+        self._library = library
+        self._packer = _Packer(library, checkpoint, options.dtype, progress)
+        self._model = _describe(self._packer, options)
+        num_bytes = library.hw_block_bytes(self._model) * options.num_blocks * self.spec.num_layers
+        # Untouched until used: the kernels clear what they will read.
+        self._model.kv = self._packer.keep(torch.empty(num_bytes, dtype=torch.uint8))
+        isa = kernels.ISA.index(options.kernels or "plain")
+        self._engine = library.hw_create(self._model, isa, options.num_threads)
+        if not self._engine:
+            raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self._library.hw_destroy(self._engine)
+            self._engine = None
+
+    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
+        token_ids = array("i")
+        for span in spans:
+            token_ids.extend(span.token_ids)
+        tables = [_table(span.block_ids) for span in spans]
+        starts = array("i", [span.start for span in spans])
+        lengths = array("i", [len(span.token_ids) for span in spans])
+        paddings = array("i", [span.num_padding for span in spans])
+        addresses = array("q", [table.buffer_info()[0] for table in tables])
+        wanted = array("i", rows)
+        best_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
+        logits = None
+        if needs_logits and rows:
+            logits = torch.empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
+        step = kernels.Step(
+            len(spans),
+            len(token_ids),
+            len(rows),
+            0,
+            *(_at(a) for a in (token_ids, starts, lengths, paddings, addresses, wanted)),
+            None if logits is None else logits.data_ptr(),
+            _at(best_ids),
+            _at(best),
+        )
+        if self._library.hw_step(self._engine, step):
+            raise MemoryError("the compiled kernels ran out of memory")
+        return Scores(best, best_ids, logits) if rows else None
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source_ids, target_ids = array("i", sources), array("i", targets)
+        self._library.hw_copy_blocks(
+            self._engine, _at(source_ids), _at(target_ids), len(source_ids)
+        )
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by part since the last call, as the engine's own thread spent them."""
+        seconds = (ctypes.c_double * len(kernels.PARTS))()
+        self._library.hw_profile(self._engine, seconds)
+        return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _table(block_ids: Sequence[int]) -> array[int]:
+    return block_ids if isinstance(block_ids, array) else array("i", block_ids)
+
+
+def _at(numbers: array) -> int:
+    return numbers.buffer_info()[0]
+
+
+class _Packer:
+    """Packs a checkpoint's tensors and keeps what it packed."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        checkpoint: Checkpoint,
+        dtype: str,
+        progress: Progress | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), progress)
+        self._library = library
+        self._dtype = dtype
+        self._kept: list[object] = []
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """The tensor's address, valid as long as this packer."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def keep_object(self, kept: object) -> None:
+        self._kept.append(kept)
+
+    def values(self, name: str) -> int:
+        return self.keep(self.reader.tensor(name).contiguous())
+
+    def linear(self, *names: str, by_turns: bool = False) -> kernels.Linear:
+        """Layers that share their input as one; `by_turns`: a panel of each, then the next."""
+        weights = [f"{name}.weight" for name in names]
+        packed = self.matrix(weights, self._dtype, by_turns)
+        if self.reader.has(f"{names[0]}.bias"):
+            biases = [self.reader.tensor(f"{name}.bias") for name in names]
+            merged = torch.empty(packed.num_outputs, dtype=torch.float32)
+            for bias, columns in zip(
+                biases, _columns([len(bias) for bias in biases], by_turns), strict=True
+            ):
+                merged[torch.from_numpy(columns).long()] = bias
+            packed.bias = self.keep(merged)
+        return packed
+
+    def table(self, name: str) -> kernels.Linear:
+        """The embedding or the head: at least int8, as each row stands for a whole token."""
+        return self.matrix([name], "bf16" if self._dtype == "bf16" else "int8")
+
+    def matrix(self, names: Sequence[str], dtype: str, by_turns: bool = False) -> kernels.Linear:
+        shapes = [self.reader.shape(name) for name in names]
+        num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
+        kind = kernels.FORMATS[dtype]
+        size = self._library.hw_packed_bytes(kind, num_outputs, num_inputs)
+        target = self.keep(torch.empty(size, dtype=torch.uint8))
+        every = _columns([rows for rows, _ in shapes], by_turns)
+        for name, columns in zip(names, every, strict=True):
+            self._pack(target, kind, name, columns)
+        return kernels.Linear(target, None, num_outputs, num_inputs, kind, 0)
+
+    def _pack(self, target: int, kind: int, name: str, columns: np.ndarray) -> None:
+        quantized = None
+        if isinstance(self.checkpoint, QuantizedRows):
+            quantized = self.checkpoint.read_quantized(name)
+        num_rows, num_inputs = self.reader.shape(name)
+        if quantized is not None and quantized.kind in kernels.SOURCES:
+            rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
+            self.reader.count()
+        else:
+            rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
+        self._library.hw_pack(
+            target,
+            kind,
+            kernels.SOURCES[source],
+            rows.ctypes.data,
+            num_rows,
+            num_inputs,
+            columns.ctypes.data,
+        )
+
+
+def _columns(sizes: Sequence[int], by_turns: bool) -> list[np.ndarray]:
+    """Where the outputs of each of several merged layers go."""
+    columns = []
+    start = 0
+    for turn, size in enumerate(sizes):
+        outputs = np.arange(size, dtype=np.int32)
+        if by_turns:
+            panel = outputs // kernels.TILE * len(sizes) + turn
+            columns.append(panel * kernels.TILE + outputs % kernels.TILE)
+        else:
+            columns.append(outputs + start)
+        start += size
+    return columns
+
+
+def _describe(packer: _Packer, options: LoadOptions) -> kernels.Model:
+    spec = packer.checkpoint.spec
+    embedding = packer.table(EMBEDDING)
+    layers = (kernels.Layer * spec.num_layers)(
+        *(_layer(packer, spec, index) for index in range(spec.num_layers))
+    )
+    packer.keep_object(layers)
+    final_norm = packer.values(FINAL_NORM)
+    head = embedding if spec.tie_embeddings else packer.table(HEAD)
+    factors = packer.reader.raw(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None
+    angles = torch.outer(
+        torch.arange(options.max_model_len, dtype=torch.float32), rope_frequencies(spec, factors)
+    )
+    return kernels.Model(
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_layers,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.vocab_size,
+        options.max_model_len,
+        spec.rms_norm_eps,
+        kernels.FORMATS[options.kv_dtype],
+        options.block_size,
+        options.num_blocks,
+        layers,
+        embedding,
+        head,
+        final_norm,
+        packer.keep(angles.cos()),
+        packer.keep(angles.sin()),
+        None,
+    )
+
+
+def _layer(packer: _Packer, spec: ModelSpec, index: int) -> kernels.Layer:
+    prefix = layer_prefix(index)
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    attention_norm = packer.values(f"{prefix}input_layernorm.weight")
+    qkv = packer.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
+    has_norm = spec.has_qk_norm
+    return kernels.Layer(
+        attention_norm,
+        packer.values(f"{attention}q_norm.weight") if has_norm else None,
+        packer.values(f"{attention}k_norm.weight") if has_norm else None,
+        packer.values(f"{prefix}post_attention_layernorm.weight"),
+        qkv,
+        packer.linear(f"{attention}o_proj"),
+        packer.linear(f"{mlp}gate_proj", f"{mlp}up_proj", by_turns=True),
+        packer.linear(f"{mlp}down_proj"),
+        spec.windows[index] or 0,
+        0,
+    )

@@ -1,0 +1,43 @@
+"""The plain way: torch operations, one after the other, on any device and in any dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from headway.executors.torch.attention import Span
+from headway.executors.torch.inputs import make_inputs
+from headway.executors.torch.kv_store import KVStore
+from headway.executors.torch.model import Decoder
+from headway.executors.torch.step_model import Scores
+
+
+class EagerModel:
+    """A Decoder and its KV store, as a StepModel."""
+
+    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int) -> None:
+        self.spec = decoder.spec
+        self.device = decoder.device
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._decoder = decoder
+        self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
+
+    @torch.inference_mode()
+    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
+        inputs = make_inputs(spans, self.spec.windows, self._store)
+        hidden = self._decoder.forward(inputs, self._store)
+        if not rows:
+            return None
+        # The pass has its own order of requests.
+        places = [
+            first + offset
+            for span, first in zip(spans, inputs.rows, strict=True)
+            for offset in range(len(span.token_ids))
+        ]
+        return Scores.of(self._decoder.logits(hidden[[places[row] for row in rows]]))
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._store.copy(sources, targets)
