@@ -75,14 +75,12 @@ class Engine {
         head_bytes_(2 * (model.block_size / TILE) * kv_tile_bytes(model.kv_format, model.head_dim)),
         block_bytes_(model.num_kv_heads * head_bytes_),
         layer_bytes_(block_bytes_ * model.num_blocks),
-        panels_(num_threads),
+        products_(num_threads),
         attention_(num_threads),
         best_(num_threads),
         best_ids_(num_threads),
         counters_(new std::atomic<int>[size_t(model.num_layers) * 8 + 8]) {
-    const int64_t widest = std::max({model.hidden_size, model.inner_size, q_size_});
     for (int t = 0; t < num_threads; t++) {
-      panels_[t].reserve(2 * TILE * widest);
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
     }
   }
@@ -146,7 +144,8 @@ class Engine {
     std::stable_sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) {
       return cost(a) > cost(b);
     });
-    for (int t = 0; t < pool_.num_threads() && s.num_rows; t++) {
+    for (int t = 0; t < pool_.num_threads(); t++) {
+      products_[t].reserve(product_scratch(std::max(s.num_tokens, s.num_rows)));
       best_[t].reserve(int64_t{s.num_rows} * 32);
       best_ids_[t].reserve(int64_t{s.num_rows} * 16);
     }
@@ -261,7 +260,7 @@ class Engine {
 
   void multiply(const Product& product, int thread, int& phase) {
     const int num_items = (product.linear->num_outputs + 31) / 32;
-    share(phase, num_items, [&](int item) { ops_->multiply(product, item, panels_[thread].get()); });
+    share(phase, num_items, [&](int item) { ops_->multiply(product, item, products_[thread].get()); });
   }
 
   void normalize(int t, const float* weight) {
@@ -340,8 +339,7 @@ class Engine {
   Buffer<int32_t> places_, span_of_, first_token_;
   Buffer<uint8_t> staging_;
   std::vector<AttentionItem> items_;
-  std::vector<Buffer<bf16>> panels_;
-  std::vector<Buffer<uint8_t>> attention_;
+  std::vector<Buffer<uint8_t>> products_, attention_;
   std::vector<Buffer<float>> best_;
   std::vector<Buffer<int32_t>> best_ids_;
   std::unique_ptr<std::atomic<int>[]> counters_;

@@ -27,11 +27,9 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
   const v16f high =
       __builtin_shufflevector(scale, scale, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
   if (format == HW_INT8) {
-    typedef int8_t v16c __attribute__((vector_size(16)));
     for (int pair = 0; pair < 16; pair++) {
       const uint8_t* bytes = from + 32 + pair * 32;
-      v16i a = __builtin_convertvector(load<v16c>(bytes), v16i);
-      v16i b = __builtin_convertvector(load<v16c>(bytes + 16), v16i);
+      const v16i a = widen_i8(bytes), b = widen_i8(bytes + 16);
       store_bf16(to + pair * P, __builtin_convertvector(a, v16f) * low,
                  __builtin_convertvector(b, v16f) * high);
     }
@@ -43,22 +41,21 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
   const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12,
                                                    13, 13, 14, 14, 15, 15);
   for (int pair = 0; pair < 16; pair++) {
-    v16i bytes = (v16i)__builtin_convertvector(load<v16b>(from + 64 + pair * 16), v16u);
+    const v16i bytes = widen_u8(from + 64 + pair * 16);
     v16f a = __builtin_convertvector(bytes & 15, v16f);
     v16f b = __builtin_convertvector(bytes >> 4, v16f);
     store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
   }
 }
 
-// A whole panel as bf16 pairs; a bf16 panel is used where it is.
-inline const bf16* open_panel(const HwLinear& linear, int panel, bf16* scratch) {
-  const int64_t bytes = panel_bytes(linear.format, linear.num_inputs);
-  const uint8_t* from = linear.data + panel * bytes;
-  if (linear.format == HW_BF16) return (const bf16*)from;
+// Inputs `from` to `to` of a panel as bf16 pairs; bf16 weights are used where they are.
+inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, int64_t to,
+                              bf16* scratch) {
+  const uint8_t* data = linear.data + panel * panel_bytes(linear.format, linear.num_inputs);
   const int64_t step = group_bytes(linear.format);
-  const int num_groups = linear.num_inputs / GROUP;
-  for (int g = 0; g < num_groups; g++) {
-    dequantize_group(from + g * step, linear.format, scratch + g * GROUP * TILE);
+  if (linear.format == HW_BF16) return (const bf16*)(data + from / GROUP * step);
+  for (int64_t g = from / GROUP; g < to / GROUP; g++) {
+    dequantize_group(data + g * step, linear.format, scratch + (g * GROUP - from) * TILE);
   }
   return scratch;
 }
@@ -134,80 +131,127 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Accumulators 0-3, inputs 4-5, weights 6-7.
+// Two tiles of rows at most. Accumulators 0-3, inputs 4-5, weights 6-7; odd numbers of the first
+// two kinds belong to the second panel and the second tile of rows.
 inline void configure_product(int num_rows) {
   TileConfig config;
+  const int first = num_rows < TILE ? num_rows : TILE, second = num_rows - first;
+  const int rows[8] = {first, first, second, second, first, second, TILE, TILE};
   for (int t = 0; t < 8; t++) {
-    config.row_bytes[t] = 64;
-    config.rows[t] = t < 6 ? num_rows : TILE;
+    config.row_bytes[t] = rows[t] ? 64 : 0;
+    config.rows[t] = uint8_t(rows[t]);
   }
   _tile_loadconfig(&config);
 }
 
-inline void multiply_pair_of_tiles(const bf16* inputs, int64_t stride, const bf16* const* panels,
-                                   int num_steps, float* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int s = 0; s < num_steps; s++) {
-    _tile_loadd(6, panels[0] + s * 512, 64);
-    _tile_loadd(4, inputs + s * 32, stride * 2);
-    _tile_loadd(5, inputs + s * 32 + stride * TILE, stride * 2);
-    _tile_loadd(7, panels[1] + s * 512, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, sums, 128);
-  _tile_stored(1, sums + 16, 128);
-  _tile_stored(2, sums + 512, 128);
-  _tile_stored(3, sums + 528, 128);
-}
-
-inline void multiply_tile(const bf16* inputs, int64_t stride, const bf16* const* panels,
-                          int num_steps, float* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int s = 0; s < num_steps; s++) {
-    _tile_loadd(4, inputs + s * 32, stride * 2);
-    _tile_loadd(6, panels[0] + s * 512, 64);
-    _tile_loadd(7, panels[1] + s * 512, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  _tile_stored(0, sums, 128);
-  _tile_stored(1, sums + 16, 128);
-}
-
-void multiply(const Product& p, int item, bf16* scratch) {
-  const int num_panels = p.linear->num_outputs / TILE;
+// Adds to the sums of up to 32 rows with two panels the inputs `from` to `to`, from 0 if those
+// are the first. `weights(input)` gives 32 inputs of both panels, as two tiles.
+template <bool TWO, typename Weights>
+inline void multiply_block(const Product& p, int row, int64_t from, int64_t to, float* sums,
+                           const Weights& weights) {
   const int64_t width = p.linear->num_inputs;
-  const bool has_second = item * 2 + 1 < num_panels;
-  const bf16* panels[2];
-  panels[0] = open_panel(*p.linear, item * 2, scratch);
-  panels[1] = has_second ? open_panel(*p.linear, item * 2 + 1, scratch + width * TILE) : panels[0];
-  const int num_steps = int(width / GROUP);
-  alignas(64) float sums[32 * 32];
-  int row = 0;
-  if (p.num_rows >= TILE) {
-    configure_product(TILE);
-    for (; row + 32 <= p.num_rows; row += 32) {
-      multiply_pair_of_tiles(p.inputs + row * width, width, panels, num_steps, sums);
-      for (int r = 0; r < 32; r++) {
-        finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
-      }
+  const bf16* inputs = p.inputs + row * width;
+  if (from == 0) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, 128);
+    _tile_loadd(1, sums + 16, 128);
+    if (TWO) {
+      _tile_loadd(2, sums + 512, 128);
+      _tile_loadd(3, sums + 528, 128);
     }
   }
-  while (row < p.num_rows) {
-    const int count = p.num_rows - row < TILE ? p.num_rows - row : TILE;
-    if (count < TILE) configure_product(count);
-    multiply_tile(p.inputs + row * width, width, panels, num_steps, sums);
-    for (int r = 0; r < count; r++) {
-      finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+  for (int64_t k = from; k < to; k += GROUP) {
+    const bf16* tiles[2];
+    weights(k, tiles);
+    _tile_loadd(6, tiles[0], 64);
+    _tile_loadd(4, inputs + k, width * 2);
+    _tile_loadd(7, tiles[1], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (TWO) {
+      _tile_loadd(5, inputs + k + width * TILE, width * 2);
+      _tile_dpbf16ps(2, 5, 6);
     }
-    row += count;
+    _tile_dpbf16ps(1, 4, 7);
+    if (TWO) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16, 128);
+  if (TWO) {
+    _tile_stored(2, sums + 512, 128);
+    _tile_stored(3, sums + 528, 128);
+  }
+}
+
+template <typename Weights>
+inline void multiply_rows(const Product& p, int row, int count, int64_t from, int64_t to,
+                          float* sums, const Weights& weights) {
+  if (count > TILE) multiply_block<true>(p, row, from, to, sums, weights);
+  else multiply_block<false>(p, row, from, to, sums, weights);
+}
+
+inline void finish_rows(const Product& p, int item, int row, int count, const float* sums,
+                        bool has_second) {
+  for (int r = 0; r < count; r++) {
+    finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+  }
+}
+
+// Few rows use a weight once: it goes from the cache line it came in straight to a tile.
+void multiply_few(const Product& p, int item, bool has_second) {
+  const int64_t width = p.linear->num_inputs;
+  const int format = p.linear->format;
+  const int64_t bytes = group_bytes(format), panel = panel_bytes(format, width);
+  const uint8_t* first = p.linear->data + 2 * item * panel;
+  const uint8_t* second = has_second ? first + panel : first;
+  alignas(64) bf16 ring[4][2][GROUP * TILE];
+  alignas(64) float sums[32 * 32];
+  configure_product(p.num_rows);
+  multiply_rows(p, 0, p.num_rows, 0, width, sums, [&](int64_t k, const bf16** tiles) {
+    const int64_t g = k / GROUP;
+    dequantize_group(first + g * bytes, format, ring[g % 4][0]);
+    dequantize_group(second + g * bytes, format, ring[g % 4][1]);
+    tiles[0] = ring[g % 4][0];
+    tiles[1] = ring[g % 4][1];
+  });
+  finish_rows(p, item, 0, p.num_rows, sums, has_second);
+}
+
+// Many rows use a weight often: a chunk of the panels that stays in the first-level cache is
+// multiplied with all rows before the next is opened.
+void multiply(const Product& p, int item, uint8_t* scratch) {
+  const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
+  if (p.num_rows <= 2 * TILE && p.linear->format != HW_BF16) {
+    multiply_few(p, item, has_second);
+    return;
+  }
+  const int64_t width = p.linear->num_inputs;
+  bf16* opened = (bf16*)scratch;
+  float* sums = (float*)(opened + 2 * PANEL_CHUNK * TILE);
+  for (int64_t from = 0; from < width; from += PANEL_CHUNK) {
+    const int64_t to = from + PANEL_CHUNK < width ? from + PANEL_CHUNK : width;
+    const bf16* first = open_panel(*p.linear, item * 2, from, to, opened);
+    const bf16* second = first;
+    if (has_second) {
+      second = open_panel(*p.linear, item * 2 + 1, from, to, opened + PANEL_CHUNK * TILE);
+    }
+    const auto weights = [&](int64_t k, const bf16** tiles) {
+      tiles[0] = first + (k - from) * TILE;
+      tiles[1] = second + (k - from) * TILE;
+    };
+    int configured = 0;
+    for (int row = 0; row < p.num_rows; row += 2 * TILE) {
+      const int count = p.num_rows - row < 2 * TILE ? p.num_rows - row : 2 * TILE;
+      if (count != configured) configure_product(count);
+      configured = count;
+      multiply_rows(p, row, count, from, to, sums + row * 32, weights);
+      if (to == width) finish_rows(p, item, row, count, sums + row * 32, has_second);
+    }
   }
 }
 
@@ -215,36 +259,48 @@ void thread_end() { _tile_release(); }
 
 #else
 
+// Adds the inputs `from` to `to` to the sums of R rows with one panel.
 template <int R>
-inline void multiply_rows(const Product& p, int item, int row, const bf16* const* panels,
-                          bool has_second) {
+inline void multiply_rows(const Product& p, int row, int64_t from, int64_t to, const bf16* panel,
+                          float* sums) {
   const int64_t width = p.linear->num_inputs;
   const bf16* inputs = p.inputs + row * width;
-  v16f sums[2][R] = {};
-  for (int which = 0; which < (has_second ? 2 : 1); which++) {
-    const bf16* panel = panels[which];
-    for (int64_t k = 0; k < width; k += 2) {
-      const v16u pairs = load<v16u>(panel + k * TILE);
-      const v16f even = even_of(pairs), odd = odd_of(pairs);
-      for (int r = 0; r < R; r++) {
-        sums[which][r] += to_float(inputs[r * width + k]) * even;
-        sums[which][r] += to_float(inputs[r * width + k + 1]) * odd;
+  v16f sum[R] = {};
+  if (from) {
+    for (int r = 0; r < R; r++) sum[r] = loadf(sums + r * 32);
+  }
+  for (int64_t k = from; k < to; k += 2) {
+    const v16u pairs = load<v16u>(panel + (k - from) * TILE);
+    const v16f even = even_of(pairs), odd = odd_of(pairs);
+    for (int r = 0; r < R; r++) {
+      sum[r] += to_float(inputs[r * width + k]) * even;
+      sum[r] += to_float(inputs[r * width + k + 1]) * odd;
+    }
+  }
+  for (int r = 0; r < R; r++) store(sums + r * 32, sum[r]);
+}
+
+void multiply(const Product& p, int item, uint8_t* scratch) {
+  const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
+  const int64_t width = p.linear->num_inputs;
+  bf16* opened = (bf16*)scratch;
+  float* sums = (float*)(opened + 2 * PANEL_CHUNK * TILE);
+  for (int64_t from = 0; from < width; from += PANEL_CHUNK) {
+    const int64_t to = from + PANEL_CHUNK < width ? from + PANEL_CHUNK : width;
+    for (int which = 0; which <= int(has_second); which++) {
+      const bf16* panel = open_panel(*p.linear, item * 2 + which, from, to, opened);
+      int row = 0;
+      for (; row + 4 <= p.num_rows; row += 4) {
+        multiply_rows<4>(p, row, from, to, panel, sums + row * 32 + which * 16);
+      }
+      for (; row < p.num_rows; row++) {
+        multiply_rows<1>(p, row, from, to, panel, sums + row * 32 + which * 16);
       }
     }
   }
-  for (int r = 0; r < R; r++) finish(p, item, row + r, sums[0][r], sums[1][r], has_second);
-}
-
-void multiply(const Product& p, int item, bf16* scratch) {
-  const int num_panels = p.linear->num_outputs / TILE;
-  const int64_t width = p.linear->num_inputs;
-  const bool has_second = item * 2 + 1 < num_panels;
-  const bf16* panels[2];
-  panels[0] = open_panel(*p.linear, item * 2, scratch);
-  panels[1] = has_second ? open_panel(*p.linear, item * 2 + 1, scratch + width * TILE) : panels[0];
-  int row = 0;
-  for (; row + 4 <= p.num_rows; row += 4) multiply_rows<4>(p, item, row, panels, has_second);
-  for (; row < p.num_rows; row++) multiply_rows<1>(p, item, row, panels, has_second);
+  for (int r = 0; r < p.num_rows; r++) {
+    finish(p, item, r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+  }
 }
 
 void thread_end() {}
@@ -341,10 +397,8 @@ inline void finish_attention(const Attention& a, int row, const float* mixed, fl
 }
 
 inline void int8_to_bf16(const uint8_t* from, int count, bf16* to) {
-  typedef int8_t v16c __attribute__((vector_size(16)));
   for (int i = 0; i < count; i += 32) {
-    v16i a = __builtin_convertvector(load<v16c>(from + i), v16i);
-    v16i b = __builtin_convertvector(load<v16c>(from + i + 16), v16i);
+    const v16i a = widen_i8(from + i), b = widen_i8(from + i + 16);
     store_bf16(to + i, __builtin_convertvector(a, v16f), __builtin_convertvector(b, v16f));
   }
 }

@@ -15,7 +15,7 @@ enum class Epilogue { Store, Add, SiluMul, Best };
 
 // A product of activations with some panels of a linear layer, and what becomes of it.
 struct Product {
-  const bf16* inputs;  // [rows][num_inputs], readable up to a multiple of 16 rows
+  const bf16* inputs;  // [rows][num_inputs]
   int num_rows;
   const HwLinear* linear;
   Epilogue epilogue;
@@ -47,8 +47,8 @@ struct Attention {
 };
 
 struct Ops {
-  // Columns 32 * item ... of a product. `scratch` holds two dequantized panels.
-  void (*multiply)(const Product&, int item, bf16* scratch);
+  // Columns 32 * item ... of a product; `scratch` holds product_scratch() bytes.
+  void (*multiply)(const Product&, int item, uint8_t* scratch);
   // `scratch` holds attention_scratch() bytes.
   void (*attend)(const Attention&, uint8_t* scratch);
   void (*norm)(const float* x, const float* weight, float eps, int size, bf16* out);
@@ -80,6 +80,15 @@ inline int64_t group_bytes(int format) {
 
 inline int64_t panel_bytes(int format, int64_t num_inputs) {
   return num_inputs / GROUP * group_bytes(format);
+}
+
+// Inputs of a panel that are opened at a time: two such pieces and the rows they are multiplied
+// with share the first-level cache.
+constexpr int64_t PANEL_CHUNK = 288;
+
+// Two opened pieces, and a sum for each row and column.
+inline int64_t product_scratch(int64_t num_rows) {
+  return 2 * PANEL_CHUNK * TILE * 2 + (num_rows + 2 * TILE) * 32 * 4;
 }
 
 // Scores in fp32 and their exponentials in bf16, for 16 rows over the whole context.

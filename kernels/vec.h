@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -20,8 +20,6 @@ typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
-typedef int16_t v16s __attribute__((vector_size(32)));
-typedef uint8_t v16b __attribute__((vector_size(16)));
 
 template <typename V>
 inline V load(const void* from) {
@@ -39,16 +37,77 @@ inline v16f loadf(const float* from) { return load<v16f>(from); }
 inline v16f splat(float x) { return v16f{} + x; }
 inline v16f maximum(v16f a, v16f b) { return a > b ? a : b; }
 
-inline float hmax(v16f v) {
-  float best = v[0];
-  for (int i = 1; i < 16; i++) best = v[i] > best ? v[i] : best;
-  return best;
+typedef float v8f __attribute__((vector_size(32)));
+typedef float v4f __attribute__((vector_size(16)));
+
+// By halves, so that the order of additions is the same everywhere.
+inline float hsum(v16f v) {
+  const v8f a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const v4f b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-inline float hsum(v16f v) {
-  float s = 0;
-  for (int i = 0; i < 16; i++) s += v[i];
-  return s;
+inline float hmax(v16f v) {
+  const v8f a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const v8f b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const v8f c = a > b ? a : b;
+  const v4f d = __builtin_shufflevector(c, c, 0, 1, 2, 3), e = __builtin_shufflevector(c, c, 4, 5, 6, 7);
+  const v4f f = d > e ? d : e;
+  const float x = f[0] > f[1] ? f[0] : f[1], y = f[2] > f[3] ? f[2] : f[3];
+  return x > y ? x : y;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline v16i join(__m256i low, __m256i high) {
+  v16i v;
+  memcpy(&v, &low, 32);
+  memcpy((char*)&v + 32, &high, 32);
+  return v;
+}
+#endif
+
+// Compilers take conversions between widths apart into single numbers, hence these by hand.
+inline v16i widen_i8(const void* from) {
+#if defined(__AVX512F__)
+  return (v16i)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return join(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)),
+              _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)from + 8))));
+#else
+  v16i v;
+  for (int i = 0; i < 16; i++) v[i] = ((const int8_t*)from)[i];
+  return v;
+#endif
+}
+
+inline v16i widen_u8(const void* from) {
+#if defined(__AVX512F__)
+  return (v16i)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return join(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)),
+              _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)from + 8))));
+#else
+  v16i v;
+  for (int i = 0; i < 16; i++) v[i] = ((const uint8_t*)from)[i];
+  return v;
+#endif
+}
+
+inline v16h narrow(v16u v) {
+#if defined(__AVX512F__)
+  return (v16h)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+  __m256i low, high;
+  memcpy(&low, &v, 32);
+  memcpy(&high, (char*)&v + 32, 32);
+  // Packing works within halves of 128 bits; the permutation puts them in order.
+  return (v16h)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+#else
+  v16h h;
+  for (int i = 0; i < 16; i++) h[i] = uint16_t(v[i]);
+  return h;
+#endif
 }
 
 // The even and the odd half of 16 pairs of bf16.
@@ -70,7 +129,7 @@ inline v16h round_bf16(v16f x) {
   v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   // A NaN stays one.
   v16u is_nan = (v16u)(x != x);
-  return __builtin_convertvector(rounded | (is_nan & 0x7fc0u), v16h);
+  return narrow(rounded | (is_nan & 0x7fc0u));
 #endif
 }
 
@@ -87,7 +146,8 @@ inline v16f from_fp16(const void* from) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #else
-  v16u h = __builtin_convertvector(load<v16h>(from), v16u);
+  v16u h;
+  for (int i = 0; i < 16; i++) h[i] = load<v16h>(from)[i];
   v16f magnitude = (v16f)((h & 0x7fffu) << 13) * 0x1p112f;
   return (v16f)((v16u)magnitude | ((h & 0x8000u) << 16));
 #endif

@@ -38,6 +38,11 @@ class ModelConfig:
     kernels: str = setting(
         "auto", "Compiled kernels: auto, none, or at most plain, avx2, avx512 or amx."
     )
+    deterministic: bool = setting(
+        False,
+        "Refuse to start unless a request's tokens are the same bit for bit whatever shares its "
+        "batch, however it is chunked, preempted or resumed.",
+    )
     device: str = setting("auto", "auto, cpu, or a torch device such as cuda:0.")
     max_model_len: int | None = setting(
         None, "Longest prompt plus output, in tokens; default: what the model was made for."

@@ -135,6 +135,12 @@ def _resolve_form(config: Config, model: ModelFacts, hardware: Hardware, device:
         reasons.append(f"compiled kernels: {kernels}")
     elif dtype != "fp32":
         reasons.append(f"plain torch, no compiled kernels: {why_not}")
+    if config.model.deterministic:
+        if kernels is None:
+            raise ConfigError(
+                f"deterministic needs the compiled kernels, and {why_not or f'{dtype} has none'}"
+            )
+        reasons.append("deterministic: the compiled kernels compute every row by itself")
     asked = config.cache.kv_cache_dtype.lower()
     kv_dtype = ("bf16" if kernels else dtype) if asked == "auto" else _DTYPES.get(asked, asked)
     if kv_dtype not in (("bf16", "int8") if kernels else (dtype,)):

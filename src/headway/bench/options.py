@@ -37,7 +37,8 @@ DEFAULT_NUM_REQUESTS = 100
 WORK, REPLAY, ASK, RUN, RESULTS = ("Workload", "Replay", "Requests", "Run", "Results")
 
 
-def _about(panel: str, about: str, flag: str | None = None) -> dict[str, str | None]:
+def option_about(panel: str, about: str, flag: str | None = None) -> dict[str, str | None]:
+    """What a command line needs to know of a field."""
     return {"panel": panel, "about": about, "flag": flag}
 
 
@@ -47,13 +48,13 @@ class LoadOptions:
 
     arrivals: str = field(
         default="poisson:1",
-        metadata=_about(
+        metadata=option_about(
             WORK, "closed:N, poisson:RATE, gamma:RATE,cv=CV or onoff:RATE_WHILE_ON,on=S,off=S."
         ),
     )
     prompt_tokens: str = field(
         default="uniform:32,256",
-        metadata=_about(
+        metadata=option_about(
             WORK,
             "Lengths: fixed:N, uniform:LOW,HIGH, lognormal:MU,SIGMA,min=N,max=N, list:N,N,... or "
             "empirical:FILE,scale=F,min=N,max=N.",
@@ -61,111 +62,117 @@ class LoadOptions:
     )
     output_tokens: str = field(
         default="lognormal:4.0,0.9,min=8,max=256",
-        metadata=_about(WORK, "Lengths, in the same forms."),
+        metadata=option_about(WORK, "Lengths, in the same forms."),
     )
     tenants: str = field(
         default="1",
-        metadata=_about(WORK, "NUMBER,zipf=EXPONENT: who asks, by Zipf weights; sent as `user`."),
+        metadata=option_about(
+            WORK, "NUMBER,zipf=EXPONENT: who asks, by Zipf weights; sent as `user`."
+        ),
     )
     prefixes: str = field(
         default="0",
-        metadata=_about(
+        metadata=option_about(
             WORK,
             "SHARE,count=N,tokens=L: this share of prompts begins with one of the N prefixes, of "
             "L tokens, that its tenant has.",
         ),
     )
     vocab: str = field(
-        default="100,20000", metadata=_about(WORK, "LOW,HIGH: the token ids prompts are made of.")
+        default="100,20000",
+        metadata=option_about(WORK, "LOW,HIGH: the token ids prompts are made of."),
     )
     seed: int = field(
         default=0,
-        metadata=_about(
+        metadata=option_about(
             WORK, "Another seed, other prompts: those of a run before may be in a prefix cache."
         ),
     )
     rate: float | None = field(
         default=None,
-        metadata=_about(
+        metadata=option_about(
             WORK, "Mean requests per second, in place of that of the arrivals or the trace."
         ),
     )
     trace: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=option_about(
             REPLAY, "Azure (CSV) or Mooncake (JSON lines) trace: its arrivals and lengths."
         ),
     )
     time_scale: float = field(
-        default=1.0, metadata=_about(REPLAY, "Times of the trace are multiplied by this.")
+        default=1.0, metadata=option_about(REPLAY, "Times of the trace are multiplied by this.")
     )
     length_scale: float = field(
-        default=1.0, metadata=_about(REPLAY, "Lengths of the trace are multiplied by this.")
+        default=1.0, metadata=option_about(REPLAY, "Lengths of the trace are multiplied by this.")
     )
     max_prompt_tokens: int | None = field(
-        default=None, metadata=_about(REPLAY, "Longer prompts of the trace are cut.")
+        default=None, metadata=option_about(REPLAY, "Longer prompts of the trace are cut.")
     )
     max_output_tokens: int | None = field(
-        default=None, metadata=_about(REPLAY, "Longer outputs of the trace are cut.")
+        default=None, metadata=option_about(REPLAY, "Longer outputs of the trace are cut.")
     )
     model: str | None = field(
-        default=None, metadata=_about(ASK, "Default: the first one in /v1/models.")
+        default=None, metadata=option_about(ASK, "Default: the first one in /v1/models.")
     )
     api_key: list[str] | None = field(
-        default=None, metadata=_about(ASK, "May be repeated: the tenants use the keys in turn.")
+        default=None,
+        metadata=option_about(ASK, "May be repeated: the tenants use the keys in turn."),
     )
     chat: bool = field(
         default=False,
-        metadata=_about(
+        metadata=option_about(
             ASK, "Use /v1/chat/completions, with texts of roughly the right length.", "--chat"
         ),
     )
     ignore_eos: bool = field(
         default=True,
-        metadata=_about(
+        metadata=option_about(
             ASK,
             "Ask for outputs of full length; some servers refuse the field.",
             "--ignore-eos/--no-ignore-eos",
         ),
     )
     extra_body: str = field(
-        default="{}", metadata=_about(ASK, "JSON object of fields to add to every request.")
+        default="{}", metadata=option_about(ASK, "JSON object of fields to add to every request.")
     )
     timeout: float = field(
-        default=600.0, metadata=_about(ASK, "Seconds after which a request has failed.")
+        default=600.0, metadata=option_about(ASK, "Seconds after which a request has failed.")
     )
     num_requests: int | None = field(
         default=None,
-        metadata=_about(
+        metadata=option_about(
             RUN, f"Stop after so many; {DEFAULT_NUM_REQUESTS} if no duration is given either."
         ),
     )
     duration: float | None = field(
-        default=None, metadata=_about(RUN, "Stop sending after so many seconds.")
+        default=None, metadata=option_about(RUN, "Stop sending after so many seconds.")
     )
-    max_concurrency: int = field(default=1024, metadata=_about(RUN, "Requests in flight at most."))
+    max_concurrency: int = field(
+        default=1024, metadata=option_about(RUN, "Requests in flight at most.")
+    )
     warmup: int = field(
-        default=0, metadata=_about(RUN, "Requests before the run that are not counted.")
+        default=0, metadata=option_about(RUN, "Requests before the run that are not counted.")
     )
     sweep: str | None = field(
         default=None,
-        metadata=_about(
+        metadata=option_about(
             RUN,
             "Rates such as 0.5,1,2,4, one run each; or auto: double the rate until the server is "
             "saturated.",
         ),
     )
     goodput: str | None = field(
-        default=None, metadata=_about(RESULTS, "Targets, such as ttft=2.0,tpot=0.2,e2e=30.")
+        default=None, metadata=option_about(RESULTS, "Targets, such as ttft=2.0,tpot=0.2,e2e=30.")
     )
     json: Path | None = field(
-        default=None, metadata=_about(RESULTS, "Write all figures to this file.")
+        default=None, metadata=option_about(RESULTS, "Write all figures to this file.")
     )
     csv: Path | None = field(
-        default=None, metadata=_about(RESULTS, "Write one row per request to this file.")
+        default=None, metadata=option_about(RESULTS, "Write one row per request to this file.")
     )
     plot: Path | None = field(
-        default=None, metadata=_about(RESULTS, "Draw a picture into this PNG file.")
+        default=None, metadata=option_about(RESULTS, "Draw a picture into this PNG file.")
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,7 +17,8 @@ from headway.bench.load_report import Report
 from headway.bench.measure import Measured, Plan, Sweep, measure, measure_sweep, name_model, warm_up
 from headway.bench.modes import MODES, Bench, run_rounds, same_tokens, summarize
 from headway.bench.openai import Target
-from headway.bench.options import LoadOptions, plan_of, sweep_of, target_of
+from headway.bench.options import LoadOptions, option_about, plan_of, sweep_of, target_of
+from headway.bench.profile import profile_table, run_profile
 from headway.bench.report import as_json, as_table, compare, draw
 from headway.build import load_model
 from headway.cli.options import with_settings
@@ -35,6 +36,69 @@ def _root() -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class OfflineOptions:
+    """The options of `bench offline` that are no settings."""
+
+    workload: str = field(
+        default="mixed-64",
+        metadata=option_about(
+            "Workload",
+            f"One of: {', '.join(WORKLOADS)}. All requests come at once; with @R behind the name "
+            "(mixed-64@2) they come as a Poisson process of R per second.",
+        ),
+    )
+    batching: str = field(
+        default="continuous",
+        metadata=option_about("Run", f"Modes, comma separated: {', '.join(MODES)}."),
+    )
+    rounds: int = field(default=3, metadata=option_about("Run", "Measured rounds."))
+    profile: bool = field(
+        default=False, metadata=option_about("Run", "Also say where the time goes.", "--profile")
+    )
+    json_file: Path | None = field(
+        default=None, metadata=option_about("Results", "Write all figures to this file.", "--json")
+    )
+    plot_file: Path | None = field(
+        default=None,
+        metadata=option_about("Results", "Draw a picture into this PNG file.", "--plot"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
+
+
+def _with_options(
+    options: type[Any], first: inspect.Parameter
+) -> Callable[[Callable[[Any, Any], None]], Callable[..., None]]:
+    """Give a command one flag per field of `options`; it takes them as its second value."""
+
+    def decorate(command: Callable[[Any, Any], None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            command(given.pop(first.name), options(**given))
+
+        hints = get_type_hints(options)
+        parameters = [first]
+        for spec in fields(options):
+            flag = spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+            option = typer.Option(
+                flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
+            )
+            annotation = Annotated[hints[spec.name], option]
+            parameters.append(
+                inspect.Parameter(
+                    spec.name, first.kind, default=spec.default, annotation=annotation
+                )
+            )
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
 @app.command("offline")
 @with_settings(
     "model",
@@ -45,33 +109,14 @@ def _root() -> None:
     max_num_batched_tokens=512,
     enable_prefix_caching=False,
 )
-def offline(
-    config: Config,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload",
-            help=f"One of: {', '.join(WORKLOADS)}. All requests come at once; with @R behind "
-            "the name (mixed-64@2) they come as a Poisson process of R per second.",
-        ),
-    ] = "mixed-64",
-    batching: Annotated[
-        str, typer.Option("--batching", help=f"Modes, comma separated: {', '.join(MODES)}.")
-    ] = "continuous",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measured rounds.")] = 3,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file.")
-    ] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw a picture into this PNG file.")
-    ] = None,
-) -> None:
+@_with_options(OfflineOptions, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY))
+def offline(config: Config, options: OfflineOptions) -> None:
     """Run a fixed workload in this process, in one or several batching modes.
 
     A warm-up round is run first and not counted. Rounds of several modes are interleaved.
     """
-    modes = _parse_modes(batching)
-    work = parse_workload(workload)
+    modes = _parse_modes(options.batching)
+    work = parse_workload(options.workload)
     console = Console()
     with progress_bar("loading weights") as progress:
         model = load_model(config, progress)
@@ -81,24 +126,28 @@ def offline(
         model.executor, config.scheduler, SystemClock(), config.cache.enable_prefix_caching
     )
     with progress_bar("measuring") as progress:
-        runs = run_rounds(bench, work, modes, rounds, progress)
+        runs = run_rounds(bench, work, modes, options.rounds, progress)
     results = [summarize(mode, runs[mode]) for mode in modes]
     console.print(as_table(work, results))
     for line in compare(results):
         console.print(line)
     all_runs = [run for mode in modes for run in runs[mode]]
     console.print(f"identical tokens in all {len(all_runs)} runs: {same_tokens(all_runs):.1%}")
-    if json_file is not None:
-        context: dict[str, object] = {
-            "headway": __version__,
-            "rounds": rounds,
-            "resolved": asdict(model.resolved),
-            "scheduler": asdict(bench.config),
-        }
-        json_file.write_bytes(as_json(work, results, context))
-    if plot_file is not None:
-        draw(plot_file, work, results)
-        console.print(f"picture: {plot_file}")
+    context: dict[str, object] = {
+        "headway": __version__,
+        "rounds": options.rounds,
+        "resolved": asdict(model.resolved),
+        "scheduler": asdict(bench.config),
+    }
+    if options.profile:
+        taken_apart = run_profile(bench, work)
+        console.print(profile_table(taken_apart))
+        context["profile"] = asdict(taken_apart)
+    if options.json_file is not None:
+        options.json_file.write_bytes(as_json(work, results, context))
+    if options.plot_file is not None:
+        draw(options.plot_file, work, results)
+        console.print(f"picture: {options.plot_file}")
     model.executor.close()
 
 
@@ -110,35 +159,17 @@ def _parse_modes(batching: str) -> list[str]:
     return list(dict.fromkeys(modes))
 
 
-def _with_load_options(command: Callable[[str, LoadOptions], None]) -> Callable[..., None]:
-    """Give a command a URL and one flag per option; it takes the options as one value."""
-
-    def run(url: str, **given: Any) -> None:
-        command(url, LoadOptions(**given))
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    hints = get_type_hints(LoadOptions)
-    parameters = [inspect.Parameter("url", kind, annotation=_URL)]
-    for spec in fields(LoadOptions):
-        flag = spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
-        option = typer.Option(
-            flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
-        )
-        annotation = Annotated[hints[spec.name], option]
-        parameters.append(
-            inspect.Parameter(spec.name, kind, default=spec.default, annotation=annotation)
-        )
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {item.name: item.annotation for item in parameters}
-    run.__doc__ = command.__doc__
-    return run
-
-
-_URL = Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")]
+_URL = inspect.Parameter(
+    "url",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")
+    ],
+)
 
 
 @app.command("serve")
-@_with_load_options
+@_with_options(LoadOptions, _URL)
 def serve(url: str, options: LoadOptions) -> None:
     """Send requests to any server with the OpenAI API, and measure what comes back.
 

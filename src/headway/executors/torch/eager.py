@@ -38,6 +38,9 @@ class EagerModel:
         ]
         return Scores.of(self._decoder.logits(hidden[[places[row] for row in rows]]))
 
+    def profile(self) -> dict[str, float]:
+        return {}
+
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._store.copy(sources, targets)

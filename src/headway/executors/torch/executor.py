@@ -20,6 +20,7 @@ from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penaltie
 from headway.executors.torch.step_model import StepModel
 
 Outcome = Sample | Failure | None
+PREPARE, MODEL, SAMPLER = "preparation", "model", "sampler"
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class TorchExecutor:
         self._capacity = Capacity(model.num_blocks, model.block_size, max_model_len)
         self._clock = clock
         self._requests: dict[str, _RequestState] = {}
+        self._seconds = {PREPARE: 0.0, MODEL: 0.0, SAMPLER: 0.0}
         self._pending: StepResult | None = None
 
     def capacity(self) -> Capacity:
@@ -72,6 +74,16 @@ class TorchExecutor:
         self._requests.clear()
         self._pending = None
 
+    def profile(self) -> dict[str, float]:
+        """Seconds by part since the last call; the model's own parts, if it tells any, in place
+        of the one for it."""
+        seconds = dict(self._seconds)
+        self._seconds = dict.fromkeys(seconds, 0.0)
+        if parts := self._model.profile():
+            seconds[MODEL] -= sum(parts.values())
+            seconds["calling the model"] = seconds.pop(MODEL)
+        return parts | seconds
+
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> tuple[Outcome, ...]:
         for request_id in plan.released_ids:
@@ -81,11 +93,13 @@ class TorchExecutor:
             self._model.copy(sources, [copy.target for copy in plan.copies])
         outcomes: list[Outcome] = [None] * len(plan.scheduled)
         shares: list[_Share] = []
+        started_at = self._clock.now()
         for place, scheduled in enumerate(plan.scheduled):
             try:
                 shares.append(self._prepare(place, scheduled))
             except Exception as error:  # whatever is wrong with one request is its alone
                 outcomes[place] = Failure(f"request {scheduled.request_id}: {error}")
+        self._seconds[PREPARE] += self._clock.now() - started_at
         if shares:
             for share, outcome in self._compute(shares):
                 outcomes[share.place] = outcome
@@ -103,9 +117,14 @@ class TorchExecutor:
                 rows.append(share.row)
                 places.append(end - 1)
         needs_logits = any(row.needs_logits for row in rows)
+        started_at = self._clock.now()
         scores = self._model.run([share.span for share in shares], places, needs_logits)
+        sampling_at = self._clock.now()
+        self._seconds[MODEL] += sampling_at - started_at
         if scores is not None:
-            yield from zip(sampled, sample(scores, rows), strict=True)
+            outcomes = sample(scores, rows)
+            self._seconds[SAMPLER] += self._clock.now() - sampling_at
+            yield from zip(sampled, outcomes, strict=True)
 
     def _prepare(self, place: int, scheduled: ScheduledRequest) -> _Share:
         """Check everything, then bring the request's state up to this plan."""

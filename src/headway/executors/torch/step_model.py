@@ -62,6 +62,10 @@ class StepModel(Protocol):
         """
         ...
 
+    def profile(self) -> dict[str, float]:
+        """Seconds by part of `run` since the last call; empty if it does not tell."""
+        ...
+
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks; every source is read before any target is written."""
         ...
