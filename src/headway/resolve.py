@@ -66,7 +66,7 @@ _DTYPES = {
     "int8": "int8",
     "int4": "int4",
 }
-_WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 KERNELS = ("plain", "avx2", "avx512", "amx")
 _KERNEL_TILE = 16
@@ -206,7 +206,7 @@ def _resolve_blocks(
         num_blocks = asked // block_bytes
         why = f"KV cache {asked / GIB:.2f} GiB: as asked"
     else:
-        weight_bytes = int(model.num_parameters * _WEIGHT_BYTES[form.dtype])
+        weight_bytes = int(model.num_parameters * WEIGHT_BYTES[form.dtype])
         free = max(0, hardware.available_bytes - weight_bytes)
         per_request = -(-max_model_len // block_size)
         wanted = per_request * config.scheduler.max_num_seqs

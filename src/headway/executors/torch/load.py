@@ -26,6 +26,7 @@ __all__ = [
     "load_executor",
     "load_model",
     "open_checkpoint",
+    "options_of",
 ]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -35,7 +36,13 @@ def load_executor(
     checkpoint: Checkpoint, resolved: Resolved, clock: Clock, progress: Progress | None = None
 ) -> TorchExecutor:
     """Read the weights and set up the KV store."""
-    options = LoadOptions(
+    model = load_model(checkpoint, options_of(resolved), progress)
+    return TorchExecutor(model, resolved.max_model_len, clock)
+
+
+def options_of(resolved: Resolved) -> LoadOptions:
+    """The part of the settings that a model takes."""
+    return LoadOptions(
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
         kernels=resolved.kernels,
@@ -45,8 +52,6 @@ def load_executor(
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len,
     )
-    model = load_model(checkpoint, options, progress)
-    return TorchExecutor(model, resolved.max_model_len, clock)
 
 
 def load_model(

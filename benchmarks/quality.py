@@ -1,0 +1,101 @@
+"""What each form of weights and KV cache costs in quality, against fp32 in plain torch.
+
+    python -m benchmarks.quality MODEL [--max-tokens N] [--json FILE]
+
+Perplexity of the fixed text of the quality tests, and the share of its places where the form's
+likeliest token is also that of fp32. MODEL is a GGUF file, a folder or a Hugging Face id. A form
+that the model or the machine does not offer is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.quality.loading import load
+from tests.quality.perplexity import Quality, Text, perplexity, read_text
+
+from headway.errors import ConfigError
+from headway.executors.source import locate
+from headway.text import Tokenizer
+
+DTYPES = ("fp32", "bf16", "int8", "int4")
+KV_DTYPES = ("auto", "bf16", "int8")
+HEADER = (
+    f"{'dtype':6s} {'KV':5s} {'perplexity':>10s} {'to fp32':>8s} {'same greedy':>11s} {'s':>6s}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One form's result."""
+
+    dtype: str
+    kv_dtype: str
+    perplexity: float
+    ratio: float
+    same_greedy: float
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dtype:6s} {self.kv_dtype:5s} {self.perplexity:10.4f} {self.ratio:8.5f} "
+            f"{self.same_greedy:11.2%} {self.elapsed_s:6.1f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A form that is not offered."""
+
+    dtype: str
+    kv_dtype: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype:6s} {self.kv_dtype:5s} {self.reason}"
+
+
+def measure(model: str, text: Text) -> Iterator[Row | Missing]:
+    reference: Quality | None = None
+    for dtype in DTYPES:
+        for kv_dtype in KV_DTYPES:
+            try:
+                loaded = load(model, dtype, kv_dtype)
+            except ConfigError as error:
+                yield Missing(dtype, kv_dtype, str(error))
+                continue
+            started_at = time.perf_counter()
+            quality = perplexity(loaded, text.token_ids, bos_token_id=text.bos_token_id)
+            elapsed_s = time.perf_counter() - started_at
+            # The first form is fp32 with its own KV cache, which is always offered.
+            reference = reference or quality
+            ratio, same = quality.ratio_to(reference), quality.share_same_greedy(reference)
+            yield Row(dtype, kv_dtype, quality.perplexity, ratio, same, elapsed_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--max-tokens", type=int, help="only the text's beginning; default: all")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    args = parser.parse_args()
+    text = read_text(Tokenizer.from_path(locate(args.model).path), args.max_tokens)
+    print(f"{len(text.token_ids)} tokens, BOS {text.bos_token_id}\n{HEADER}")
+    rows: list[Row | Missing] = []
+    for row in measure(args.model, text):
+        print(row, flush=True)
+        rows.append(row)
+    if args.json:
+        result = {"num_tokens": len(text.token_ids), "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

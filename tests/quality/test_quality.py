@@ -1,0 +1,61 @@
+"""What smaller numbers cost: the real SmolLM2 on a fixed text, against fp32 in plain torch.
+
+The reference computes in fp32 on the dequantized weights of the file. Run with `-s` to see the
+share of places where each form would choose the reference's token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.executors.torch.kernels import best_isa
+from headway.text import Tokenizer
+from tests.quality.loading import load
+from tests.quality.perplexity import Quality, Text, perplexity, read_text
+
+pytestmark = pytest.mark.model
+
+MIN_TOKENS = 20_000
+
+needs_kernels = pytest.mark.skipif(best_isa() is None, reason="the compiled kernels were not built")
+
+
+@pytest.fixture(scope="module")
+def text(model_path: Path) -> Text:
+    return read_text(Tokenizer.from_path(model_path))
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path, text: Text) -> Quality:
+    quality = perplexity(load(model_path, "fp32"), text.token_ids, bos_token_id=text.bos_token_id)
+    print(f"\nfp32: perplexity {quality.perplexity:.4f} over {quality.num_scored} tokens")
+    return quality
+
+
+def test_the_text_is_long_enough_to_tell(text: Text) -> None:
+    assert len(text.token_ids) >= MIN_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "tolerance"),
+    [
+        pytest.param("bf16", "auto", 0.005),
+        pytest.param("bf16", "int8", 0.005, marks=needs_kernels),
+        pytest.param("int8", "auto", 0.01, marks=needs_kernels),
+        pytest.param("int4", "auto", 0.02, marks=needs_kernels),
+    ],
+)
+def test_perplexity_is_close_to_that_of_fp32(
+    model_path: Path, text: Text, reference: Quality, dtype: str, kv_dtype: str, tolerance: float
+) -> None:
+    model = load(model_path, dtype, kv_dtype)
+    quality = perplexity(model, text.token_ids, bos_token_id=text.bos_token_id)
+    ratio = quality.ratio_to(reference)
+    print(
+        f"\n{dtype}, KV {kv_dtype}: perplexity {quality.perplexity:.4f}, {ratio:.5f} times fp32's, "
+        f"{quality.share_same_greedy(reference):.2%} of the greedy tokens the same"
+    )
+    # Far better than the reference would be as wrong as far worse.
+    assert abs(ratio - 1.0) <= tolerance
