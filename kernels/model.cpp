@@ -46,6 +46,11 @@ struct AttentionItem {
   int32_t num_rows;
 };
 
+// On a cache line of its own, as threads count at the same time.
+struct alignas(64) Counter {
+  std::atomic<int> next{0};
+};
+
 class Stopwatch {
  public:
   explicit Stopwatch(double* seconds) : seconds_(seconds), last_(Clock::now()) {}
@@ -79,7 +84,8 @@ class Engine {
         attention_(num_threads),
         best_(num_threads),
         best_ids_(num_threads),
-        counters_(new std::atomic<int>[size_t(model.num_layers) * 8 + 8]) {
+        num_phases_(model.num_layers * 8 + 8),
+        counters_(new Counter[size_t(num_phases_) * num_threads]) {
     for (int t = 0; t < num_threads; t++) {
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
     }
@@ -88,7 +94,9 @@ class Engine {
   void step(const HwStep& step) {
     step_ = &step;
     prepare();
-    for (int i = 0; i < model_.num_layers * 8 + 8; i++) counters_[i].store(0, std::memory_order_relaxed);
+    for (int i = 0; i < num_phases_ * pool_.num_threads(); i++) {
+      counters_[i].next.store(0, std::memory_order_relaxed);
+    }
     pool_.run([this](int thread) { run(thread); });
     if (step.num_rows) choose();
   }
@@ -116,12 +124,13 @@ class Engine {
   void prepare() {
     const HwStep& s = *step_;
     const int64_t tokens = s.num_tokens;
+    const int64_t padded = tokens + TILE;  // products read whole tiles of rows
     hidden_.reserve(tokens * model_.hidden_size);
-    normed_.reserve(tokens * model_.hidden_size);
+    normed_.reserve(padded * model_.hidden_size);
     qkv_.reserve(tokens * (q_size_ + 2 * kv_size_));
     queries_.reserve(tokens * q_size_);
-    mixed_.reserve(tokens * q_size_);
-    inner_.reserve(tokens * model_.inner_size);
+    mixed_.reserve(padded * q_size_);
+    inner_.reserve(padded * model_.inner_size);
     places_.reserve(tokens);
     span_of_.reserve(tokens);
     first_token_.reserve(s.num_spans);
@@ -155,11 +164,26 @@ class Engine {
     return step_->starts[item.span] + (item.first_row + item.num_rows) / group_size_;
   }
 
-  // Takes items of a phase until none is left.
+  // Takes items of a phase until none is left, whoever comes first.
   template <typename F>
   void share(int& phase, int count, const F& work) {
-    std::atomic<int>& next = counters_[phase++];
+    std::atomic<int>& next = counters_[pool_.num_threads() * phase++].next;
     for (int item = next.fetch_add(1); item < count; item = next.fetch_add(1)) work(item);
+  }
+
+  // Each thread has a range of its own, as neighbours in memory are prefetched, and helps the
+  // others when it is through.
+  template <typename F>
+  void share_ranges(int& phase, int count, int thread, const F& work) {
+    const int num_threads = pool_.num_threads();
+    Counter* counters = &counters_[num_threads * phase++];
+    for (int turn = 0; turn < num_threads; turn++) {
+      const int owner = (thread + turn) % num_threads;
+      const int begin = int(int64_t{count} * owner / num_threads);
+      const int end = int(int64_t{count} * (owner + 1) / num_threads);
+      std::atomic<int>& next = counters[owner].next;
+      for (int item = begin + next.fetch_add(1); item < end; item = begin + next.fetch_add(1)) work(item);
+    }
   }
 
   // Rows in slices, so that threads take some each.
@@ -260,7 +284,9 @@ class Engine {
 
   void multiply(const Product& product, int thread, int& phase) {
     const int num_items = (product.linear->num_outputs + 31) / 32;
-    share(phase, num_items, [&](int item) { ops_->multiply(product, item, products_[thread].get()); });
+    share_ranges(phase, num_items, thread, [&](int item) {
+      ops_->multiply(product, item, products_[thread].get());
+    });
   }
 
   void normalize(int t, const float* weight) {
@@ -342,7 +368,8 @@ class Engine {
   std::vector<Buffer<uint8_t>> products_, attention_;
   std::vector<Buffer<float>> best_;
   std::vector<Buffer<int32_t>> best_ids_;
-  std::unique_ptr<std::atomic<int>[]> counters_;
+  const int num_phases_;
+  std::unique_ptr<Counter[]> counters_;
   double seconds_[HW_NUM_PARTS] = {};
 };
 

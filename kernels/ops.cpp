@@ -48,6 +48,12 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
   }
 }
 
+constexpr int64_t PREFETCH_BYTES = 8192;
+
+inline void prefetch(const uint8_t* from, int64_t num_bytes) {
+  for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
+}
+
 // Inputs `from` to `to` of a panel as bf16 pairs; bf16 weights are used where they are.
 inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, int64_t to,
                               bf16* scratch) {
@@ -55,6 +61,8 @@ inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, i
   const int64_t step = group_bytes(linear.format);
   if (linear.format == HW_BF16) return (const bf16*)(data + from / GROUP * step);
   for (int64_t g = from / GROUP; g < to / GROUP; g++) {
+    // By the time this piece has been multiplied, the next one is there.
+    prefetch(data + g * step + PANEL_CHUNK / GROUP * step, step);
     dequantize_group(data + g * step, linear.format, scratch + (g * GROUP - from) * TILE);
   }
   return scratch;
@@ -99,11 +107,15 @@ inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has
       v16f top = loadf(best);
       v16i id = load<v16i>(ids);
       v16f check = loadf(best + 16) + a * 0.0f;
-      id = a > top ? LANES + column : id;
+      // Of equals the lowest wins, in whatever order a thread comes by them.
+      const v16i at = LANES + column;
+      const v16i is_better = (a > top) | ((a == top) & (at < id));
+      id = is_better ? at : id;
       top = a > top ? a : top;
       if (has_second) {
         check += b * 0.0f;
-        id = b > top ? LANES + (column + 16) : id;
+        const v16i is_better_still = (b > top) | ((b == top) & (at + 16 < id));
+        id = is_better_still ? at + 16 : id;
         top = b > top ? b : top;
       }
       store(best, top);
@@ -214,6 +226,9 @@ void multiply_few(const Product& p, int item, bool has_second) {
   configure_product(p.num_rows);
   multiply_rows(p, 0, p.num_rows, 0, width, sums, [&](int64_t k, const bf16** tiles) {
     const int64_t g = k / GROUP;
+    // Panels lie one after the other, and so do the items of a thread.
+    prefetch(first + g * bytes + PREFETCH_BYTES, bytes);
+    prefetch(second + g * bytes + PREFETCH_BYTES, bytes);
     dequantize_group(first + g * bytes, format, ring[g % 4][0]);
     dequantize_group(second + g * bytes, format, ring[g % 4][1]);
     tiles[0] = ring[g % 4][0];
@@ -222,12 +237,57 @@ void multiply_few(const Product& p, int item, bool has_second) {
   finish_rows(p, item, 0, p.num_rows, sums, has_second);
 }
 
+// Up to four tiles of rows with one panel at a time. Accumulators 0-3, inputs 4-6, weights 7.
+template <int R>
+inline void multiply_tall(const Product& p, const uint8_t* panel, float* sums) {
+  const int64_t width = p.linear->num_inputs, stride = width * 2, bytes = group_bytes(p.linear->format);
+  alignas(64) bf16 ring[4][GROUP * TILE];
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  if (R > 3) _tile_zero(3);
+  for (int64_t k = 0; k < width; k += GROUP) {
+    const int64_t g = k / GROUP;
+    prefetch(panel + g * bytes + PREFETCH_BYTES, bytes);
+    dequantize_group(panel + g * bytes, p.linear->format, ring[g % 4]);
+    const bf16* inputs = p.inputs + k;
+    _tile_loadd(4, inputs, stride);
+    _tile_loadd(7, ring[g % 4], 64);
+    _tile_dpbf16ps(0, 4, 7);
+    _tile_loadd(5, inputs + TILE * width, stride);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(6, inputs + 2 * TILE * width, stride);
+    _tile_dpbf16ps(2, 6, 7);
+    if (R > 3) {
+      _tile_loadd(4, inputs + 3 * TILE * width, stride);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16 * 32, 128);
+  _tile_stored(2, sums + 32 * 32, 128);
+  if (R > 3) _tile_stored(3, sums + 48 * 32, 128);
+}
+
+void multiply_some(const Product& p, int item, bool has_second) {
+  const int64_t panel = panel_bytes(p.linear->format, p.linear->num_inputs);
+  const uint8_t* data = p.linear->data + 2 * item * panel;
+  alignas(64) float sums[64 * 32];
+  configure_product(2 * TILE);
+  for (int which = 0; which <= int(has_second); which++) {
+    if (p.num_rows > 3 * TILE) multiply_tall<4>(p, data + which * panel, sums + which * 16);
+    else multiply_tall<3>(p, data + which * panel, sums + which * 16);
+  }
+  finish_rows(p, item, 0, p.num_rows, sums, has_second);
+}
+
 // Many rows use a weight often: a chunk of the panels that stays in the first-level cache is
 // multiplied with all rows before the next is opened.
 void multiply(const Product& p, int item, uint8_t* scratch) {
   const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
-  if (p.num_rows <= 2 * TILE && p.linear->format != HW_BF16) {
-    multiply_few(p, item, has_second);
+  if (p.linear->format != HW_BF16 && p.num_rows <= 4 * TILE) {
+    if (p.num_rows <= 2 * TILE) multiply_few(p, item, has_second);
+    else multiply_some(p, item, has_second);
     return;
   }
   const int64_t width = p.linear->num_inputs;

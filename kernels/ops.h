@@ -15,7 +15,7 @@ enum class Epilogue { Store, Add, SiluMul, Best };
 
 // A product of activations with some panels of a linear layer, and what becomes of it.
 struct Product {
-  const bf16* inputs;  // [rows][num_inputs]
+  const bf16* inputs;  // [rows][num_inputs], readable up to a multiple of 16 rows
   int num_rows;
   const HwLinear* linear;
   Epilogue epilogue;

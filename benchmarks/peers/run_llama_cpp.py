@@ -1,0 +1,175 @@
+# pyright: basic, reportMissingImports=false
+"""llama.cpp through llama-cpp-python: a plain scheduling loop around `llama_decode`.
+
+Each sequence has a KV stream of its own. A step decodes one token of every running request and
+gives what is left of the token budget to prompts, oldest first, as its own server does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.runner import (
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Item,
+    Options,
+    Stream,
+    num_cores,
+    package_versions,
+    serve,
+)
+
+CONTEXT_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many KV streams there are, and how long each is."""
+
+    num_seqs: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Running:
+    """A request with a seat, and how much of it has been computed."""
+
+    item: Item
+    stream: Stream
+    seat: int
+    num_computed: int = 0
+    num_scheduled: int = 0
+    row: int | None = field(default=None)
+    """Where its logits are in the batch of this step, if it gets a token."""
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_computed >= len(self.item.prompt)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.stream.token_ids) >= self.item.num_output
+
+
+class LlamaCppBackend:
+    """One model; a context for the shape of the workload that was arranged last."""
+
+    def __init__(self, model: Path) -> None:
+        import llama_cpp
+        import numpy
+
+        self._llama, self._numpy = llama_cpp, numpy
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
+        if not self._model:
+            raise RuntimeError(f"cannot load {model}")
+        self._num_vocab = llama_cpp.llama_vocab_n_tokens(
+            llama_cpp.llama_model_get_vocab(self._model)
+        )
+        self._batch = llama_cpp.llama_batch_init(MAX_NUM_BATCHED_TOKENS, 0, 1)
+        self._context: Any = None
+        self._shape: Shape | None = None
+
+    def details(self) -> dict[str, Any]:
+        info = self._llama.llama_print_system_info().decode(errors="replace")
+        return {**package_versions("llama-cpp-python"), "built_for": info}
+
+    def arrange(self, items: Sequence[Item]) -> None:
+        longest = max(len(item.prompt) + item.num_output for item in items)
+        rounded = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+        shape = Shape(min(MAX_NUM_SEQS, len(items)), rounded)
+        if shape == self._shape:
+            return
+        if self._context is not None:
+            self._llama.llama_free(self._context)
+        params = self._llama.llama_context_default_params()
+        params.n_ctx = shape.num_seqs * shape.num_tokens
+        params.n_seq_max = shape.num_seqs
+        params.n_batch = params.n_ubatch = MAX_NUM_BATCHED_TOKENS
+        params.n_threads = params.n_threads_batch = num_cores()
+        params.kv_unified = False
+        params.no_perf = True
+        self._context = self._llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"no context for {shape}")
+        self._shape = shape
+
+    def run(self, items: Sequence[Item]) -> list[Stream]:
+        if self._shape is None:
+            raise RuntimeError("nothing is arranged")
+        memory = self._llama.llama_get_memory(self._context)
+        self._llama.llama_memory_clear(memory, True)
+        streams = [Stream() for _ in items]
+        waiting = deque(zip(items, streams, strict=True))
+        seats = list(range(self._shape.num_seqs))
+        running: list[Running] = []
+        while waiting or running:
+            while waiting and seats:
+                item, stream = waiting.popleft()
+                running.append(Running(item, stream, seats.pop()))
+            self._step(running)
+            for request in [request for request in running if request.is_finished]:
+                self._llama.llama_memory_seq_rm(memory, request.seat, -1, -1)
+                seats.append(request.seat)
+                running.remove(request)
+        return streams
+
+    def _step(self, running: Sequence[Running]) -> None:
+        batch = self._batch
+        batch.n_tokens = 0
+        # Decodes first: those that run go on, whatever arrives.
+        for request in sorted(running, key=lambda request: not request.is_decoding):
+            self._schedule(request, MAX_NUM_BATCHED_TOKENS - batch.n_tokens)
+        code = self._llama.llama_decode(self._context, batch)
+        if code != 0:
+            raise RuntimeError(f"llama_decode: {code}")
+        sampled = [
+            (request, self._argmax(request.row)) for request in running if request.row is not None
+        ]
+        at = time.monotonic()
+        for request in running:
+            request.num_computed += request.num_scheduled
+        for request, token in sampled:
+            request.stream.add([token], at)
+
+    def _schedule(self, request: Running, budget: int) -> None:
+        """Put as much of the request into the batch as there is room for."""
+        batch, prompt, start = self._batch, request.item.prompt, request.num_computed
+        pending = request.stream.token_ids[-1:] if request.is_decoding else prompt[start:]
+        taken = pending[:budget]
+        request.num_scheduled = len(taken)
+        request.row = None
+        for offset, token in enumerate(taken):
+            at = batch.n_tokens
+            batch.token[at] = token
+            batch.pos[at] = start + offset
+            batch.n_seq_id[at] = 1
+            batch.seq_id[at][0] = request.seat
+            batch.logits[at] = 0
+            batch.n_tokens += 1
+        if taken and len(taken) == len(pending):
+            batch.logits[batch.n_tokens - 1] = 1
+            request.row = batch.n_tokens - 1
+
+    def _argmax(self, row: int) -> int:
+        logits = self._llama.llama_get_logits_ith(self._context, row)
+        pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+        values = self._numpy.ctypeslib.as_array(pointer, shape=(self._num_vocab,))
+        return int(values.argmax())
+
+
+def load(model: Path, options: Options) -> LlamaCppBackend:
+    return LlamaCppBackend(model)
+
+
+if __name__ == "__main__":
+    serve(load)

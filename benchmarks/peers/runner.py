@@ -1,0 +1,163 @@
+"""What all runners share: a process that loads a model once and runs workloads when told to.
+
+A line `run NAME` on its input is answered by one line of JSON on its output; the end of the input
+ends the process. Only the standard library is used, since each runner lives in an environment of
+its own. Whatever the libraries print goes to the standard error output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol, TextIO
+
+MAX_NUM_SEQS = 32
+MAX_NUM_BATCHED_TOKENS = 512
+MAX_MODEL_LEN = 4096
+KV_CACHE_GIB = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request: these tokens in, exactly so many out."""
+
+    prompt: list[int]
+    num_output: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """The tokens of one request, and when the first and the last came."""
+
+    token_ids: list[int] = field(default_factory=list)
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    def add(self, token_ids: Sequence[int], at: float) -> None:
+        if token_ids and not self.token_ids:
+            self.first_at = at
+        if token_ids:
+            self.last_at = at
+        self.token_ids.extend(token_ids)
+
+
+class Backend(Protocol):
+    """A loaded model."""
+
+    def details(self) -> dict[str, Any]:
+        """Versions and settings, for the record."""
+        ...
+
+    def arrange(self, items: Sequence[Item]) -> None:
+        """Whatever a workload needs before it is timed, such as a cache of the right shape."""
+        ...
+
+    def run(self, items: Sequence[Item]) -> list[Stream]:
+        """Every request, all given at once; greedy, the end-of-sequence token ignored."""
+        ...
+
+
+Options = Mapping[str, str]
+Load = Callable[[Path, Options], Backend]
+
+
+def serve(load: Load) -> None:
+    """The whole life of a runner."""
+    _die_with_parent()
+    answers = _keep_stdout()
+    options, args = _parse()
+    workloads: dict[str, Any] = json.loads(args.workloads.read_text())
+    backend = load(args.model, options)
+    _answer(answers, {"event": "ready", "details": backend.details()})
+    warm: set[str] = set()
+    for line in sys.stdin:
+        command, _, name = line.strip().partition(" ")
+        if command != "run" or name not in workloads:
+            _answer(answers, {"event": "error", "message": f"cannot {line.strip()!r}"})
+            continue
+        items = [Item(item["prompt"], item["num_output"]) for item in workloads[name]["items"]]
+        try:
+            backend.arrange(items)
+            if workloads[name]["is_warmed_up"] and name not in warm:
+                backend.run(items)
+                warm.add(name)
+            figures = measure(backend, items)
+        except Exception as error:
+            traceback.print_exc()
+            _answer(answers, {"event": "error", "message": f"{type(error).__name__}: {error}"})
+            raise SystemExit(1) from error  # what state it is in nobody knows
+        _answer(answers, {"event": "result", "workload": name, **figures})
+    os._exit(0)  # threads that a library left behind would keep the process alive
+
+
+def measure(backend: Backend, items: Sequence[Item]) -> dict[str, Any]:
+    """One timed run."""
+    started_at = time.monotonic()
+    streams = backend.run(items)
+    seconds = time.monotonic() - started_at
+    for item, stream in zip(items, streams, strict=True):
+        if len(stream.token_ids) != item.num_output:
+            raise RuntimeError(f"{len(stream.token_ids)} tokens instead of {item.num_output}")
+    num_tokens = sum(item.num_output for item in items)
+    per_token = [
+        (stream.last_at - stream.first_at) / (len(stream.token_ids) - 1)
+        for stream in streams
+        if len(stream.token_ids) > 1
+    ]
+    return {
+        "num_output_tokens": num_tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": num_tokens / seconds,
+        "ttft_s": median(stream.first_at - started_at for stream in streams),
+        "tpot_ms": 1000 * median(per_token) if per_token else None,
+        "first_token_ids": [stream.token_ids[0] for stream in streams],
+    }
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def package_versions(*names: str) -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in names}
+
+
+def _parse() -> tuple[dict[str, str], argparse.Namespace]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--workloads", type=Path, required=True)
+    parser.add_argument("--option", action="append", default=[], help="key=value")
+    args = parser.parse_args()
+    return dict(option.split("=", 1) for option in args.option), args
+
+
+def _keep_stdout() -> TextIO:
+    """The answers' own way out; everything else that is printed goes to standard error."""
+    kept = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return kept
+
+
+def _answer(answers: TextIO, content: dict[str, Any]) -> None:
+    answers.write(json.dumps(content) + "\n")
+    answers.flush()
+
+
+def _die_with_parent() -> None:
+    """A runner that is stopped between its turns would otherwise outlive a killed parent."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
