@@ -82,11 +82,11 @@ struct HwStep {
   int32_t num_tokens;
   int32_t num_rows;  // tokens whose logits are wanted
   int32_t unused;
-  const int32_t* token_ids;      // all spans, one after the other
-  const int32_t* starts;         // of each span: the place of its first token
-  const int32_t* lengths;        // of each span
-  const int32_t* paddings;       // of each span
-  const int64_t* block_tables;   // of each span: the address of its int32 block ids
+  const int32_t* token_ids;     // all spans, one after the other
+  const int32_t* starts;        // of each span: the place of its first token
+  const int32_t* lengths;       // of each span
+  const int32_t* paddings;      // of each span
+  const int64_t* block_tables;  // of each span: the address of its int32 block ids
   const int32_t* rows;
   float* logits;      // [num_rows][vocab_size], or null if only the best are wanted
   int32_t* best_ids;  // [num_rows]

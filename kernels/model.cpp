@@ -1,71 +1,24 @@
 // The forward pass: which operation runs on what, in which order, on which thread.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <new>
+#include <vector>
 
+#include "memory.h"
 #include "ops.h"
 #include "pool.h"
 
 namespace headway {
 namespace {
 
-template <typename T>
-class Buffer {
- public:
-  ~Buffer() { std::free(data_); }
-  // At least `count` numbers; what was there before is lost.
-  void reserve(int64_t count) {
-    if (count <= count_) return;
-    std::free(data_);
-    count_ = count + count / 4;
-    const size_t bytes = (size_t(count_) * sizeof(T) + 4095) / 4096 * 4096;
-    data_ = static_cast<T*>(std::aligned_alloc(4096, bytes));
-    if (!data_) {
-      count_ = 0;
-      throw std::bad_alloc();
-    }
-  }
-  T* get() { return data_; }
-  T& operator[](int64_t at) { return data_[at]; }
-
- private:
-  T* data_ = nullptr;
-  int64_t count_ = 0;
-};
-
 struct AttentionItem {
   int32_t span;
   int32_t kv_head;
   int32_t first_row;
   int32_t num_rows;
-};
-
-// On a cache line of its own, as threads count at the same time.
-struct alignas(64) Counter {
-  std::atomic<int> next{0};
-};
-
-class Stopwatch {
- public:
-  explicit Stopwatch(double* seconds) : seconds_(seconds), last_(Clock::now()) {}
-  // Books the time since the last call under `part`.
-  void lap(HwPart part) {
-    if (!seconds_) return;
-    const auto now = Clock::now();
-    seconds_[part] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  double* seconds_;
-  Clock::time_point last_;
 };
 
 class Engine {
@@ -107,10 +60,12 @@ class Engine {
     for (int layer = 0; layer < model_.num_layers; layer++) {
       uint8_t* blocks = model_.kv + layer * layer_bytes_;
       for (int i = 0; i < count; i++) {
-        std::memcpy(staging_.get() + i * block_bytes_, blocks + sources[i] * block_bytes_, block_bytes_);
+        std::memcpy(staging_.get() + i * block_bytes_, blocks + sources[i] * block_bytes_,
+                    block_bytes_);
       }
       for (int i = 0; i < count; i++) {
-        std::memcpy(blocks + targets[i] * block_bytes_, staging_.get() + i * block_bytes_, block_bytes_);
+        std::memcpy(blocks + targets[i] * block_bytes_, staging_.get() + i * block_bytes_,
+                    block_bytes_);
       }
     }
   }
@@ -150,9 +105,9 @@ class Engine {
       }
     }
     // Long ones first, so that no thread is left with one at the end.
-    std::stable_sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) {
-      return cost(a) > cost(b);
-    });
+    std::stable_sort(
+        items_.begin(), items_.end(),
+        [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
     for (int t = 0; t < pool_.num_threads(); t++) {
       products_[t].reserve(product_scratch(std::max(s.num_tokens, s.num_rows)));
       best_[t].reserve(int64_t{s.num_rows} * 32);
@@ -182,7 +137,8 @@ class Engine {
       const int begin = int(int64_t{count} * owner / num_threads);
       const int end = int(int64_t{count} * (owner + 1) / num_threads);
       std::atomic<int>& next = counters[owner].next;
-      for (int item = begin + next.fetch_add(1); item < end; item = begin + next.fetch_add(1)) work(item);
+      for (int item = begin + next.fetch_add(1); item < end; item = begin + next.fetch_add(1))
+        work(item);
     }
   }
 
@@ -216,7 +172,8 @@ class Engine {
     const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
 
     multiply({normed_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(), nullptr,
-              q_size_ + 2 * kv_size_, nullptr, nullptr}, thread, phase);
+              q_size_ + 2 * kv_size_, nullptr, nullptr},
+             thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
     share_rows(phase, num_tokens, [&](int t) { place_token(layer, index, t); });
@@ -226,22 +183,26 @@ class Engine {
     watch.lap(HW_ATTENTION);
     sync(watch);
     multiply({mixed_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr}, thread, phase);
+              nullptr, nullptr},
+             thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
     share_rows(phase, num_tokens, [&](int t) { normalize(t, layer.mlp_norm); });
     watch.lap(HW_NORM_ROPE);
     sync(watch);
     multiply({normed_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr, inner_.get(),
-              inner, nullptr, nullptr}, thread, phase);
+              inner, nullptr, nullptr},
+             thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
     multiply({inner_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr}, thread, phase);
+              nullptr, nullptr},
+             thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
     if (index + 1 == model_.num_layers) return;
-    share_rows(phase, num_tokens, [&](int t) { normalize(t, model_.layers[index + 1].attention_norm); });
+    share_rows(phase, num_tokens,
+               [&](int t) { normalize(t, model_.layers[index + 1].attention_norm); });
     watch.lap(HW_NORM_ROPE);
     sync(watch);
   }
@@ -252,12 +213,14 @@ class Engine {
       ops_->norm(&hidden_[int64_t{s.rows[row]} * model_.hidden_size], model_.final_norm,
                  model_.norm_eps, model_.hidden_size, &normed_[int64_t{row} * model_.hidden_size]);
     });
-    std::fill_n(best_[thread].get(), int64_t{s.num_rows} * 32, -std::numeric_limits<float>::infinity());
+    std::fill_n(best_[thread].get(), int64_t{s.num_rows} * 32,
+                -std::numeric_limits<float>::infinity());
     for (int row = 0; row < s.num_rows; row++) std::fill_n(&best_[thread][row * 32 + 16], 16, 0.0f);
     std::fill_n(best_ids_[thread].get(), int64_t{s.num_rows} * 16, 0);
     sync(watch);
     multiply({normed_.get(), s.num_rows, &model_.head, Epilogue::Best, s.logits, nullptr,
-              model_.vocab_size, best_[thread].get(), best_ids_[thread].get()}, thread, phase);
+              model_.vocab_size, best_[thread].get(), best_ids_[thread].get()},
+             thread, phase);
     watch.lap(HW_HEAD);
   }
 
@@ -284,9 +247,8 @@ class Engine {
 
   void multiply(const Product& product, int thread, int& phase) {
     const int num_items = (product.linear->num_outputs + 31) / 32;
-    share_ranges(phase, num_items, thread, [&](int item) {
-      ops_->multiply(product, item, products_[thread].get());
-    });
+    share_ranges(phase, num_items, thread,
+                 [&](int item) { ops_->multiply(product, item, products_[thread].get()); });
   }
 
   void normalize(int t, const float* weight) {
@@ -311,11 +273,13 @@ class Engine {
     const int32_t* blocks = reinterpret_cast<const int32_t*>(s.block_tables[span]);
     const int64_t tile_bytes = kv_tile_bytes(model_.kv_format, hd);
     const int offset = place % model_.block_size, tiles = model_.block_size / TILE;
-    uint8_t* block = model_.kv + index * layer_bytes_ + blocks[place / model_.block_size] * block_bytes_;
+    uint8_t* block =
+        model_.kv + index * layer_bytes_ + blocks[place / model_.block_size] * block_bytes_;
     // Attention multiplies the values that a tile lacks by 0, which must not be 0 times NaN: the
     // last token to enter a tile that was begun in this step clears the rest of it.
     const bool is_last = t + 1 == first_token_[span] + s.lengths[span];
-    const bool is_new_end = is_last && model_.kv_format == HW_BF16 && place / TILE * TILE >= s.starts[span];
+    const bool is_new_end =
+        is_last && model_.kv_format == HW_BF16 && place / TILE * TILE >= s.starts[span];
     for (int head = 0; head < model_.num_kv_heads; head++) {
       float* key = row + q_size_ + head * hd;
       ops_->norm_rotate(key, layer.k_norm, model_.norm_eps, cosines, sines, hd);
@@ -330,7 +294,9 @@ class Engine {
     const HwStep& s = *step_;
     const int64_t hd = model_.head_dim, first = first_token_[item.span];
     Attention a;
-    a.queries = &queries_[((int64_t{item.kv_head} * s.num_tokens + first) * group_size_ + item.first_row) * hd];
+    a.queries =
+        &queries_[((int64_t{item.kv_head} * s.num_tokens + first) * group_size_ + item.first_row) *
+                  hd];
     a.num_rows = item.num_rows;
     a.first_row = item.first_row;
     a.group_size = group_size_;
@@ -382,10 +348,14 @@ bool fits(const HwModel& m) {
 const Ops* ops_for(int isa) {
 #if defined(__x86_64__)
   switch (isa) {
-    case HW_AMX: return amx_ops();
-    case HW_AVX512: return avx512_ops();
-    case HW_AVX2: return avx2_ops();
-    default: break;
+    case HW_AMX:
+      return amx_ops();
+    case HW_AVX512:
+      return avx512_ops();
+    case HW_AVX2:
+      return avx2_ops();
+    default:
+      break;
   }
 #endif
   return plain_ops();
@@ -419,7 +389,8 @@ HW_API int32_t hw_step(void* engine, const HwStep* step) {
   }
 }
 
-HW_API void hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets, int32_t count) {
+HW_API void hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
+                           int32_t count) {
   static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
 }
 

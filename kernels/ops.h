@@ -19,10 +19,10 @@ struct Product {
   int num_rows;
   const HwLinear* linear;
   Epilogue epilogue;
-  float* out;       // Store, Add, Best (may be null there): [rows][out_stride]
-  bf16* out_bf16;   // SiluMul
+  float* out;      // Store, Add, Best (may be null there): [rows][out_stride]
+  bf16* out_bf16;  // SiluMul
   int64_t out_stride;
-  float* best;      // Best: [item][rows]
+  float* best;  // Best: [item][rows]
   int32_t* best_ids;
 };
 
@@ -33,16 +33,16 @@ struct Attention {
   int first_row;        // of the span, so that row r belongs to token (first_row + r) / group_size
   int group_size;
   int head_dim;
-  int start;       // place of the span's first token
-  int padding;     // places below are seen by padding only
-  int window;      // 0: none
-  const uint8_t* kv;     // this layer's blocks
-  int64_t block_bytes;   // of one block of this layer, all heads
-  int64_t head_offset;   // of this head's keys within a block
+  int start;            // place of the span's first token
+  int padding;          // places below are seen by padding only
+  int window;           // 0: none
+  const uint8_t* kv;    // this layer's blocks
+  int64_t block_bytes;  // of one block of this layer, all heads
+  int64_t head_offset;  // of this head's keys within a block
   const int32_t* blocks;
   int block_size;
   int kv_format;
-  bf16* out;          // where row r goes: out + token * out_stride + head * head_dim
+  bf16* out;  // where row r goes: out + token * out_stride + head * head_dim
   int64_t out_stride;
 };
 
@@ -72,9 +72,12 @@ inline int64_t kv_tile_bytes(int format, int head_dim) {
 
 inline int64_t group_bytes(int format) {
   switch (format) {
-    case HW_INT8: return 32 + 512;
-    case HW_INT4: return 64 + 256;
-    default: return 1024;
+    case HW_INT8:
+      return 32 + 512;
+    case HW_INT4:
+      return 64 + 256;
+    default:
+      return 1024;
   }
 }
 
@@ -82,9 +85,8 @@ inline int64_t panel_bytes(int format, int64_t num_inputs) {
   return num_inputs / GROUP * group_bytes(format);
 }
 
-// Inputs of a panel that are opened at a time: two such pieces and the rows they are multiplied
-// with share the first-level cache.
-constexpr int64_t PANEL_CHUNK = 288;
+// Inputs of a panel that are opened at a time.
+constexpr int64_t PANEL_CHUNK = 576;
 
 // Two opened pieces, and a sum for each row and column.
 inline int64_t product_scratch(int64_t num_rows) {

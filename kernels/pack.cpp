@@ -46,10 +46,14 @@ struct Group {
 
 int64_t source_bytes(int source) {
   switch (source) {
-    case HW_Q4_0: return 18;
-    case HW_Q4_1: return 20;
-    case HW_Q8_0: return 34;
-    default: return GROUP * 4;
+    case HW_Q4_0:
+      return 18;
+    case HW_Q4_1:
+      return 20;
+    case HW_Q8_0:
+      return 34;
+    default:
+      return GROUP * 4;
   }
 }
 
@@ -69,8 +73,10 @@ bool read_group(const uint8_t* from, int source, int format, Group& group) {
     return format == HW_INT8;
   }
   const uint8_t* nibbles = from + (source == HW_Q4_1 ? 4 : 2);
-  if (source == HW_Q4_1) std::memcpy(&group.offset, from + 2, 2);
-  else group.offset = to_half(-8.0f * scale);
+  if (source == HW_Q4_1)
+    std::memcpy(&group.offset, from + 2, 2);
+  else
+    group.offset = to_half(-8.0f * scale);
   const float offset = from_half(group.offset);
   for (int k = 0; k < GROUP; k++) {
     group.numbers[k] = k < 16 ? nibbles[k] & 15 : nibbles[k - 16] >> 4;
@@ -129,7 +135,8 @@ void write_group(uint8_t* to, int format, int column, const Group& group) {
 }  // namespace headway
 
 HW_API int64_t hw_packed_bytes(int32_t format, int64_t num_outputs, int64_t num_inputs) {
-  return (num_outputs + headway::TILE - 1) / headway::TILE * headway::panel_bytes(format, num_inputs);
+  return (num_outputs + headway::TILE - 1) / headway::TILE *
+         headway::panel_bytes(format, num_inputs);
 }
 
 HW_API void hw_pack(uint8_t* target, int32_t format, int32_t source, const void* rows,
@@ -141,7 +148,8 @@ HW_API void hw_pack(uint8_t* target, int32_t format, int32_t source, const void*
   for (int64_t row = 0; row < num_rows; row++) {
     uint8_t* panel = target + outputs[row] / TILE * panel_bytes(format, num_inputs);
     for (int64_t g = 0; g < num_groups; g++) {
-      const bool is_ready = read_group(from + (row * num_groups + g) * bytes, source, format, group);
+      const bool is_ready =
+          read_group(from + (row * num_groups + g) * bytes, source, format, group);
       if (!is_ready && format != HW_BF16) quantize(format, group);
       write_group(panel + g * group_bytes(format), format, outputs[row] % TILE, group);
     }

@@ -44,7 +44,8 @@ typedef float v4f __attribute__((vector_size(16)));
 inline float hsum(v16f v) {
   const v8f a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-  const v4f b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  const v4f b =
+      __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
@@ -52,7 +53,8 @@ inline float hmax(v16f v) {
   const v8f a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
   const v8f b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
   const v8f c = a > b ? a : b;
-  const v4f d = __builtin_shufflevector(c, c, 0, 1, 2, 3), e = __builtin_shufflevector(c, c, 4, 5, 6, 7);
+  const v4f d = __builtin_shufflevector(c, c, 0, 1, 2, 3),
+            e = __builtin_shufflevector(c, c, 4, 5, 6, 7);
   const v4f f = d > e ? d : e;
   const float x = f[0] > f[1] ? f[0] : f[1], y = f[2] > f[3] ? f[2] : f[3];
   return x > y ? x : y;

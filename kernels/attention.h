@@ -1,0 +1,267 @@
+// Attention straight from the blocks of the KV store. Compiled once per instruction set.
+
+#pragma once
+
+#include "ops.h"
+#include "vec.h"
+#if defined(HW_WITH_AMX)
+#include "tiles.h"
+#endif
+
+namespace {
+
+using namespace headway;
+
+struct Tiles {
+  const Attention& a;
+  int first;  // tile of 16 places
+  int last;
+  int64_t tile_bytes;
+  int tiles_per_block;
+
+  const uint8_t* keys(int tile) const {
+    const uint8_t* block = a.kv + a.blocks[tile / tiles_per_block] * a.block_bytes;
+    return block + a.head_offset + tile % tiles_per_block * tile_bytes;
+  }
+  const uint8_t* values(int tile) const { return keys(tile) + tiles_per_block * tile_bytes; }
+  int64_t num() const { return last - first + 1; }
+};
+
+inline int place_of(const Attention& a, int row) {
+  return a.start + (a.first_row + row) / a.group_size;
+}
+
+// The first place that a query at `place` sees.
+inline int oldest(const Attention& a, int place) {
+  int first = place >= a.padding ? a.padding : 0;
+  if (a.window && place - a.window + 1 > first) first = place - a.window + 1;
+  return first;
+}
+
+inline Tiles tiles_of(const Attention& a) {
+  int first = oldest(a, place_of(a, 0));
+  for (int r = 1; r < a.num_rows; r++) {
+    const int other = oldest(a, place_of(a, r));
+    first = other < first ? other : first;
+  }
+  const int last = place_of(a, a.num_rows - 1);
+  return {a, first / TILE, last / TILE, kv_tile_bytes(a.kv_format, a.head_dim),
+          a.block_size / TILE};
+}
+
+// Scores of one row in place; exponentials to `weights`; returns their sum.
+// With int8 values, a key's weight takes in the scale of its values.
+inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
+                         bf16* weights) {
+  constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const float scale = 1.0f / __builtin_sqrtf(float(a.head_dim));
+  const int place = place_of(a, row), from = oldest(a, place);
+  const int64_t num = tiles.num();
+  const int64_t scales_at = int64_t{TILE} * a.head_dim;
+  v16f top = splat(-__builtin_inff());
+  for (int64_t t = 0; t < num; t++) {
+    v16f s = loadf(scores + t * TILE);
+    if (a.kv_format == HW_INT8) {
+      s *= load<v16f>(tiles.keys(int(tiles.first + t)) + scales_at);
+    }
+    s *= scale;
+    const int key = int(tiles.first + t) * TILE;
+    if (key < from || key + TILE - 1 > place) {
+      const v16i keys = LANES + key;
+      s = ((keys >= from) & (keys <= place)) ? s : splat(-__builtin_inff());
+    }
+    store(scores + t * TILE, s);
+    top = maximum(top, s);
+  }
+  const float best = hmax(top);
+  v16f sum = {};
+  for (int64_t t = 0; t < num; t++) {
+    const v16f s = loadf(scores + t * TILE);
+    v16f e = exp_(s - best);
+    const int key = int(tiles.first + t) * TILE;
+    const bool is_edge = key < from || key + TILE - 1 > place;
+    if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    sum += e;
+    if (a.kv_format == HW_INT8) {
+      e *= load<v16f>(tiles.values(int(tiles.first + t)) + scales_at);
+      if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    }
+    store(weights + t * TILE, round_bf16(e));
+  }
+  return hsum(sum);
+}
+
+inline void finish_attention(const Attention& a, int row, const float* mixed, float sum) {
+  const int at = a.first_row + row;
+  bf16* out = a.out + at / a.group_size * a.out_stride + at % a.group_size * a.head_dim;
+  const float share = 1.0f / sum;
+  for (int d = 0; d < a.head_dim; d += 32) {
+    store_bf16(out + d, loadf(mixed + d) * share, loadf(mixed + d + 16) * share);
+  }
+}
+
+inline void int8_to_bf16(const uint8_t* from, int count, bf16* to) {
+  for (int i = 0; i < count; i += 32) {
+    const v16i a = widen_i8(from + i), b = widen_i8(from + i + 16);
+    store_bf16(to + i, __builtin_convertvector(a, v16f), __builtin_convertvector(b, v16f));
+  }
+}
+
+struct AttentionScratch {
+  float* scores;    // [16][padded]
+  bf16* weights;    // [16][padded]
+  float* mixed;     // [16][head_dim]
+  bf16* converted;  // one tile
+  int64_t padded;
+
+  AttentionScratch(uint8_t* memory, int64_t num_tiles, int head_dim) {
+    padded = num_tiles * TILE;
+    mixed = (float*)memory;
+    converted = (bf16*)(mixed + TILE * head_dim);
+    scores = (float*)(converted + TILE * head_dim);
+    weights = (bf16*)(scores + TILE * padded);
+  }
+};
+
+inline const bf16* as_bf16(const uint8_t* tile, const Attention& a, bf16* converted) {
+  if (a.kv_format == HW_BF16) return (const bf16*)tile;
+  int8_to_bf16(tile, TILE * a.head_dim, converted);
+  return converted;
+}
+
+#if defined(HW_WITH_AMX)
+
+// Tiles 0-4 have a row per query and 64 bytes, 5 holds keys, 6 values, 7 weights.
+inline void configure_attention(int num_rows) {
+  TileConfig config;
+  for (int t = 0; t < 5; t++) {
+    config.row_bytes[t] = 64;
+    config.rows[t] = num_rows;
+  }
+  config.row_bytes[5] = 64;
+  config.rows[5] = 16;
+  config.row_bytes[6] = 64;
+  config.rows[6] = 8;
+  config.row_bytes[7] = 32;
+  config.rows[7] = num_rows;
+  _tile_loadconfig(&config);
+}
+
+inline void score_keys(const Attention& a, const Tiles& tiles, const AttentionScratch& s) {
+  const int64_t stride = int64_t{a.head_dim} * 2;
+  const int parts = a.head_dim / 32;
+  _tile_loadd(1, a.queries, stride);
+  if (parts > 1) _tile_loadd(2, a.queries + 32, stride);
+  if (parts > 2) _tile_loadd(3, a.queries + 64, stride);
+  if (parts > 3) _tile_loadd(4, a.queries + 96, stride);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
+    _tile_zero(0);
+    _tile_loadd(5, keys, 64);
+    _tile_dpbf16ps(0, 1, 5);
+    if (parts > 1) {
+      _tile_loadd(5, keys + 512, 64);
+      _tile_dpbf16ps(0, 2, 5);
+    }
+    if (parts > 2) {
+      _tile_loadd(5, keys + 1024, 64);
+      _tile_dpbf16ps(0, 3, 5);
+    }
+    if (parts > 3) {
+      _tile_loadd(5, keys + 1536, 64);
+      _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, s.scores + (t - tiles.first) * TILE, s.padded * 4);
+  }
+}
+
+// Up to 64 columns of the values, from column `from` on.
+inline void mix_values(const Attention& a, const Tiles& tiles, const AttentionScratch& s,
+                       int from) {
+  const int parts = (a.head_dim - from) / TILE < 4 ? (a.head_dim - from) / TILE : 4;
+  const int64_t stride = int64_t{a.head_dim} * 4;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* values = as_bf16(tiles.values(t), a, s.converted) + from * 2;
+    _tile_loadd(7, s.weights + (t - tiles.first) * TILE, s.padded * 2);
+    _tile_loadd(6, values, stride);
+    _tile_dpbf16ps(0, 7, 6);
+    _tile_loadd(6, values + 32, stride);
+    _tile_dpbf16ps(1, 7, 6);
+    if (parts > 2) {
+      _tile_loadd(6, values + 64, stride);
+      _tile_dpbf16ps(2, 7, 6);
+      _tile_loadd(6, values + 96, stride);
+      _tile_dpbf16ps(3, 7, 6);
+    }
+  }
+  float* mixed = s.mixed + from;
+  _tile_stored(0, mixed, stride);
+  _tile_stored(1, mixed + 16, stride);
+  if (parts > 2) {
+    _tile_stored(2, mixed + 32, stride);
+    _tile_stored(3, mixed + 48, stride);
+  }
+}
+
+void attend(const Attention& a, uint8_t* memory) {
+  const Tiles tiles = tiles_of(a);
+  const AttentionScratch s(memory, tiles.num(), a.head_dim);
+  configure_attention(a.num_rows);
+  score_keys(a, tiles, s);
+  float sums[TILE];
+  for (int r = 0; r < a.num_rows; r++) {
+    sums[r] = softmax_row(a, tiles, r, s.scores + r * s.padded, s.weights + r * s.padded);
+  }
+  for (int from = 0; from < a.head_dim; from += 64) mix_values(a, tiles, s, from);
+  for (int r = 0; r < a.num_rows; r++) finish_attention(a, r, s.mixed + r * a.head_dim, sums[r]);
+}
+
+#else
+
+void attend(const Attention& a, uint8_t* memory) {
+  const Tiles tiles = tiles_of(a);
+  const AttentionScratch s(memory, tiles.num(), a.head_dim);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
+    for (int r = 0; r < a.num_rows; r++) {
+      const bf16* query = a.queries + r * a.head_dim;
+      v16f sum = {};
+      for (int d = 0; d < a.head_dim; d += 2) {
+        const v16u pairs = load<v16u>(keys + d * TILE);
+        sum += to_float(query[d]) * even_of(pairs);
+        sum += to_float(query[d + 1]) * odd_of(pairs);
+      }
+      store(s.scores + r * s.padded + (t - tiles.first) * TILE, sum);
+    }
+  }
+  float sums[TILE];
+  for (int r = 0; r < a.num_rows; r++) {
+    sums[r] = softmax_row(a, tiles, r, s.scores + r * s.padded, s.weights + r * s.padded);
+  }
+  memset(s.mixed, 0, sizeof(float) * TILE * a.head_dim);
+  for (int t = tiles.first; t <= tiles.last; t++) {
+    const bf16* values = as_bf16(tiles.values(t), a, s.converted);
+    for (int r = 0; r < a.num_rows; r++) {
+      const bf16* weights = s.weights + r * s.padded + (t - tiles.first) * TILE;
+      float* mixed = s.mixed + r * a.head_dim;
+      for (int d = 0; d < a.head_dim; d += 16) {
+        v16f sum = loadf(mixed + d);
+        for (int key = 0; key < TILE; key += 2) {
+          const v16u pairs = load<v16u>(values + key * a.head_dim + d * 2);
+          sum += to_float(weights[key]) * even_of(pairs);
+          sum += to_float(weights[key + 1]) * odd_of(pairs);
+        }
+        store(mixed + d, sum);
+      }
+    }
+  }
+  for (int r = 0; r < a.num_rows; r++) finish_attention(a, r, s.mixed + r * a.head_dim, sums[r]);
+}
+
+#endif
+
+}  // namespace

@@ -1,0 +1,299 @@
+// Products of activations with packed weights, and what becomes of them. Compiled once per
+// instruction set.
+
+#pragma once
+
+#include "ops.h"
+#include "vec.h"
+#include "weights.h"
+#if defined(HW_WITH_AMX)
+#include "tiles.h"
+#endif
+
+namespace {
+
+using namespace headway;
+
+// What becomes of one row of an item's sums: columns 32 * item ... + 31.
+inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has_second) {
+  const int column = item * 32;
+  if (p.linear->bias) {
+    a += loadf(p.linear->bias + column);
+    if (has_second) b += loadf(p.linear->bias + column + 16);
+  }
+  switch (p.epilogue) {
+    case Epilogue::SiluMul:
+      store(p.out_bf16 + row * p.out_stride + item * 16, round_bf16(a / (1.0f + exp_(-a)) * b));
+      return;
+    case Epilogue::Add: {
+      float* out = p.out + row * p.out_stride + column;
+      store(out, loadf(out) + a);
+      if (has_second) store(out + 16, loadf(out + 16) + b);
+      return;
+    }
+    case Epilogue::Best: {
+      float* best = p.best + row * 32;  // 16 maxima, then 16 sums that turn NaN and stay so
+      int32_t* ids = p.best_ids + row * 16;
+      constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      v16f top = loadf(best);
+      v16i id = load<v16i>(ids);
+      v16f check = loadf(best + 16) + a * 0.0f;
+      // Of equals the lowest wins, in whatever order a thread comes by them.
+      const v16i at = LANES + column;
+      const v16i is_better = (a > top) | ((a == top) & (at < id));
+      id = is_better ? at : id;
+      top = a > top ? a : top;
+      if (has_second) {
+        check += b * 0.0f;
+        const v16i is_better_still = (b > top) | ((b == top) & (at + 16 < id));
+        id = is_better_still ? at + 16 : id;
+        top = b > top ? b : top;
+      }
+      store(best, top);
+      store(best + 16, check);
+      store(ids, id);
+      if (!p.out) return;
+      [[fallthrough]];
+    }
+    case Epilogue::Store: {
+      float* out = p.out + row * p.out_stride + column;
+      store(out, a);
+      if (has_second) store(out + 16, b);
+      return;
+    }
+  }
+}
+
+#if defined(HW_WITH_AMX)
+
+// Two tiles of rows at most. Accumulators 0-3, inputs 4-5, weights 6-7; odd numbers of the first
+// two kinds belong to the second panel and the second tile of rows.
+inline void configure_product(int num_rows) {
+  TileConfig config;
+  const int first = num_rows < TILE ? num_rows : TILE, second = num_rows - first;
+  const int rows[8] = {first, first, second, second, first, second, TILE, TILE};
+  for (int t = 0; t < 8; t++) {
+    config.row_bytes[t] = rows[t] ? 64 : 0;
+    config.rows[t] = uint8_t(rows[t]);
+  }
+  _tile_loadconfig(&config);
+}
+
+// Adds to the sums of up to 32 rows with two panels the inputs `from` to `to`, from 0 if those
+// are the first. `weights(input)` gives 32 inputs of both panels, as two tiles.
+template <bool TWO, typename Weights>
+inline void multiply_block(const Product& p, int row, int64_t from, int64_t to, float* sums,
+                           const Weights& weights) {
+  const int64_t width = p.linear->num_inputs;
+  const bf16* inputs = p.inputs + row * width;
+  if (from == 0) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, 128);
+    _tile_loadd(1, sums + 16, 128);
+    if (TWO) {
+      _tile_loadd(2, sums + 512, 128);
+      _tile_loadd(3, sums + 528, 128);
+    }
+  }
+  for (int64_t k = from; k < to; k += GROUP) {
+    const bf16* tiles[2];
+    weights(k, tiles);
+    _tile_loadd(6, tiles[0], 64);
+    _tile_loadd(4, inputs + k, width * 2);
+    _tile_loadd(7, tiles[1], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (TWO) {
+      _tile_loadd(5, inputs + k + width * TILE, width * 2);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    _tile_dpbf16ps(1, 4, 7);
+    if (TWO) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16, 128);
+  if (TWO) {
+    _tile_stored(2, sums + 512, 128);
+    _tile_stored(3, sums + 528, 128);
+  }
+}
+
+template <typename Weights>
+inline void multiply_rows(const Product& p, int row, int count, int64_t from, int64_t to,
+                          float* sums, const Weights& weights) {
+  if (count > TILE)
+    multiply_block<true>(p, row, from, to, sums, weights);
+  else
+    multiply_block<false>(p, row, from, to, sums, weights);
+}
+
+inline void finish_rows(const Product& p, int item, int row, int count, const float* sums,
+                        bool has_second) {
+  for (int r = 0; r < count; r++) {
+    finish(p, item, row + r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+  }
+}
+
+// Few rows use a weight once: it goes from the cache line it came in straight to a tile.
+void multiply_few(const Product& p, int item, bool has_second) {
+  const int64_t width = p.linear->num_inputs;
+  const int format = p.linear->format;
+  const int64_t bytes = group_bytes(format), panel = panel_bytes(format, width);
+  const uint8_t* first = p.linear->data + 2 * item * panel;
+  const uint8_t* second = has_second ? first + panel : first;
+  alignas(64) bf16 ring[4][2][GROUP * TILE];
+  alignas(64) float sums[32 * 32];
+  configure_product(p.num_rows);
+  multiply_rows(p, 0, p.num_rows, 0, width, sums, [&](int64_t k, const bf16** tiles) {
+    const int64_t g = k / GROUP;
+    // Panels lie one after the other, and so do the items of a thread.
+    prefetch(first + g * bytes + PREFETCH_BYTES, bytes);
+    prefetch(second + g * bytes + PREFETCH_BYTES, bytes);
+    dequantize_group(first + g * bytes, format, ring[g % 4][0]);
+    dequantize_group(second + g * bytes, format, ring[g % 4][1]);
+    tiles[0] = ring[g % 4][0];
+    tiles[1] = ring[g % 4][1];
+  });
+  finish_rows(p, item, 0, p.num_rows, sums, has_second);
+}
+
+// Up to four tiles of rows with one panel at a time. Accumulators 0-3, inputs 4-6, weights 7.
+template <int R>
+inline void multiply_tall(const Product& p, const uint8_t* panel, float* sums) {
+  const int64_t width = p.linear->num_inputs, stride = width * 2,
+                bytes = group_bytes(p.linear->format);
+  alignas(64) bf16 ring[4][GROUP * TILE];
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  if (R > 3) _tile_zero(3);
+  for (int64_t k = 0; k < width; k += GROUP) {
+    const int64_t g = k / GROUP;
+    prefetch(panel + g * bytes + PREFETCH_BYTES, bytes);
+    dequantize_group(panel + g * bytes, p.linear->format, ring[g % 4]);
+    const bf16* inputs = p.inputs + k;
+    _tile_loadd(4, inputs, stride);
+    _tile_loadd(7, ring[g % 4], 64);
+    _tile_dpbf16ps(0, 4, 7);
+    _tile_loadd(5, inputs + TILE * width, stride);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(6, inputs + 2 * TILE * width, stride);
+    _tile_dpbf16ps(2, 6, 7);
+    if (R > 3) {
+      _tile_loadd(4, inputs + 3 * TILE * width, stride);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + 16 * 32, 128);
+  _tile_stored(2, sums + 32 * 32, 128);
+  if (R > 3) _tile_stored(3, sums + 48 * 32, 128);
+}
+
+void multiply_some(const Product& p, int item, bool has_second) {
+  const int64_t panel = panel_bytes(p.linear->format, p.linear->num_inputs);
+  const uint8_t* data = p.linear->data + 2 * item * panel;
+  alignas(64) float sums[64 * 32];
+  configure_product(2 * TILE);
+  for (int which = 0; which <= int(has_second); which++) {
+    if (p.num_rows > 3 * TILE)
+      multiply_tall<4>(p, data + which * panel, sums + which * 16);
+    else
+      multiply_tall<3>(p, data + which * panel, sums + which * 16);
+  }
+  finish_rows(p, item, 0, p.num_rows, sums, has_second);
+}
+
+// Many rows use a weight often: a piece of the panels is opened once and multiplied with all.
+void multiply(const Product& p, int item, uint8_t* scratch) {
+  const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
+  if (p.linear->format != HW_BF16 && p.num_rows <= 4 * TILE) {
+    if (p.num_rows <= 2 * TILE)
+      multiply_few(p, item, has_second);
+    else
+      multiply_some(p, item, has_second);
+    return;
+  }
+  const int64_t width = p.linear->num_inputs;
+  bf16* opened = (bf16*)scratch;
+  float* sums = (float*)(opened + 2 * PANEL_CHUNK * TILE);
+  for (int64_t from = 0; from < width; from += PANEL_CHUNK) {
+    const int64_t to = from + PANEL_CHUNK < width ? from + PANEL_CHUNK : width;
+    const bf16* first = open_panel(*p.linear, item * 2, from, to, opened);
+    const bf16* second = first;
+    if (has_second) {
+      second = open_panel(*p.linear, item * 2 + 1, from, to, opened + PANEL_CHUNK * TILE);
+    }
+    const auto weights = [&](int64_t k, const bf16** tiles) {
+      tiles[0] = first + (k - from) * TILE;
+      tiles[1] = second + (k - from) * TILE;
+    };
+    int configured = 0;
+    for (int row = 0; row < p.num_rows; row += 2 * TILE) {
+      const int count = p.num_rows - row < 2 * TILE ? p.num_rows - row : 2 * TILE;
+      if (count != configured) configure_product(count);
+      configured = count;
+      multiply_rows(p, row, count, from, to, sums + row * 32, weights);
+      if (to == width) finish_rows(p, item, row, count, sums + row * 32, has_second);
+    }
+  }
+}
+
+void thread_end() { _tile_release(); }
+
+#else
+
+// Adds the inputs `from` to `to` to the sums of R rows with one panel.
+template <int R>
+inline void multiply_rows(const Product& p, int row, int64_t from, int64_t to, const bf16* panel,
+                          float* sums) {
+  const int64_t width = p.linear->num_inputs;
+  const bf16* inputs = p.inputs + row * width;
+  v16f sum[R] = {};
+  if (from) {
+    for (int r = 0; r < R; r++) sum[r] = loadf(sums + r * 32);
+  }
+  for (int64_t k = from; k < to; k += 2) {
+    const v16u pairs = load<v16u>(panel + (k - from) * TILE);
+    const v16f even = even_of(pairs), odd = odd_of(pairs);
+    for (int r = 0; r < R; r++) {
+      sum[r] += to_float(inputs[r * width + k]) * even;
+      sum[r] += to_float(inputs[r * width + k + 1]) * odd;
+    }
+  }
+  for (int r = 0; r < R; r++) store(sums + r * 32, sum[r]);
+}
+
+void multiply(const Product& p, int item, uint8_t* scratch) {
+  const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
+  const int64_t width = p.linear->num_inputs;
+  bf16* opened = (bf16*)scratch;
+  float* sums = (float*)(opened + 2 * PANEL_CHUNK * TILE);
+  for (int64_t from = 0; from < width; from += PANEL_CHUNK) {
+    const int64_t to = from + PANEL_CHUNK < width ? from + PANEL_CHUNK : width;
+    for (int which = 0; which <= int(has_second); which++) {
+      const bf16* panel = open_panel(*p.linear, item * 2 + which, from, to, opened);
+      int row = 0;
+      for (; row + 4 <= p.num_rows; row += 4) {
+        multiply_rows<4>(p, row, from, to, panel, sums + row * 32 + which * 16);
+      }
+      for (; row < p.num_rows; row++) {
+        multiply_rows<1>(p, row, from, to, panel, sums + row * 32 + which * 16);
+      }
+    }
+  }
+  for (int r = 0; r < p.num_rows; r++) {
+    finish(p, item, r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+  }
+}
+
+void thread_end() {}
+
+#endif
+
+}  // namespace

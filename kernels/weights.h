@@ -1,0 +1,79 @@
+// Weights on their way from their packed form to bf16. Compiled once per instruction set.
+
+#pragma once
+
+#include "ops.h"
+#include "vec.h"
+
+namespace {
+
+using namespace headway;
+
+// One group of 32 inputs of a panel as bf16: [16 pairs][16 outputs][2].
+inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
+  constexpr int P = 32;  // numbers of a pair of inputs
+  if (format == HW_BF16) {
+    memcpy(to, from, 1024);
+    return;
+  }
+  const v16f scale = from_fp16(from);
+  // Output n holds lanes 2n and 2n + 1.
+  const v16f low =
+      __builtin_shufflevector(scale, scale, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  const v16f high = __builtin_shufflevector(scale, scale, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13,
+                                            13, 14, 14, 15, 15);
+  if (format == HW_INT8) {
+    for (int pair = 0; pair < 16; pair++) {
+      const uint8_t* bytes = from + 32 + pair * 32;
+      const v16i a = widen_i8(bytes), b = widen_i8(bytes + 16);
+      store_bf16(to + pair * P, __builtin_convertvector(a, v16f) * low,
+                 __builtin_convertvector(b, v16f) * high);
+    }
+    return;
+  }
+  const v16f offset = from_fp16(from + 32);
+  const v16f low_offset =
+      __builtin_shufflevector(offset, offset, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12,
+                                                   12, 13, 13, 14, 14, 15, 15);
+  for (int pair = 0; pair < 16; pair++) {
+    const v16i bytes = widen_u8(from + 64 + pair * 16);
+    v16f a = __builtin_convertvector(bytes & 15, v16f);
+    v16f b = __builtin_convertvector(bytes >> 4, v16f);
+    store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
+  }
+}
+
+constexpr int64_t PREFETCH_BYTES = 8192;
+
+inline void prefetch(const uint8_t* from, int64_t num_bytes) {
+  for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
+}
+
+// Inputs `from` to `to` of a panel as bf16 pairs; bf16 weights are used where they are.
+inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, int64_t to,
+                              bf16* scratch) {
+  const uint8_t* data = linear.data + panel * panel_bytes(linear.format, linear.num_inputs);
+  const int64_t step = group_bytes(linear.format);
+  if (linear.format == HW_BF16) return (const bf16*)(data + from / GROUP * step);
+  for (int64_t g = from / GROUP; g < to / GROUP; g++) {
+    // By the time this piece has been multiplied, the next one is there.
+    prefetch(data + g * step + PANEL_CHUNK / GROUP * step, step);
+    dequantize_group(data + g * step, linear.format, scratch + (g * GROUP - from) * TILE);
+  }
+  return scratch;
+}
+
+void embed(const HwLinear& table, int token_id, float* out) {
+  const uint8_t* panel = table.data + token_id / TILE * panel_bytes(table.format, table.num_inputs);
+  const int column = token_id % TILE;
+  alignas(64) bf16 group[GROUP * TILE];
+  for (int g = 0; g < table.num_inputs / GROUP; g++) {
+    dequantize_group(panel + g * group_bytes(table.format), table.format, group);
+    for (int k = 0; k < GROUP; k++) {
+      out[g * GROUP + k] = to_float(group[k / 2 * 32 + column * 2 + k % 2]);
+    }
+  }
+}
+
+}  // namespace
