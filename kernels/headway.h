@@ -25,7 +25,7 @@ constexpr int32_t HW_ABI_VERSION = 1;
 enum HwFormat : int32_t {
   HW_BF16 = 0,  // 64 bytes per pair of inputs
   HW_INT8 = 1,  // group: 16 fp16 scales, then 16 pairs of 32 bytes
-  HW_INT4 = 2,  // group: 16 fp16 scales, 16 fp16 offsets, then 16 pairs of 16 bytes
+  HW_INT4 = 2,  // group: 16 fp16 scales, 16 fp16 offsets, then 4 times 4 pairs of 16 bytes
 };
 
 enum HwIsa : int32_t { HW_PLAIN = 0, HW_AVX2 = 1, HW_AVX512 = 2, HW_AMX = 3 };

@@ -124,8 +124,9 @@ void write_group(uint8_t* to, int format, int column, const Group& group) {
   }
   std::memcpy(to + 32 + column * 2, &group.offset, 2);
   for (int k = 0; k < GROUP; k++) {
-    const int lane = column * 2 + k % 2;
-    uint8_t& byte = to[64 + k / 2 * 16 + lane % 16];
+    // Four pairs of inputs share 64 bytes: lane L of pair P is half of a byte of number L % 16.
+    const int pair = k / 2, lane = column * 2 + k % 2;
+    uint8_t& byte = to[64 + pair / 4 * 64 + lane % 16 * 4 + pair % 4];
     const uint8_t number = group.numbers[k];
     byte = lane < 16 ? uint8_t((byte & 0xf0) | number) : uint8_t((byte & 0x0f) | number << 4);
   }

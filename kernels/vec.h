@@ -83,16 +83,13 @@ inline v16i widen_i8(const void* from) {
 #endif
 }
 
-inline v16i widen_u8(const void* from) {
+// The lowest four bits of each number.
+inline v16f low_nibble(v16u bits) {
 #if defined(__AVX512F__)
-  return (v16i)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__AVX2__)
-  return join(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)),
-              _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)from + 8))));
+  const v16f numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return (v16f)_mm512_permutexvar_ps((__m512i)bits, (__m512)numbers);
 #else
-  v16i v;
-  for (int i = 0; i < 16; i++) v[i] = ((const uint8_t*)from)[i];
-  return v;
+  return __builtin_convertvector((v16i)(bits & 15), v16f);
 #endif
 }
 

@@ -36,11 +36,14 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
       __builtin_shufflevector(offset, offset, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12,
                                                    12, 13, 13, 14, 14, 15, 15);
-  for (int pair = 0; pair < 16; pair++) {
-    const v16i bytes = widen_u8(from + 64 + pair * 16);
-    v16f a = __builtin_convertvector(bytes & 15, v16f);
-    v16f b = __builtin_convertvector(bytes >> 4, v16f);
-    store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
+  for (int four = 0; four < 4; four++) {
+    // A byte for each pair: the outputs of the first half below, those of the second above.
+    v16u bits = load<v16u>(from + 64 + four * 64);
+    for (int pair = four * 4; pair < four * 4 + 4; pair++) {
+      const v16f a = low_nibble(bits), b = low_nibble(bits >> 4);
+      store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
+      bits >>= 8;
+    }
   }
 }
 

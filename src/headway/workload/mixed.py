@@ -55,6 +55,7 @@ def mixed(num_requests: int) -> OfflineWorkload:
 WORKLOADS: dict[str, Callable[[], OfflineWorkload]] = {
     "mixed-16": lambda: mixed(16),
     "mixed-64": lambda: mixed(64),
+    "mixed-256": lambda: mixed(256),
 }
 
 
