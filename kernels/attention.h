@@ -49,42 +49,43 @@ inline Tiles tiles_of(const Attention& a) {
           a.block_size / TILE};
 }
 
-// Scores of one row in place; exponentials to `weights`; returns their sum.
-// With int8 values, a key's weight takes in the scale of its values.
+// Exponentials of one row's scores to `weights`; returns their sum. Scores are in powers of 2 and
+// not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score takes in the scale of
+// its key, and a weight the scale of its values.
 inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
                          bf16* weights) {
   constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const float scale = 1.0f / __builtin_sqrtf(float(a.head_dim));
+  const float scale = 1.44269504f / __builtin_sqrtf(float(a.head_dim));
   const int place = place_of(a, row), from = oldest(a, place);
-  const int64_t num = tiles.num();
+  const int num = int(tiles.num());
   const int64_t scales_at = int64_t{TILE} * a.head_dim;
+  const bool has_scales = a.kv_format == HW_INT8;
+  // Only these tiles have keys that the row must not see.
+  const int first_whole = (from + TILE - 1) / TILE - tiles.first;
+  const int last_whole = (place + 1) / TILE - 1 - tiles.first;
   v16f top = splat(-__builtin_inff());
-  for (int64_t t = 0; t < num; t++) {
+  for (int t = 0; t < num; t++) {
     v16f s = loadf(scores + t * TILE);
-    if (a.kv_format == HW_INT8) {
-      s *= load<v16f>(tiles.keys(int(tiles.first + t)) + scales_at);
-    }
-    s *= scale;
-    const int key = int(tiles.first + t) * TILE;
-    if (key < from || key + TILE - 1 > place) {
-      const v16i keys = LANES + key;
+    const bool is_whole = first_whole <= t && t <= last_whole;
+    if (has_scales) s *= load<v16f>(tiles.keys(tiles.first + t) + scales_at);
+    if (!is_whole) {
+      const v16i keys = LANES + (tiles.first + t) * TILE;
       s = ((keys >= from) & (keys <= place)) ? s : splat(-__builtin_inff());
     }
-    store(scores + t * TILE, s);
+    if (has_scales || !is_whole) store(scores + t * TILE, s);
     top = maximum(top, s);
   }
-  const float best = hmax(top);
+  const float best = hmax(top) * scale;
   v16f sum = {};
-  for (int64_t t = 0; t < num; t++) {
+  for (int t = 0; t < num; t++) {
     const v16f s = loadf(scores + t * TILE);
-    v16f e = exp_(s - best);
-    const int key = int(tiles.first + t) * TILE;
-    const bool is_edge = key < from || key + TILE - 1 > place;
-    if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    v16f e = exp2_(s * scale - best);
+    const bool is_whole = first_whole <= t && t <= last_whole;
+    if (!is_whole) e = s == -__builtin_inff() ? v16f{} : e;
     sum += e;
-    if (a.kv_format == HW_INT8) {
-      e *= load<v16f>(tiles.values(int(tiles.first + t)) + scales_at);
-      if (is_edge) e = s == -__builtin_inff() ? v16f{} : e;
+    if (has_scales) {
+      e *= load<v16f>(tiles.values(tiles.first + t) + scales_at);
+      if (!is_whole) e = s == -__builtin_inff() ? v16f{} : e;
     }
     store(weights + t * TILE, round_bf16(e));
   }

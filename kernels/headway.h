@@ -109,8 +109,9 @@ HW_API void hw_unpack(const HwLinear* linear, int32_t output, float* target);
 // Null if the model's shapes do not fit; the model's arrays must outlive the engine.
 HW_API void* hw_create(const HwModel* model, int32_t isa, int32_t num_threads);
 HW_API void hw_destroy(void* engine);
+// These two return 0, or 1 if memory ran out.
 HW_API int32_t hw_step(void* engine, const HwStep* step);
-HW_API void hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
-                           int32_t count);
+HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
+                              int32_t count);
 // Seconds spent in each part by the calling thread since the last call.
 HW_API void hw_profile(void* engine, double* seconds);

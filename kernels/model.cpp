@@ -79,7 +79,8 @@ class Engine {
   void prepare() {
     const HwStep& s = *step_;
     const int64_t tokens = s.num_tokens;
-    const int64_t padded = tokens + TILE;  // products read whole tiles of rows
+    // Products read whole tiles of rows; tokens may be asked for more than once.
+    const int64_t padded = std::max(s.num_tokens, s.num_rows) + TILE;
     hidden_.reserve(tokens * model_.hidden_size);
     normed_.reserve(padded * model_.hidden_size);
     qkv_.reserve(tokens * (q_size_ + 2 * kv_size_));
@@ -389,9 +390,14 @@ HW_API int32_t hw_step(void* engine, const HwStep* step) {
   }
 }
 
-HW_API void hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
-                           int32_t count) {
-  static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
+HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
+                              int32_t count) {
+  try {
+    static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
 }
 
 HW_API void hw_profile(void* engine, double* seconds) {

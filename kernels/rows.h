@@ -58,13 +58,16 @@ inline float largest(const float* x, int size) {
 inline float quantize(const float* x, int size, int8_t* to) {
   const float top = largest(x, size);
   const float factor = top > 0.0f ? 127.0f / top : 0.0f;
+  v16f check = {};
   for (int i = 0; i < size; i += 16) {
+    check += loadf(x + i) * 0.0f;
     v16f scaled = loadf(x + i) * factor;
     v16f rounded = (scaled + 12582912.0f) - 12582912.0f;
     v16i whole = __builtin_convertvector(rounded, v16i);
     for (int j = 0; j < 16; j++) to[i + j] = int8_t(whole[j]);
   }
-  return top / 127.0f;
+  // NaN if a number is not finite: whole numbers could not say so.
+  return top / 127.0f + hsum(check);
 }
 
 void write_kv(const float* key, const float* value, int offset, int head_dim, int format,

@@ -152,20 +152,21 @@ inline v16f from_fp16(const void* from) {
 #endif
 }
 
-// Within 2 units of the last place; what is below exp(-87) becomes 0 or nearly so.
-inline v16f exp_(v16f x) {
-  x = maximum(x, splat(-87.0f));
-  v16f n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-  v16f f = x - n * 0.693359375f + n * 2.12194440e-4f;
-  v16f p = splat(1.9875691500e-4f);
-  p = p * f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * f * f + f + 1.0f;
-  v16i exponent = (__builtin_convertvector(n, v16i) + 127) << 23;
-  return p * (v16f)exponent;
+// Within 3 units of the last place from 2^-126 to 2^127; beyond, those two. A NaN stays one.
+inline v16f exp2_(v16f x) {
+  x = x < -126.0f ? splat(-126.0f) : x;
+  x = x > 127.0f ? splat(127.0f) : x;
+  const v16f whole = (x + 12582912.0f) - 12582912.0f;
+  const v16f f = x - whole;
+  v16f p = splat(1.3264776e-3f);
+  p = p * f + 9.6715139e-3f;
+  p = p * f + 5.5507336e-2f;
+  p = p * f + 2.4022242e-1f;
+  p = p * f + 6.9314700e-1f;
+  p = p * f + 1.0f;
+  return p * (v16f)((__builtin_convertvector(whole, v16i) + 127) << 23);
 }
+
+inline v16f exp_(v16f x) { return exp2_(x * 1.44269504f); }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -220,3 +220,116 @@ def test_threads_and_device_follow_the_machine_unless_asked_for():
     assert resolved(Hardware(4, 8 * GIB, has_cuda=True)).device == "cuda"
     asked = resolved(num_threads=2, device="cuda:1")
     assert (asked.num_threads, asked.device) == (2, "cuda:1")
+
+
+# ---------------------------------------------------------------- compiled kernels
+
+AMX = Hardware(4, 8 * GIB, ("avx2", "avx512_bf16", "amx_bf16"), kernels="amx")
+AVX2 = Hardware(4, 8 * GIB, ("avx2",), kernels="avx2")
+UNBUILT = replace(AMX, kernels=None)
+INT4_FILE = replace(MODEL, kv_heads_per_token=16, quantization="int4")
+MISFIT = replace(INT4_FILE, kernel_misfit="hidden size 72 is no multiple of 32")
+
+
+def form(choice: Resolved) -> tuple[str, str, str | None]:
+    return choice.dtype, choice.kv_dtype, choice.kernels
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "expected"),
+    [
+        (AMX, INT4_FILE, ("int4", "bf16", "amx")),
+        (AMX, replace(MODEL, quantization="int8"), ("int8", "bf16", "amx")),
+        (AMX, MODEL, ("bf16", "bf16", "amx")),
+        (AMX, MISFIT, ("bf16", "bf16", None)),
+        (UNBUILT, INT4_FILE, ("bf16", "bf16", None)),
+        (AVX2, INT4_FILE, ("int4", "bf16", "avx2")),
+        (AVX2, MODEL, ("fp32", "fp32", None)),
+        (replace(AVX2, kernels=None), INT4_FILE, ("fp32", "fp32", None)),
+        (replace(AMX, has_cuda=True), INT4_FILE, ("bf16", "bf16", None)),
+    ],
+)
+def test_weights_stay_as_the_file_has_them_where_kernels_can_run(
+    machine: Hardware, model: ModelFacts, expected: tuple[str, str, str | None]
+):
+    assert form(resolved(machine, model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"kernels": "none"}, ("bf16", "bf16", None)),
+        ({"kernels": "AVX2"}, ("int4", "bf16", "avx2")),
+        ({"kernels": "plain", "dtype": "int8"}, ("int8", "bf16", "plain")),
+        ({"dtype": "bf16"}, ("bf16", "bf16", "amx")),
+        ({"dtype": "fp32"}, ("fp32", "fp32", None)),
+        ({"kv_cache_dtype": "int8"}, ("int4", "int8", "amx")),
+        ({"kv_cache_dtype": "bfloat16"}, ("int4", "bf16", "amx")),
+        ({"kernels": "none", "kv_cache_dtype": "bf16"}, ("bf16", "bf16", None)),
+        ({"block_size": 24}, ("bf16", "bf16", None)),
+        ({"block_size": 48}, ("int4", "bf16", "amx")),
+        ({"device": "cuda:0"}, ("bf16", "bf16", None)),
+        ({"deterministic": True}, ("int4", "bf16", "amx")),
+    ],
+)
+def test_what_is_asked_of_kernels_is_taken(
+    settings: dict[str, Any], expected: tuple[str, str, str | None]
+):
+    assert form(resolved(AMX, INT4_FILE, **settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "settings", "why"),
+    [
+        (UNBUILT, MODEL, {}, "they were not built"),
+        (AMX, MODEL, {"kernels": "none"}, "they are turned off"),
+        (AMX, MODEL, {"block_size": 24}, "block_size 24 is no multiple of 16"),
+        (AMX, MODEL, {"device": "cuda:0"}, "not on cuda:0"),
+        (AMX, MISFIT, {}, "hidden size 72 is no multiple of 32"),
+    ],
+)
+def test_what_keeps_kernels_from_running_is_said(
+    machine: Hardware, model: ModelFacts, settings: dict[str, Any], why: str
+):
+    reasons = resolved(machine, model, **settings).reasons
+    assert any(reason.startswith("plain torch") and why in reason for reason in reasons)
+    for dtype in ("int4", "int8"):
+        with pytest.raises(ConfigError, match=rf"dtype {dtype} needs .*{why}.*use bf16 or fp32"):
+            resolved(machine, model, dtype=dtype, **settings)
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{why}"):
+        resolved(machine, model, kv_cache_dtype="int8", **settings)
+    with pytest.raises(ConfigError, match=f"deterministic needs.*{why}"):
+        resolved(machine, model, deterministic=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kernels": "sse"}, "kernels must be auto, none, plain, avx2, avx512 or amx, got 'sse'"),
+        ({"kernels": "avx512"}, "no avx512; its best kernels are avx2"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be .*'fp8'"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be .*'int4'"),
+        ({"kv_cache_dtype": "fp32"}, "kv_cache_dtype must be .*'fp32'"),
+        ({"kv_cache_dtype": "int8", "dtype": "fp32"}, "kv_cache_dtype .*fp32"),
+        ({"deterministic": True, "dtype": "fp32"}, "deterministic needs .*fp32 has none"),
+    ],
+)
+def test_what_kernels_cannot_do_is_refused(settings: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words):
+        resolved(AVX2, INT4_FILE, **settings)
+
+
+def test_an_int8_cache_has_a_scale_for_each_head_of_a_token():
+    # 16 tokens x (1024 values of 1 byte + 16 scales of 4 bytes)
+    choice = resolved(AMX, INT4_FILE, kv_cache_dtype="int8", kv_cache_memory_bytes="4M")
+    assert choice.num_blocks == (4 << 20) // (16 * (1024 + 16 * 4))
+    assert choice.kv_cache_bytes == choice.num_blocks * 16 * (1024 + 16 * 4)
+    halves = resolved(AMX, INT4_FILE, kv_cache_memory_bytes="4M")
+    assert halves.kv_cache_bytes == 128 * 16 * 1024 * 2
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("bf16", 2.0), ("int8", 1.0625), ("int4", 0.625)])
+def test_smaller_weights_leave_more_for_the_cache(dtype: str, num_bytes: float):
+    machine = replace(AMX, available_bytes=2_000_000 + 256 * 32 * 1024)
+    left = machine.available_bytes - int(1_000_000 * num_bytes)
+    assert resolved(machine, dtype=dtype).num_blocks == left // 2 // (32 * 1024)

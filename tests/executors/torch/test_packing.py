@@ -1,8 +1,11 @@
-"""Packing weights into panels and reading them back, against the rules written out in numpy."""
+"""Packed weights: their values, against the rules written out in numpy, and models over them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -10,14 +13,47 @@ import numpy as np
 import pytest
 import torch
 
+from headway.clock import SystemClock
+from headway.config import load_config
+from headway.core.params import SamplingParams
+from headway.core.plan import BlockCopy, Failure, Sample, ScheduledRequest
+from headway.errors import ModelLoadError
 from headway.executors.torch import kernels
-from headway.executors.torch.compiled import _columns
-from headway.resolve import _WEIGHT_BYTES
+from headway.executors.torch.attention import Span
+from headway.executors.torch.compiled import CompiledModel, _columns
+from headway.executors.torch.load import LoadOptions, TorchExecutor
+from headway.executors.torch.weights import Quantized, QuantizedRows
+from headway.executors.torch.weights.names import EMBEDDING, HEAD
+from headway.resolve import WEIGHT_BYTES, Hardware, resolve
+from tests.executors.torch.test_compiled import (
+    ISAS,
+    SPECS,
+    TABLE,
+    TOKENS,
+    WIDE,
+    Case,
+    assert_close,
+    case_of,
+    every_isa,
+    in_chunks,
+    logits_of,
+    mixed_steps,
+    poison,
+    spec_of,
+    weights_of,
+)
+from tests.executors.torch.test_executor import (
+    GREEDY,
+    PROMPT,
+    first,
+    generate,
+    new,
+    step,
+    tokens_of,
+)
+from tests.executors.torch.tiny import MemoryCheckpoint
 
 LIBRARY: Any = kernels.load_kernels()
-if LIBRARY is None:
-    pytest.skip("the compiled kernels are not built", allow_module_level=True)
-
 BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
 NUM_OUTPUTS, NUM_INPUTS = 48, 96
 
@@ -107,7 +143,7 @@ def packed(rows: np.ndarray, dtype: str, source: str = "F32", num_inputs: int = 
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
 def test_a_weight_takes_the_bytes_that_resolving_counts_on(dtype):
     size = LIBRARY.hw_packed_bytes(kernels.FORMATS[dtype], NUM_OUTPUTS, NUM_INPUTS)
-    assert size == NUM_OUTPUTS * NUM_INPUTS * _WEIGHT_BYTES[dtype]
+    assert size == NUM_OUTPUTS * NUM_INPUTS * WEIGHT_BYTES[dtype]
 
 
 def test_bf16_rounds_as_torch_does():
@@ -140,8 +176,8 @@ def test_weights_beyond_fp16_scales_stay_within_range(dtype):
     rows[1] = np.linspace(-1e-4, 1e-4, 32)
     actual = packed(rows, dtype, num_inputs=32)
     assert np.isfinite(actual).all()
-    assert np.abs(actual[1] - rows[1]).max() < 1e-5
-    assert np.abs(actual[2:]).max() < 1e-7
+    np.testing.assert_array_equal(actual[1:], bf16(quantized(rows[1:], dtype)))
+    assert np.abs(actual[1:] - rows[1:]).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -198,3 +234,151 @@ def test_outputs_in_any_order_do_not_touch_each_other(dtype):
     for row, output in zip(rows, order, strict=True):
         layer.pack(row[None], [int(output)])
     np.testing.assert_array_equal(layer.unpack(order.tolist()), packed(rows, dtype))
+
+
+# ------------------------------------------------------------------- models
+
+
+def test_the_wide_model_has_more_inputs_than_are_opened_at_a_time():
+    header = (Path(__file__).parents[3] / "kernels/ops.h").read_text()
+    (size,) = re.findall(r"PANEL_CHUNK = (\d+);", header)
+    assert WIDE.hidden_size > int(size)
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantized_weights_are_close_to_what_they_stand_for(isa, dtype):
+    case = case_of(SPECS["no groups, biases, llama3 rope"])
+    rounded = {}
+    for name, values in case.weights.items():
+        kept = "int8" if name in (EMBEDDING, HEAD) else dtype
+        is_packed = values.ndim == 2
+        known = torch.from_numpy(quantized(values.numpy(), kept)) if is_packed else values
+        rounded[name] = known.bfloat16().float()
+    expected = mixed_steps(Case(case.spec, rounded).load(None, "fp32"))
+    assert_close(mixed_steps(case.compiled(isa, dtype)), expected)
+
+
+@dataclass
+class BlockCheckpoint(MemoryCheckpoint):
+    """Matrices as a GGUF file has them: Q4_1, or Q8_0 for the tables."""
+
+    quantization = "int4"
+
+    def read_quantized(self, name: str) -> Quantized:
+        kind = "Q8_0" if name in (EMBEDDING, HEAD) else "Q4_1"
+        rows = self.weights[name].numpy()
+        return Quantized(kind, gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind]))
+
+
+@every_isa
+def test_kept_blocks_compute_as_their_values_do(isa):
+    checkpoint = BlockCheckpoint(WIDE, weights_of(WIDE))
+    assert isinstance(checkpoint, QuantizedRows)
+    seen: list[tuple[int, int]] = []
+    found = []
+    for dtype in ("int4", "bf16"):
+        options = LoadOptions(
+            dtype=dtype, num_blocks=8, block_size=16, max_model_len=128, kernels=isa
+        )
+        model = CompiledModel(checkpoint, options, lambda *counts: seen.append(counts))
+        found.append(in_chunks(model, [40, 20, 10]))
+    assert torch.equal(*found)
+    assert seen == 2 * [(i + 1, len(checkpoint.weights)) for i in range(len(checkpoint.weights))]
+
+
+# ------------------------------------------------------------------- around the model
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_blocks_have_the_bytes_that_resolving_counts_on(kv_dtype):
+    spec = SPECS["odd heads, linear rope, windows"]
+    settings = {"dtype": "bf16", "kv_cache_dtype": kv_dtype, "block_size": 48}
+    machine = Hardware(num_cores=1, available_bytes=2**30, kernels="plain")
+    choice = resolve(load_config(settings, environ={}), spec.facts, machine)
+    model = case_of(spec).compiled("plain", kv_dtype=choice.kv_dtype, block_size=48)
+    num_bytes = model._library.hw_block_bytes(model._model) * spec.num_layers
+    assert choice.kv_cache_bytes == num_bytes * choice.num_blocks
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 48},
+        {"intermediate_size": 80},
+        {"head_dim": 48},
+        {"head_dim": 160},
+        {"vocab_size": 61},
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_and_known_beforehand(changes):
+    spec = spec_of(**changes)
+    assert spec.facts.kernel_misfit and str(*changes.values()) in spec.facts.kernel_misfit
+    with pytest.raises(ModelLoadError, match="cannot run this model"):
+        case_of(spec).load("plain")
+
+
+def test_options_that_cannot_be_met_are_refused():
+    case = case_of(spec_of())
+    assert case.spec.facts.kernel_misfit is None
+    assert LIBRARY.hw_create(case.compiled("plain")._model, len(kernels.ISA), 1) is None
+    with pytest.raises(ModelLoadError):
+        case.load("plain", block_size=24)
+    with pytest.raises(ModelLoadError):
+        case.load("plain", num_threads=0)
+
+
+def test_the_profile_starts_anew_when_it_is_read():
+    model = case_of(spec_of()).compiled("plain")
+    logits_of(model, Span(TOKENS, 0, TABLE))
+    profile = model.profile()
+    assert tuple(profile) == kernels.PARTS and profile["linear"] > 0
+    assert not any(model.profile().values())
+
+
+@pytest.fixture(params=ISAS, name="executor")
+def make_executor(request) -> TorchExecutor:
+    model = case_of(spec_of(windows=(None, 20))).compiled(request.param, "int4")
+    return TorchExecutor(model, 256, SystemClock())
+
+
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.5, max_tokens=50)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_resumed_request_draws_the_same_tokens(executor, params):
+    whole = generate(executor, TOKENS, params, 40, seed=5)
+    head = generate(executor, TOKENS, params, 13, seed=5)
+    tail = generate(executor, (*TOKENS, *head), params, 27, seed=5, num_prompt=len(TOKENS))
+    assert head + tail == whole
+
+
+def test_batched_requests_agree_with_those_alone(executor):
+    alone = {n: generate(executor, TOKENS[:n], GREEDY, 8) for n in (2, 40, 15)}
+    known = {n: TOKENS[:n] for n in alone}
+    scheduled = [first(str(n), TOKENS[:n], range(n, n + 4)) for n in alone]
+    sampled = first("s", TOKENS[:9], [60], new=new(TOKENS[:9], SAMPLED))
+    step(executor, sampled)
+    for at in range(8):
+        # Every other step somebody needs all the logits.
+        company = [ScheduledRequest("s", 9 + at // 2, (1,), (), True)] * (at % 2)
+        outputs = tokens_of(step(executor, *scheduled, *company))
+        for n, token_id in zip(alone, outputs[: len(alone)], strict=True):
+            known[n].append(token_id)
+        scheduled = [
+            ScheduledRequest(str(n), len(known[n]) - 1, (known[n][-1],), (), True) for n in alone
+        ]
+    assert {n: known[n][n:] for n in alone} == alone
+
+
+def test_forks_and_failures(executor):
+    (token_id,) = tokens_of(step(executor, first("a", blocks=(0,))))
+    fork = ScheduledRequest("a#1", 6, (token_id,), (5,), True, new((*PROMPT, token_id), GREEDY))
+    original = ScheduledRequest("a", 6, (token_id,), (), True)
+    result = step(executor, original, fork, copies=(BlockCopy(0, 5),))
+    assert isinstance(result.outcomes[0], Sample) and result.outcomes[0] == result.outcomes[1]
+    poison(executor._model, [5])
+    forked = ScheduledRequest("a#1", 7, (1,), (), True)
+    healthy, failure = step(executor, ScheduledRequest("a", 7, (1,), (), True), forked).outcomes
+    assert isinstance(healthy, Sample)
+    assert isinstance(failure, Failure) and "not finite" in failure.message

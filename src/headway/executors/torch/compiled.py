@@ -85,14 +85,15 @@ class CompiledModel:
             _at(best_ids),
             _at(best),
         )
-        if self._library.hw_step(self._engine, step):
-            raise MemoryError("the compiled kernels ran out of memory")
+        _check(self._library.hw_step(self._engine, step))
         return Scores(best, best_ids, logits) if rows else None
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source_ids, target_ids = array("i", sources), array("i", targets)
-        self._library.hw_copy_blocks(
-            self._engine, _at(source_ids), _at(target_ids), len(source_ids)
+        _check(
+            self._library.hw_copy_blocks(
+                self._engine, _at(source_ids), _at(target_ids), len(source_ids)
+            )
         )
 
     def profile(self) -> dict[str, float]:
@@ -100,6 +101,11 @@ class CompiledModel:
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("the compiled kernels ran out of memory")
 
 
 def _table(block_ids: Sequence[int]) -> array[int]:
