@@ -23,7 +23,8 @@ inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has
   }
   switch (p.epilogue) {
     case Epilogue::SiluMul:
-      store(p.out_bf16 + row * p.out_stride + item * 16, round_bf16(a / (1.0f + exp_(-a)) * b));
+      store(p.out_bf16 + row * p.out_stride + item * 16,
+            round_bf16(a * reciprocal(1.0f + exp_(-a)) * b));
       return;
     case Epilogue::Add: {
       float* out = p.out + row * p.out_stride + column;
