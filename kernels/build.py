@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,8 +46,9 @@ ISA = {
 
 def build(target: Path = TARGET) -> None:
     """Compile and link; a CalledProcessError tells what the compiler said."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler = shlex.split(found or "")  # CXX may be more than a name: "ccache g++"
+    if not compiler:
         raise FileNotFoundError("no C++ compiler: neither CXX, nor c++, nor g++")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory() as name:
@@ -59,7 +61,7 @@ def build(target: Path = TARGET) -> None:
         ]
         commands = [
             [
-                compiler,
+                *compiler,
                 *FLAGS,
                 *flags,
                 "-c",
@@ -74,7 +76,7 @@ def build(target: Path = TARGET) -> None:
         # Made beside the target and moved over it: whoever has the old one mapped keeps it.
         fresh = target.with_suffix(".new")
         objects = [str(folder / f"{output}.o") for _, output, _ in jobs]
-        _run([compiler, "-shared", "-pthread", "-Wl,-s", *objects, "-o", str(fresh)])
+        _run([*compiler, "-shared", "-pthread", "-Wl,-s", *objects, "-o", str(fresh)])
         fresh.replace(target)
 
 

@@ -13,15 +13,18 @@ float from_half(uint16_t h) {
   float f;
   std::memcpy(&f, &bits, 4);
   f *= 0x1p112f;
+  if ((h & 0x7c00) == 0x7c00) f = h & 0x3ff ? NAN : INFINITY;
   return h & 0x8000 ? -f : f;
 }
 
-// To the nearest, ties to even; too large becomes the largest.
+// To the nearest, ties to even; what is finite stays so.
 uint16_t to_half(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
   const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
   const float size = std::fabs(f);
+  if (size != size) return 0x7e00;
+  if (std::isinf(size)) return sign | 0x7c00;
   if (size >= 65504.0f) return sign | 0x7bff;
   if (size < 0x1p-14f) return sign | uint16_t(std::nearbyint(size * 0x1p24f));
   bits &= 0x7fffffff;
@@ -87,10 +90,14 @@ bool read_group(const uint8_t* from, int source, int format, Group& group) {
 
 void quantize(int format, Group& group) {
   float low = group.values[0], high = group.values[0];
+  float check = 0.0f;
   for (float v : group.values) {
     low = v < low ? v : low;
     high = v > high ? v : high;
+    check += v * 0.0f;
   }
+  low += check;  // NaN if a weight is not finite: the group must not come out as numbers
+  high += check;
   if (format == HW_INT8) {
     group.scale = to_half(std::fmax(std::fabs(low), std::fabs(high)) / 127.0f);
     const float scale = from_half(group.scale);

@@ -148,7 +148,8 @@ inline v16f from_fp16(const void* from) {
   v16u h;
   for (int i = 0; i < 16; i++) h[i] = load<v16h>(from)[i];
   v16f magnitude = (v16f)((h & 0x7fffu) << 13) * 0x1p112f;
-  return (v16f)((v16u)magnitude | ((h & 0x8000u) << 16));
+  const v16u is_special = (v16u)((h & 0x7c00u) == 0x7c00u);  // infinite, or no number
+  return (v16f)((v16u)magnitude | (is_special & 0x7f800000u) | ((h & 0x8000u) << 16));
 #endif
 }
 

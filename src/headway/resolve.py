@@ -133,8 +133,8 @@ def _resolve_form(config: Config, model: ModelFacts, hardware: Hardware, device:
     reasons = [f"dtype {dtype}: {why}"]
     if kernels is not None:
         reasons.append(f"compiled kernels: {kernels}")
-    elif dtype != "fp32":
-        reasons.append(f"plain torch, no compiled kernels: {why_not}")
+    else:
+        reasons.append(f"plain torch, no compiled kernels: {why_not or 'they have no fp32'}")
     if config.model.deterministic:
         if kernels is None:
             raise ConfigError(
