@@ -6,7 +6,9 @@ the kernels read is kept alive here; which tensor is which is known here and now
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -30,6 +32,9 @@ from headway.executors.torch.weights.names import (
 )
 
 Progress = Callable[[int, int], None]
+_LARGE_PAGE = 2 * 1024**2
+_ARENA_BYTES = 64 * 1024**2
+_CACHE_LINE = 64
 
 
 class CompiledModel:
@@ -50,7 +55,7 @@ class CompiledModel:
         self._model = _describe(self._packer, options)
         num_bytes = library.hw_block_bytes(self._model) * options.num_blocks * self.spec.num_layers
         # Untouched until used: the kernels clear what they will read.
-        self._model.kv = self._packer.keep(torch.empty(num_bytes, dtype=torch.uint8))
+        self._model.kv = self._packer.allocate(num_bytes)
         isa = kernels.ISA.index(options.kernels or "plain")
         self._engine = library.hw_create(self._model, isa, options.num_threads)
         if not self._engine:
@@ -131,11 +136,33 @@ class _Packer:
         self._library = library
         self._dtype = dtype
         self._kept: list[object] = []
+        self._next = self._end = 0
 
     def keep(self, tensor: torch.Tensor) -> int:
         """The tensor's address, valid as long as this packer."""
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+    def allocate(self, num_bytes: int) -> int:
+        """The address of fresh memory, behind what was allocated before.
+
+        In large pages where there are any: blocks and weights are read all over, and looking up
+        small pages would take a good part of the time.
+        """
+        if num_bytes > self._end - self._next:
+            size = max(num_bytes, _ARENA_BYTES) + _LARGE_PAGE
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            view = (ctypes.c_char * 1).from_buffer(memory)
+            self._kept += (memory, view)
+            address = ctypes.addressof(view)
+            self._next = -(-address // _LARGE_PAGE) * _LARGE_PAGE
+            self._end = address + size
+        taken = self._next
+        self._next += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
+        return taken
 
     def keep_object(self, kept: object) -> None:
         self._kept.append(kept)
@@ -166,7 +193,7 @@ class _Packer:
         num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
         kind = kernels.FORMATS[dtype]
         size = self._library.hw_packed_bytes(kind, num_outputs, num_inputs)
-        target = self.keep(torch.empty(size, dtype=torch.uint8))
+        target = self.allocate(size)
         every = _columns([rows for rows, _ in shapes], by_turns)
         for name, columns in zip(names, every, strict=True):
             self._pack(target, kind, name, columns)
