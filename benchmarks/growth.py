@@ -19,9 +19,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.peers.roofline import measure_bandwidths, measure_products
+from benchmarks.peers.roofline import (
+    LARGE_BYTES,
+    Format,
+    best_bandwidth,
+    best_rate,
+    least,
+    measure_bandwidths,
+    measure_products,
+)
 
 from headway.config import load_config
+from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
 from headway.executors.torch.attention import Span
@@ -39,7 +48,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What it reads and multiplies per second."""
+    """What it reads from memory and multiplies in bf16, per second."""
 
     bytes_per_s: float
     operations_per_s: float
@@ -78,7 +87,10 @@ def main() -> None:
             "enable_prefix_caching": False,
         }
     )
-    checkpoint = open_checkpoint(locate(args.model))
+    try:
+        checkpoint = open_checkpoint(locate(args.model))
+    except HeadwayError as error:
+        raise SystemExit(f"error: {error}") from error
     facts = facts_of(checkpoint)
     resolved = resolve(config, facts, probe_hardware())
     machine = measure_machine(resolved.num_threads)
@@ -106,14 +118,11 @@ def main() -> None:
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """The best of what torch shows: reading more than any cache holds, and bf16 products."""
-    bandwidths = measure_bandwidths(num_threads)
-    largest = max(found.working_set_bytes for found in bandwidths)
-    rates = [product.operations_per_s for product in measure_products(num_threads)]
-    return Machine(
-        max(found.bytes_per_s for found in bandwidths if found.working_set_bytes == largest),
-        max(rate for rate in rates if rate is not None),
-    )
+    """The best of what torch shows; the kernels multiply bf16 whatever the weights are held as."""
+    rate = best_rate(measure_products(num_threads), "bf16")
+    if rate is None:
+        raise SystemExit("torch multiplies no packed bf16 here, so there is no roofline to draw")
+    return Machine(best_bandwidth(measure_bandwidths(num_threads), LARGE_BYTES), rate)
 
 
 def time_step(model: StepModel, num_running: int, context: int) -> float:
@@ -149,18 +158,19 @@ def point_of(
     machine: Machine,
 ) -> Point:
     num_running, context = shape
-    weight_bytes = facts.num_parameters * WEIGHT_BYTES[resolved.dtype]
-    kv_bytes = resolved.kv_cache_bytes / (resolved.num_blocks * resolved.block_size)
-    num_bytes = weight_bytes + num_running * context * kv_bytes
-    operations = 2.0 * facts.num_parameters * num_running
+    num_values = facts.kv_values_per_token
+    kv_bytes = resolved.kv_cache_bytes / (resolved.num_blocks * resolved.block_size * num_values)
+    form = Format(resolved.dtype, 8 * WEIGHT_BYTES[resolved.dtype], kv_bytes, "bf16")
+    rates = (machine.bytes_per_s, machine.bytes_per_s, machine.operations_per_s)
+    roof = least(form, num_running, (facts.num_parameters, num_values * context), rates)
     return Point(
         num_running,
         context,
         median(times),
         min(times),
         max(times),
-        num_bytes / machine.bytes_per_s,
-        operations / machine.operations_per_s,
+        roof.from_memory_s,
+        roof.compute_s or 0.0,
     )
 
 

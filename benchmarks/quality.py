@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.quality.loading import load
 from tests.quality.perplexity import Quality, Text, perplexity, read_text
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.executors.source import locate
 from headway.text import Tokenizer
 
@@ -86,7 +86,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, help="only the text's beginning; default: all")
     parser.add_argument("--json", type=Path, help="write the results here too")
     args = parser.parse_args()
-    text = read_text(Tokenizer.from_path(locate(args.model).path), args.max_tokens)
+    try:
+        text = read_text(Tokenizer.from_path(locate(args.model).path), args.max_tokens)
+    except HeadwayError as error:
+        raise SystemExit(f"error: {error}") from error
     print(f"{len(text.token_ids)} tokens, BOS {text.bos_token_id}\n{HEADER}")
     rows: list[Row | Missing] = []
     for row in measure(args.model, text):

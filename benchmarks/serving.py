@@ -34,25 +34,10 @@ from headway.bench.openai import Target
 from headway.build import load_model
 from headway.clock import SystemClock
 from headway.config import load_config
-from headway.workload import WorkItem
+from headway.workload import Listed, WorkItem
 from headway.workload.mixed import mixed
 
 SETTINGS = {"kv_cache_memory_bytes": "2G", "enable_prefix_caching": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """A fixed batch, sent by so many callers."""
-
-    batch: tuple[WorkItem, ...]
-    concurrency: int
-    mean_rate: float | None = None
-
-    def items(self, seed: int) -> Iterator[WorkItem]:
-        return iter(self.batch)
-
-    def with_rate(self, rate: float) -> Requests:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +60,8 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     batch = mixed(args.requests).items
+    if not Path(args.model).exists():
+        raise SystemExit(f"error: there is no {args.model}; scripts/get-test-model prints a path")
     if args.offline:
         print(json.dumps(run_offline(args.model, args.requests, args.clients)))
         return
@@ -148,7 +135,7 @@ async def stream(server: RunningServer, batch: Sequence[WorkItem], num_clients: 
     started_at = time.perf_counter()
     run = await run_load(
         Target(origin, model),
-        Requests(tuple(batch), num_clients),  # pyright: ignore[reportArgumentType]
+        Listed(tuple(batch), num_clients),
         Limits(num_requests=len(batch)),
     )
     elapsed_s = time.perf_counter() - started_at

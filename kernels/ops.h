@@ -22,7 +22,7 @@ struct Product {
   float* out;      // Store, Add, Best (may be null there): [rows][out_stride]
   bf16* out_bf16;  // SiluMul
   int64_t out_stride;
-  float* best;  // Best: [item][rows]
+  float* best;  // Best: 16 maxima and 16 checks of each row, of the calling thread
   int32_t* best_ids;
 };
 

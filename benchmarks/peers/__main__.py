@@ -160,6 +160,8 @@ def _new_results(cache: Path) -> Path:
 
 
 def _report(args: argparse.Namespace) -> None:
+    if not args.results.exists():
+        raise ValueError(f"there is no {args.results}; `run` writes such a file")
     _show(results.read(args.results), args)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.catalog import ROOT
-from benchmarks.peers.compare import log_of, say
+from benchmarks.peers.compare import log_of, rotated, say
 from benchmarks.peers.contenders import Variant
 from benchmarks.peers.host import (
     Launch,
@@ -52,8 +52,7 @@ def run_cold(starters: Sequence[Starter], rounds: int, record: Callable[[Result]
     started = time.strftime("%Y-%m-%dT%H:%M:%S")
     failed: dict[str, str] = {}
     for number in range(1, rounds + 1):
-        first = (number - 1) % len(starters)
-        for starter in [*starters[first:], *starters[:first]]:
+        for starter in rotated(starters, number - 1):
             figures: dict[str, Any] = {}
             reason = starter.unavailable or failed.get(starter.name)
             if reason is None:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.peers.catalog import ROOT
 from benchmarks.peers.host import Launch, RunnerError, RunnerProcess
 from benchmarks.peers.results import Result
 
+T = TypeVar("T")
 Record = Callable[[Result], None]
 
 
@@ -113,7 +114,7 @@ class Comparison:
             loaded.process.close()
 
 
-def rotated(contenders: Sequence[Launch], by: int) -> list[Launch]:
+def rotated(contenders: Sequence[T], by: int) -> list[T]:
     start = by % len(contenders)
     return [*contenders[start:], *contenders[:start]]
 

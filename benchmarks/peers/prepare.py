@@ -27,6 +27,7 @@ from benchmarks.peers.catalog import (
     python_of,
     record_of,
 )
+from benchmarks.peers.compare import say
 
 INSTALL_TIMEOUT_S = 3 * 3600
 CONVERT_TIMEOUT_S = 1800
@@ -73,13 +74,13 @@ def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
             _prepare_one(ENVIRONMENTS[name], cache)
         except (PrepareError, OSError) as error:
             failures[name] = str(error)
-            _say(f"{name}: failed: {error}")
+            say(f"{name}: failed: {error}")
     if needs_folder:
         try:
             make_folder(cache, model)
         except (PrepareError, OSError) as error:
             failures["folder"] = str(error)
-            _say(f"folder: failed: {error}")
+            say(f"folder: failed: {error}")
     return failures
 
 
@@ -112,24 +113,24 @@ def _prepare_one(env: Environment, cache: Path) -> None:
     recipe = recipe_of(env)
     record = record_of(cache, env.name)
     if _is_current(record, recipe):
-        _say(f"{env.name}: ready in {record.parent}")
+        say(f"{env.name}: ready in {record.parent}")
         return
     home = record.parent
     python = python_of(cache, env.name)
     if not python.exists():
-        _say(f"{env.name}: creating {home}")
+        say(f"{env.name}: creating {home}")
         _call([sys.executable, "-m", "venv", str(home)])
     record.unlink(missing_ok=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     variables = _install_variables(home, recipe)
     if recipe.torch is not None:
-        _say(f"{env.name}: installing {recipe.torch}")
+        say(f"{env.name}: installing {recipe.torch}")
         _call([*pip, "install", recipe.torch], variables)
     for packages in recipe.installs:
-        _say(f"{env.name}: installing {' '.join(packages)}")
+        say(f"{env.name}: installing {' '.join(packages)}")
         _call([*pip, "install", *packages], variables)
     if recipe.uninstalls:
-        _say(f"{env.name}: removing {' '.join(recipe.uninstalls)}")
+        say(f"{env.name}: removing {' '.join(recipe.uninstalls)}")
         _call([*pip, "uninstall", "--yes", *recipe.uninstalls])
     if env.needs_tcmalloc:
         _fetch_tcmalloc(home)
@@ -142,7 +143,7 @@ def _prepare_one(env: Environment, cache: Path) -> None:
         "prepared_at": time.strftime("%Y-%m-%d"),
     }
     record.write_text(json.dumps(content, indent=2) + "\n")
-    _say(f"{env.name}: done, {len(installed)} packages")
+    say(f"{env.name}: done, {len(installed)} packages")
 
 
 def _is_current(record: Path, recipe: Recipe) -> bool:
@@ -177,9 +178,9 @@ def _fetch_tcmalloc(home: Path) -> None:
                 _call(["dpkg", "-x", str(deb), str(target)])
         except PrepareError:
             continue
-        _say(f"unpacked {package}")
+        say(f"unpacked {package}")
         return
-    _say("no tcmalloc: it will run without, and slower")
+    say("no tcmalloc: it will run without, and slower")
 
 
 def _has_folder(cache: Path, model: Path) -> bool:
@@ -190,12 +191,12 @@ def make_folder(cache: Path, model: Path) -> None:
     """Dequantize the GGUF file to bf16, with the tokenizer and the settings beside the weights."""
     folder = folder_of(cache, model)
     if _has_folder(cache, model):
-        _say(f"folder: ready in {folder}")
+        say(f"folder: ready in {folder}")
         return
     python = python_of(cache, "transformers")
     if not python.exists():
         raise PrepareError("the transformers environment is needed to convert the weights")
-    _say(f"folder: converting {model.name} to bf16 in {folder}")
+    say(f"folder: converting {model.name} to bf16 in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -228,7 +229,3 @@ def _call(
         tail = "\n".join([line for line in lines if not line.startswith("WARNING")][-15:])
         raise PrepareError(f"{' '.join(command)}: exit code {done.returncode}\n{tail}")
     return done.stdout
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

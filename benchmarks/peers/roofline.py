@@ -26,7 +26,7 @@ class Format:
 
     name: str
     weight_bits: float
-    kv_bytes: int
+    kv_bytes: float
     product: str
 
 
@@ -101,13 +101,13 @@ def measure(model: Path, context: int) -> Figures:
     cores = len(os.sched_getaffinity(0))
     bandwidths = measure_bandwidths(cores)
     products = measure_products(cores)
-    best = {size: _best_bandwidth(bandwidths, size) for size in (LARGE_BYTES, SMALL_BYTES)}
+    best = {size: best_bandwidth(bandwidths, size) for size in (LARGE_BYTES, SMALL_BYTES)}
     steps = tuple(
         least(
             form,
             num_rows,
             (facts.num_parameters, facts.kv_values_per_token * context),
-            (best[LARGE_BYTES], best[SMALL_BYTES], _best_rate(products, form.product)),
+            (best[LARGE_BYTES], best[SMALL_BYTES], best_rate(products, form.product)),
         )
         for form in FORMATS
         for num_rows in ROWS
@@ -239,11 +239,11 @@ def _least_seconds(call: Callable[[], object]) -> float:
     return min(samples)
 
 
-def _best_bandwidth(bandwidths: Sequence[Bandwidth], size: int) -> float:
+def best_bandwidth(bandwidths: Sequence[Bandwidth], size: int) -> float:
     return max(item.bytes_per_s for item in bandwidths if item.working_set_bytes == size)
 
 
-def _best_rate(products: Sequence[Product], kind: str) -> float | None:
+def best_rate(products: Sequence[Product], kind: str) -> float | None:
     rates = [item.operations_per_s for item in products if item.kind == kind]
     return max((rate for rate in rates if rate is not None), default=None)
 

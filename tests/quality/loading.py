@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from headway.config import CacheConfig, Config, ModelConfig
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
-from headway.executors.torch.load import LoadOptions, facts_of, load_model, open_checkpoint
+from headway.executors.torch.load import facts_of, load_model, open_checkpoint, options_of
 from headway.executors.torch.step_model import StepModel
 from headway.resolve import resolve
 from tests.quality.perplexity import BLOCK_SIZE, NUM_BLOCKS, WINDOW
@@ -24,13 +25,5 @@ def load(model: Path | str, dtype: str, kv_dtype: str = "auto") -> StepModel:
         cache=CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
     )
     resolved = resolve(config, facts_of(checkpoint), probe_hardware())
-    options = LoadOptions(
-        dtype=resolved.dtype,
-        kv_dtype=resolved.kv_dtype,
-        kernels=resolved.kernels,
-        num_threads=resolved.num_threads,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_model_len=WINDOW,
-    )
+    options = replace(options_of(resolved), num_blocks=NUM_BLOCKS, max_model_len=WINDOW)
     return load_model(checkpoint, options)
