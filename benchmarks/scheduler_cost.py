@@ -33,6 +33,7 @@ from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.core.terms import Terms
 
 RUNNING = (32, 256, 1000)
 WAITING = (0, 10_000, 100_000)
@@ -96,6 +97,7 @@ class Load:
         stem = STEM if rng.random() < 0.5 else []
         own = rng.randrange(1 << 30)
         self._num_added += 1
+        tenant = str(rng.randrange(4))
         request = Request(
             id=str(self._num_added),
             token_ids=[*stem, *range(own, own + length)],
@@ -103,7 +105,7 @@ class Load:
             seed=0,
             arrived_at=0.0,
             priority=rng.randrange(4),
-            tenant=str(rng.randrange(4)),
+            terms=Terms(tenant=tenant, cache_group=tenant),
         )
         self.scheduler.add(request, 0.0)
 

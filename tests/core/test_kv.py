@@ -6,6 +6,7 @@ import pytest
 
 from headway.core.events import Admitted, Forked, Preempted
 from headway.core.request import RequestState
+from headway.core.terms import Terms
 from tests.harness import Harness, expected_output, own_tokens
 
 
@@ -63,9 +64,9 @@ def test_output_is_part_of_the_prefix_of_the_next_turn():
 def test_tenants_do_not_share_and_one_tenant_does():
     engine = Harness(block_size=4)
     prompt = list(range(12))
-    run_one(engine, "a", prompt, tenant="x")
-    run_one(engine, "b", prompt, tenant="y")
-    run_one(engine, "c", prompt, tenant="x")
+    run_one(engine, "a", prompt, terms=Terms(cache_group="x"))
+    run_one(engine, "b", prompt, terms=Terms(cache_group="y"))
+    run_one(engine, "c", prompt, terms=Terms(cache_group="x"))
     assert [cached_tokens(engine, id) for id in "abc"] == [0, 0, 8]
 
 

@@ -14,6 +14,7 @@ from headway.core.request import (
     RequestState,
     sample_id,
 )
+from headway.core.terms import Terms
 from tests.harness import make_request
 
 LEGAL = {(state, target) for state, targets in TRANSITIONS.items() for target in targets}
@@ -57,12 +58,12 @@ def test_a_stop_token_before_min_tokens_is_an_ordinary_token():
 
 def test_a_fork_is_another_sample_of_the_same_prompt_at_the_same_place():
     parent = make_request(
-        "p", [1, 2, 3], n=3, priority=5, tenant="t", seed=11, arrived_at=2.0, place=4
+        "p", [1, 2, 3], n=3, priority=5, terms=Terms(tenant="t"), seed=11, arrived_at=2.0, place=4
     )
     parent.append(9)
     child = parent.fork(2, now=8.0)
     assert (child.id, child.index, child.token_ids) == ("p#2", 2, [1, 2, 3])
-    assert (child.seed, child.priority, child.tenant, child.place) == (11, 5, "t", 4)
+    assert (child.seed, child.priority, child.terms.tenant, child.place) == (11, 5, "t", 4)
     assert (child.arrived_at, child.changed_at, child.num_computed) == (2.0, 8.0, 0)
     assert child.params.n == 1
     assert child.state is RequestState.WAITING

@@ -11,6 +11,7 @@ from headway.core.events import Admitted, Arrived, Finished, Forked, Preempted, 
 from headway.core.executor import Ticket
 from headway.core.plan import Failure, Sample, StepPlan, StepResult, TokenLogprobs
 from headway.core.request import FinishReason, RequestState
+from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
 from tests.harness import Harness, expected_output, own_tokens
 
@@ -19,7 +20,7 @@ from tests.harness import Harness, expected_output, own_tokens
 
 def test_a_request_is_sent_whole_once_and_then_only_what_is_new():
     engine = Harness(block_size=4)
-    engine.add("a", 4, max_tokens=6, tenant="t")
+    engine.add("a", 4, max_tokens=6, terms=Terms(tenant="t"))
     items = [engine.step()["a"] for _ in range(6)]
     assert [item.new is not None for item in items] == [True] + [False] * 5
     new = items[0].new

@@ -12,6 +12,7 @@ from headway.core.executor import Capacity
 from headway.core.plan import StepPlan
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from headway.core.terms import Terms
 from tests.harness import expected_output, make_request
 from tests.properties.ledger import Ledger, WatchedExecutor, require
 
@@ -44,7 +45,7 @@ class Wish:
             min_tokens=min(self.min_tokens, self.max_tokens),
             stop_token_ids=tuple(stop_ids) if self.stop_at else (),
             priority=self.priority,
-            tenant=f"tenant-{self.tenant}",
+            terms=Terms(tenant=f"tenant-{self.tenant}", cache_group=f"tenant-{self.tenant}"),
             seed=self.stem,
             arrived_at=now,
         )

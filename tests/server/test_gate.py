@@ -12,6 +12,7 @@ import pytest
 from headway.clock import VirtualClock
 from headway.config import ServerConfig
 from headway.core.events import Admitted
+from headway.core.terms import Terms
 from headway.engine.messages import EventBatch
 from headway.errors import OverloadedError, TenantLimitError
 from headway.server.gate import DrainRate, Gate
@@ -40,7 +41,9 @@ class StillEngine:
         return sum(len(one.command.token_ids) for one in self.waiting)
 
     def add(self, num_tokens: int = 10, tenant: str = "", at: float = 0.0) -> None:
-        command = SimpleNamespace(token_ids=[1] * num_tokens, tenant=tenant, arrived_at=at)
+        command = SimpleNamespace(
+            token_ids=[1] * num_tokens, terms=Terms(tenant=tenant), arrived_at=at
+        )
         self.waiting.append(SimpleNamespace(command=command))
 
     def admit(self) -> None:

@@ -7,19 +7,12 @@ applies what is decided.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from headway.core.causes import WaitCause
 from headway.core.executor import Capacity
 from headway.core.kv import KVCache, PrefixMatch
 from headway.core.request import Request
 from headway.errors import NeverFitsError
-
-
-class WaitCause(StrEnum):
-    """What a request that could not be admitted is waiting for."""
-
-    RUNNING_LIMIT = "running_limit"
-    KV_BLOCKS = "kv_blocks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Arrived:
     request_id: str
     at: float
     num_prompt_tokens: int
+    terms: Terms = NO_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class Admitted:
     num_cached_tokens: int
     num_tokens: int
     is_resumed: bool
+    causes: tuple[CauseTime, ...] = ()
+    """What it waited for; the seconds add up to `waited_s`."""
+    held_by: str = ""
+    """The tenant that held most of what it waited for, if it waited for seats or blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,9 @@ class Preempted:
     at: float
     by: str
     num_tokens_lost: int
+    method: PreemptionMethod = PreemptionMethod.RECOMPUTE
+    cause: WaitCause = WaitCause.KV_BLOCKS
+    """What the request that caused it was in need of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,10 @@ class Finished:
     reason: FinishReason
     num_output_tokens: int
     message: str = ""
+    causes: tuple[CauseTime, ...] = ()
+    """What it was waiting for, if it left from the waiting line."""
+    kv_block_s: float = 0.0
+    """Blocks it held, times the seconds it held them."""
 
 
 @dataclass(frozen=True, slots=True)

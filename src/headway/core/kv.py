@@ -148,7 +148,8 @@ class KVCache:
         return self.pool.num_freeable(id for ids in tables for id in ids if id not in kept)
 
     def _hash_full_blocks(self, request: Request) -> None:
-        extend_chain(request.block_hashes, request.token_ids, self.block_size, request.tenant)
+        salt = request.terms.cache_group
+        extend_chain(request.block_hashes, request.token_ids, self.block_size, salt)
 
     def check(self, running: dict[str, Request]) -> None:
         """Every table belongs to a running request and is long enough for what it computed."""

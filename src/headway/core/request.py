@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from headway.core.params import SamplingParams
 from headway.core.prefix import BlockHash
+from headway.core.terms import NO_TERMS, Terms
 
 
 class RequestState(StrEnum):
@@ -53,7 +54,7 @@ class Request:
     seed: int
     arrived_at: float
     priority: int = 0
-    tenant: str = ""
+    terms: Terms = NO_TERMS
     index: int = 0
     """Which sample of its prompt this is; part of the key of its random numbers."""
     place: int = 0
@@ -127,7 +128,7 @@ class Request:
             seed=self.seed,
             arrived_at=self.arrived_at,
             priority=self.priority,
-            tenant=self.tenant,
+            terms=self.terms,
             index=index,
             place=self.place,
             changed_at=now,

@@ -84,7 +84,7 @@ class Scheduler:
         self.requests[request.id] = request
         self.waiting.push(request)
         self._events.append(
-            events.Arrived(request.id, request.arrived_at, request.num_prompt_tokens)
+            events.Arrived(request.id, request.arrived_at, request.num_prompt_tokens, request.terms)
         )
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:

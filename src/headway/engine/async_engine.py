@@ -21,6 +21,7 @@ from headway.clock import Clock
 from headway.core.events import Arrived, Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
 from headway.engine.inputs import draw_seed, resolve_params
 from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
 from headway.engine.outputs import SampleDelta
@@ -143,7 +144,7 @@ class AsyncEngine:
         token_ids: Sequence[int],
         params: SamplingParams,
         priority: int = 0,
-        tenant: str = "",
+        terms: Terms = NO_TERMS,
     ) -> RequestStream:
         """Check a prompt and send it to the engine; the caller then iterates `deltas`."""
         if self._error is not None:
@@ -156,14 +157,14 @@ class AsyncEngine:
             seed=draw_seed(params),
             arrived_at=self._clock.now(),
             priority=priority,
-            tenant=tenant,
+            terms=terms,
         )
         self._quarantine.check(command)
         stream = RequestStream(command, self.tokenizer)
         self._streams[request_id] = self._waiting[request_id] = stream
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
         self._unsent.append(stream)
-        arrived = Arrived(request_id, command.arrived_at, len(command.token_ids))
+        arrived = Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
         self._tell_listeners(EventBatch(arrived=[arrived]))
         try:
             await self._send_next()

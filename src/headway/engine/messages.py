@@ -26,6 +26,7 @@ from headway.core.events import (
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     seed: int
     arrived_at: float
     priority: int = 0
-    tenant: str = ""
+    terms: Terms = NO_TERMS
     index: int = 0
     num_prompt_tokens: int = 0
     """0 if all of `token_ids` is prompt."""

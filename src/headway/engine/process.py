@@ -117,7 +117,7 @@ class EngineLoop:
                 seed=command.seed,
                 arrived_at=command.arrived_at,
                 priority=command.priority,
-                tenant=command.tenant,
+                terms=command.terms,
                 index=command.index,
                 num_prompt_tokens=command.num_prompt_tokens,
             )

@@ -94,7 +94,7 @@ class RequestStream:
                     seed=command.seed,
                     arrived_at=command.arrived_at,
                     priority=command.priority,
-                    tenant=command.tenant,
+                    terms=command.terms,
                     index=sample.index,
                     num_prompt_tokens=len(command.token_ids),
                 )

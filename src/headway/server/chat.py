@@ -8,13 +8,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.terms import Terms
 from headway.errors import InvalidRequestError
 from headway.server.answer import Job, Piece, answer, begin
 from headway.server.generation import Order
 from headway.server.logprobs import chat_logprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_chat import ChatRequest
-from headway.server.services import Services, off_loop, read_body
+from headway.server.services import Services, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
@@ -28,7 +29,7 @@ def chat_router(services: Services, limits: RequestLimits) -> APIRouter:
             body = await read_body(request)
             wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
             try:
-                job = await _job(wish, len(body), services, request.state.tenant)
+                job = await _job(wish, len(body), services, terms_of(request))
                 generation = await begin(services, job, place)
             except InvalidRequestError as error:
                 error.param = wish.field_for(error.param)
@@ -38,12 +39,12 @@ def chat_router(services: Services, limits: RequestLimits) -> APIRouter:
     return router
 
 
-async def _job(wish: ChatRequest, num_bytes: int, services: Services, tenant: str) -> Job:
+async def _job(wish: ChatRequest, num_bytes: int, services: Services, terms: Terms) -> Job:
     model = services.model_name(wish.model)
     params = wish.params()
     token_ids = await off_loop(num_bytes, lambda: _encode(wish, services))
     order_id = f"chatcmpl-{services.new_id()}"
-    order = Order(order_id, [token_ids], params, wish.priority or 0, tenant)
+    order = Order(order_id, [token_ids], params, wish.priority or 0, terms)
     written = ChatFormat(services.engine.tokenizer)
     return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 

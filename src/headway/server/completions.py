@@ -8,13 +8,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.terms import Terms
 from headway.engine.outputs import PROMPT_TAIL
 from headway.server.answer import Job, Piece, answer, begin
 from headway.server.generation import Order
 from headway.server.logprobs import CompletionLogprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_completions import CompletionRequest
-from headway.server.services import Services, off_loop, read_body
+from headway.server.services import Services, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
@@ -27,18 +28,18 @@ def completions_router(services: Services, limits: RequestLimits) -> APIRouter:
         with services.let_in(request) as place:
             body = await read_body(request)
             wish = await off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
-            job = await _job(wish, len(body), services, request.state.tenant)
+            job = await _job(wish, len(body), services, terms_of(request))
             generation = await begin(services, job, place)
         return await answer(request, services, job, generation)
 
     return router
 
 
-async def _job(wish: CompletionRequest, num_bytes: int, services: Services, tenant: str) -> Job:
+async def _job(wish: CompletionRequest, num_bytes: int, services: Services, terms: Terms) -> Job:
     model = services.model_name(wish.model)
     params = wish.params()
     prompts = await off_loop(num_bytes, lambda: _encode(wish, services))
-    order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0, tenant)
+    order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0, terms)
     written = CompletionFormat(services.engine.tokenizer, order)
     return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 

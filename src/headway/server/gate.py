@@ -135,7 +135,7 @@ class Gate:
         config = self._config
         if config.max_num_queued_reqs_per_key is not None:
             num_own = sum(one.num_requests for one in self._places if one.tenant == place.tenant)
-            num_own += sum(one.command.tenant == place.tenant for one in self._engine.waiting)
+            num_own += sum(one.command.terms.tenant == place.tenant for one in self._engine.waiting)
             if num_own + place.num_requests > config.max_num_queued_reqs_per_key:
                 raise TenantLimitError(
                     f"{num_own} requests of this key are waiting already", self._retry_after_s()

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
 from headway.engine.async_engine import AsyncEngine, RequestStream
 from headway.engine.outputs import SampleDelta
 from headway.errors import InvalidRequestError
@@ -29,7 +30,7 @@ class Order:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     priority: int = 0
-    tenant: str = ""
+    terms: Terms = NO_TERMS
 
 
 class Generation:
@@ -57,7 +58,7 @@ class Generation:
                 request_id = order.id if place == 0 else f"{order.id}-{place}"
                 self._streams.append(
                     await self._engine.submit(
-                        request_id, token_ids, order.params, order.priority, order.tenant
+                        request_id, token_ids, order.params, order.priority, order.terms
                     )
                 )
         except BaseException:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from headway.core.terms import Terms
 from headway.engine.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
 from headway.observe.metrics import Metrics
@@ -80,6 +81,12 @@ class Services:
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
         return self.gate.let_in(getattr(request.state, "tenant", ""), num_bytes)
+
+
+def terms_of(request: Request) -> Terms:
+    """The terms of whoever sent this request, as the guard found them by its key."""
+    tenant = getattr(request.state, "tenant", "")
+    return Terms(tenant=tenant, cache_group=tenant)
 
 
 async def read_body(request: Request) -> bytes:
