@@ -145,31 +145,31 @@ inline void configure_attention(int num_rows) {
   config.rows[6] = 8;
   config.row_bytes[7] = 32;
   config.rows[7] = num_rows;
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 inline void score_keys(const Attention& a, const Tiles& tiles, const AttentionScratch& s) {
   const int64_t stride = int64_t{a.head_dim} * 2;
   const int parts = a.head_dim / 32;
-  _tile_loadd(1, a.queries, stride);
-  if (parts > 1) _tile_loadd(2, a.queries + 32, stride);
-  if (parts > 2) _tile_loadd(3, a.queries + 64, stride);
-  if (parts > 3) _tile_loadd(4, a.queries + 96, stride);
+  HW_TILE_LOAD(1, a.queries, stride);
+  if (parts > 1) HW_TILE_LOAD(2, a.queries + 32, stride);
+  if (parts > 2) HW_TILE_LOAD(3, a.queries + 64, stride);
+  if (parts > 3) HW_TILE_LOAD(4, a.queries + 96, stride);
   for (int t = tiles.first; t <= tiles.last; t++) {
     const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
     _tile_zero(0);
-    _tile_loadd(5, keys, 64);
+    HW_TILE_LOAD(5, keys, 64);
     _tile_dpbf16ps(0, 1, 5);
     if (parts > 1) {
-      _tile_loadd(5, keys + 512, 64);
+      HW_TILE_LOAD(5, keys + 512, 64);
       _tile_dpbf16ps(0, 2, 5);
     }
     if (parts > 2) {
-      _tile_loadd(5, keys + 1024, 64);
+      HW_TILE_LOAD(5, keys + 1024, 64);
       _tile_dpbf16ps(0, 3, 5);
     }
     if (parts > 3) {
-      _tile_loadd(5, keys + 1536, 64);
+      HW_TILE_LOAD(5, keys + 1536, 64);
       _tile_dpbf16ps(0, 4, 5);
     }
     _tile_stored(0, s.scores + (t - tiles.first) * TILE, s.padded * 4);
@@ -187,15 +187,15 @@ inline void mix_values(const Attention& a, const Tiles& tiles, const AttentionSc
   _tile_zero(3);
   for (int t = tiles.first; t <= tiles.last; t++) {
     const bf16* values = as_bf16(tiles.values(t), a, s.converted) + from * 2;
-    _tile_loadd(7, s.weights + (t - tiles.first) * TILE, s.padded * 2);
-    _tile_loadd(6, values, stride);
+    HW_TILE_LOAD(7, s.weights + (t - tiles.first) * TILE, s.padded * 2);
+    HW_TILE_LOAD(6, values, stride);
     _tile_dpbf16ps(0, 7, 6);
-    _tile_loadd(6, values + 32, stride);
+    HW_TILE_LOAD(6, values + 32, stride);
     _tile_dpbf16ps(1, 7, 6);
     if (parts > 2) {
-      _tile_loadd(6, values + 64, stride);
+      HW_TILE_LOAD(6, values + 64, stride);
       _tile_dpbf16ps(2, 7, 6);
-      _tile_loadd(6, values + 96, stride);
+      HW_TILE_LOAD(6, values + 96, stride);
       _tile_dpbf16ps(3, 7, 6);
     }
   }
