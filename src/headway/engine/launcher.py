@@ -88,7 +88,7 @@ class EngineProcess:
         if await self._reports.poll(timeout=int(timeout_s * 1000)):
             try:
                 return decode_report(await self._reports.recv())
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, ValueError) as error:  # the latter of text that is none
                 # What it said is lost, and with it what state it is in.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
         if not self.is_alive:
