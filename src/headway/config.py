@@ -76,7 +76,16 @@ class SchedulerConfig:
 
     max_num_seqs: int = setting(64, "Most requests running at once.")
     max_num_batched_tokens: int = setting(512, "Most tokens computed in one step.")
-    scheduling_policy: str = setting("fcfs", "Order of the waiting line: fcfs or priority.")
+    scheduling_policy: str = setting(
+        "fair",
+        "Order of the waiting line: fair (tenants by their shares, then by priority), fcfs or "
+        "priority.",
+    )
+    max_wait_s: float = setting(
+        10.0,
+        "A request that has waited so long for a seat, in seconds, goes before all others; under "
+        "fair, before all others of its tenant.",
+    )
     prefill_floor: int = setting(
         64, "Tokens of a step that decodes leave to prefill while any waits."
     )
@@ -96,7 +105,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "max_num_seqs", "max_preemptions", "prefill_floor")
-        _check_at_least(self, 0, "max_bypasses", "max_bypass_s", "max_skips")
+        _check_at_least(self, 0, "max_bypasses", "max_bypass_s", "max_skips", "max_wait_s")
         if self.prefill_floor >= self.max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be larger than "

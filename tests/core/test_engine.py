@@ -27,7 +27,7 @@ class StuckQueue(HeapQueue):
 
 def stuck_engine() -> Harness:
     engine = Harness()
-    engine.scheduler.waiting = StuckQueue()
+    engine.scheduler.waiting._queue = StuckQueue()
     return engine
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.orders import fcfs, make_queue, priority
@@ -106,6 +106,7 @@ def test_tombstones_never_outnumber_the_living_by_much():
     assert pop_all(queue) == requests[990:]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove"]), st.integers(0, 9))))
 def test_the_queue_agrees_with_a_sorted_list(actions: list[tuple[str, int]]):
     queue = make_queue("priority")

@@ -8,8 +8,9 @@ import pytest
 
 from headway.core.events import Admitted, Finished, Preempted
 from headway.core.kv import NO_MATCH, KVCache
+from headway.core.orders import fcfs
 from headway.core.request import RequestState
-from headway.core.victim import choose_victim
+from headway.core.victim import Rules, choose_victim
 from tests.harness import Harness, expected_output, make_request, own_tokens
 
 
@@ -108,7 +109,9 @@ def test_one_whose_blocks_are_all_shared_is_no_victim():
     kv.allocate(strong, NO_MATCH, 4)
     assert (kv.num_freeable([short]), kv.num_freeable([heir])) == (0, 1)
     assert kv.num_freeable([short, heir]) == 3
-    assert choose_victim(strong, [strong, heir, short], kv, max_preemptions=4) is heir
+    assert (
+        choose_victim(strong, [strong, heir, short], kv, Rules(lambda it: fcfs(it)[:2], 4)) is heir
+    )
 
 
 # ------------------------------------------------------------------------ immunity
@@ -211,7 +214,7 @@ def test_an_arrival_of_equal_or_weaker_rank_preempts_nobody(rank: int):
 
 
 def test_under_fcfs_priority_is_no_claim():
-    engine = Harness(max_num_seqs=1)
+    engine = Harness(max_num_seqs=1, scheduling_policy="fcfs")
     engine.add("a", 4, priority=9)
     engine.step()
     engine.add("b", 4, priority=0)

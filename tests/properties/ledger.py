@@ -7,9 +7,11 @@ raise AssertionError at the first entry that does not add up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf, isclose
 
+from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import (
     Admitted,
     Arrived,
@@ -39,28 +41,37 @@ class Entry:
 
     prompt: tuple[int, ...]
     request: Request
-    """The request as added; its forked samples share it."""
     index: int
+    since: float
+    """When it last began to wait."""
     place: str = "waiting"
     output: list[int] = field(default_factory=list[int])
     may_fork: int = 0
     was_preempted: bool = False
 
 
+def _is_spot(request: Request) -> bool:
+    return request.terms.is_spot and not request.is_aged
+
+
 class Ledger:
     """A sink. Every token is compared with the oracle the moment it is emitted."""
 
-    def __init__(self, ranks_by_priority: bool) -> None:
+    def __init__(self, policy: str, find: Callable[[str], Request]) -> None:
         self.live: dict[str, Entry] = {}
         self.counts: Counter[str] = Counter()
-        self._ranks_by_priority = ranks_by_priority
+        self._policy = policy
+        self._find = find
+        self.wait_s: Counter[WaitCause] = Counter()
         self._offered: dict[str, Entry] = {}
 
     def offer(self, request: Request) -> None:
         """Announce a request before it is added: exactly one answer must follow."""
         require(not self._offered, "two requests offered at once")
-        entry = Entry(tuple(request.token_ids), request, 0, may_fork=request.params.n - 1)
-        self._offered[request.id] = entry
+        prompt, num_others = tuple(request.token_ids), request.params.n - 1
+        self._offered[request.id] = Entry(
+            prompt, request, 0, request.arrived_at, may_fork=num_others
+        )
 
     def answered(self) -> None:
         require(not self._offered, "a request was neither accepted nor refused")
@@ -91,30 +102,58 @@ class Ledger:
         require(parent.place == "running" and parent.may_fork > 0, f"{event} out of turn")
         require(event.request_id == sample_id(event.parent_id, index), "a child misnamed")
         parent.may_fork -= 1
-        self.live[event.request_id] = Entry(parent.prompt, parent.request, index, place="forked")
+        child = self._find(event.request_id)
+        self.live[event.request_id] = Entry(parent.prompt, child, index, event.at, place="forked")
 
     def _on(self, event: Event, entry: Entry) -> None:
         if isinstance(event, Admitted):
             require(entry.place in ("waiting", "forked"), f"{event} while {entry.place}")
             require(event.is_resumed == entry.was_preempted, f"{event}: resumed or not")
             require(event.num_cached_tokens < event.num_tokens, f"{event}: nothing to compute")
-            require(event.waited_s >= 0, f"{event}: a negative wait")
+            require(event.waited_s == event.at - entry.since, f"{event}: waits from {entry.since}")
+            self._add_up(event, event.causes, event.waited_s)
             entry.place = "running"
         elif isinstance(event, Preempted):
             require(entry.place in ("running", "forked"), f"{event} while {entry.place}")
             self._preempted_by_stronger(event, entry)
-            entry.place, entry.was_preempted = "waiting", True
+            entry.place, entry.was_preempted, entry.since = "waiting", True, event.at
         elif isinstance(event, TokensEmitted):
             self._emitted(event, entry)
         elif isinstance(event, Finished):
             self._finished(event, entry)
             del self.live[event.request_id]
 
+    def _add_up(self, event: Event, causes: Sequence[CauseTime], waited_s: float) -> None:
+        """Each cause is named once, and together they are the wait."""
+        require(len({one.cause for one in causes}) == len(causes), f"{event}: a cause twice")
+        require(all(one.seconds > 0 for one in causes), f"{event}: a cause without time")
+        total_s = sum(one.seconds for one in causes)
+        require(isclose(total_s, waited_s, rel_tol=1e-9, abs_tol=1e-7), f"{event}: {total_s} s")
+        self.wait_s.update(dict(causes))
+
     def _preempted_by_stronger(self, event: Preempted, victim: Entry) -> None:
         claimant = self.live[event.by]
-        require(self._claim(victim) >= self._claim(claimant), f"{event}: by a weaker claim")
+        if event.cause is WaitCause.TENANT_SHARE:
+            own = victim.request.terms.tenant == claimant.request.terms.tenant
+            require(own, f"{event}: for the share of another")
         if claimant.place == "waiting":
-            require(self._claim(victim)[0] > self._claim(claimant)[0], f"{event}: of equal rank")
+            require(not victim.request.is_aged, f"{event}: had aged")
+            require(self._outranks(claimant, victim), f"{event}: of equal rank")
+        elif self._policy != "fair":
+            require(self._claim(victim) >= self._claim(claimant), f"{event}: by a weaker claim")
+        else:
+            weaker = _is_spot(victim.request) >= _is_spot(claimant.request)
+            require(weaker, f"{event}: spot took from others")
+
+    def _outranks(self, claimant: Entry, victim: Entry) -> bool:
+        """Natural claims only: a wait, however long, is no reason to throw anybody out."""
+        strong, weak = claimant.request, victim.request
+        if self._policy == "fair":
+            is_own = strong.terms.tenant == weak.terms.tenant
+            is_alike = strong.terms.is_spot == weak.terms.is_spot
+            is_more_urgent = is_own and is_alike and strong.priority < weak.priority
+            return strong.terms.is_spot < weak.terms.is_spot or is_more_urgent
+        return self._policy == "priority" and strong.priority < weak.priority
 
     def _nobody_left_in_vain(self, preemptions: Sequence[Preempted]) -> None:
         """Who preempted another runs; one that finds nobody weaker preempts itself."""
@@ -123,9 +162,10 @@ class Ledger:
             if claimant is not None and event.by != event.request_id:
                 require(claimant.place != "waiting", f"{event}: in vain")
 
-    def _claim(self, entry: Entry) -> tuple[int, int, int]:
-        rank = entry.request.priority if self._ranks_by_priority else 0
-        return rank, entry.request.place, entry.index
+    def _claim(self, entry: Entry) -> tuple[float, int, int]:
+        request = entry.request
+        rank = request.priority if self._policy == "priority" else 0
+        return -inf if request.is_aged else rank, request.place, entry.index
 
     def _emitted(self, event: TokensEmitted, entry: Entry) -> None:
         require(entry.place in ("running", "forked"), f"{event} while {entry.place}")
@@ -148,6 +188,10 @@ class Ledger:
             require(len(output) == params.max_tokens, f"{event}: {len(output)} tokens")
         else:
             require(len(output) < (params.max_tokens or 0), f"{event}: had already ended")
+        left_from = event.at - entry.since if entry.place == "waiting" else 0.0
+        if entry.place != "forked":
+            self._add_up(event, event.causes, left_from)
+        require(event.kv_block_s >= 0.0, f"{event}: held less than nothing")
         for at, token_id in enumerate(output[:-1], start=1):
             ends = token_id in params.stop_token_ids and at >= params.min_tokens
             require(not ends, f"{event}: should have stopped after {at} tokens")

@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
-from tests.properties.rig import Rig, Wish
+from headway.core.terms import Terms
+from tests.properties.rig import Rig, Wish, terms_of
 
 WISHES = st.builds(
     Wish,
@@ -16,7 +17,8 @@ WISHES = st.builds(
     max_tokens=st.integers(1, 12),
     n=st.integers(1, 3),
     priority=st.integers(-1, 2),
-    tenant=st.integers(0, 1),
+    tenant=st.integers(0, 3),
+    is_spot=st.sampled_from([False, False, True]),
     stop_at=st.integers(0, 6),
     min_tokens=st.integers(0, 3),
 )
@@ -35,7 +37,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(floor + 1, 16)),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        scheduling_policy=draw(st.sampled_from(["fair", "fair", "fcfs", "priority"])),
         prefill_floor=floor,
         prefill_cap=draw(st.none() | st.integers(floor, 8)),
         kv_watermark=draw(st.sampled_from([0.0, 0.1, 0.4])),
@@ -43,7 +45,15 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_bypass_s=draw(st.sampled_from([0.0, 1.0, 100.0])),
         max_skips=draw(st.integers(0, 3)),
         max_preemptions=draw(st.integers(1, 3)),
+        max_wait_s=draw(st.sampled_from([0.0, 1.0, 100.0])),
     )
+
+
+@st.composite
+def all_terms(draw: st.DrawFn) -> tuple[Terms, ...]:
+    """One for each tenant; some may hold only part of the blocks."""
+    weights, shares = st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.3, 0.6, 1.0, 1.0])
+    return tuple(terms_of(tenant, draw(weights), draw(shares)) for tenant in range(4))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -51,9 +61,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     rig: Rig
 
-    @initialize(config=configs(), capacity=CAPACITIES, caching=st.booleans())
-    def build(self, config: SchedulerConfig, capacity: Capacity, caching: bool) -> None:
-        self.rig = Rig(config, capacity, caching)
+    @initialize(config=configs(), capacity=CAPACITIES, caching=st.booleans(), terms=all_terms())
+    def build(
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        caching: bool,
+        terms: tuple[Terms, ...],
+    ) -> None:
+        self.rig = Rig(config, capacity, caching, terms)
         self.ids = ["never-seen"]
 
     def _remember(self, request_id: str, n: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
 from headway.core import invariants
+from headway.core.causes import WaitCause
 from headway.core.engine import EngineCore
 from headway.core.executor import Capacity
 from headway.core.plan import StepPlan
-from headway.core.request import Request
+from headway.core.request import Request, RequestState
 from headway.core.scheduler import Scheduler
 from headway.core.terms import Terms
 from tests.harness import expected_output, make_request
@@ -27,6 +28,7 @@ class Wish:
     n: int = 1
     priority: int = 0
     tenant: int = 0
+    is_spot: bool = False
     stop_at: int = 0
     """The output position, counted from 1, whose token is made a stop token; 0: none."""
     min_tokens: int = 0
@@ -35,7 +37,7 @@ class Wish:
         """Prompts of one stem start alike; odd stems leave stem - 1 after six tokens."""
         return [self.stem - self.stem % 2 if at < 6 else self.stem for at in range(self.prompt_len)]
 
-    def request(self, request_id: str, now: float) -> Request:
+    def request(self, request_id: str, terms: Terms, now: float) -> Request:
         stop_ids = expected_output(self.prompt(), self.stop_at, seed=self.stem)[-1:]
         return make_request(
             request_id,
@@ -45,23 +47,38 @@ class Wish:
             min_tokens=min(self.min_tokens, self.max_tokens),
             stop_token_ids=tuple(stop_ids) if self.stop_at else (),
             priority=self.priority,
-            terms=Terms(tenant=f"tenant-{self.tenant}", cache_group=f"tenant-{self.tenant}"),
+            terms=terms,
             seed=self.stem,
             arrived_at=now,
         )
+
+
+def terms_of(tenant: int, weight: float = 1.0, max_kv_share: float = 1.0) -> Terms:
+    """Tenants 0 and 1 share cached prefixes; the others have their own."""
+    group = "together" if tenant < 2 else f"tenant-{tenant}"
+    name = f"tenant-{tenant}"
+    return Terms(name, weight=weight, max_kv_share=max_kv_share, cache_group=group)
+
+
+ALIKE = tuple(terms_of(tenant) for tenant in range(4))
 
 
 class Rig:
     """EngineCore, WatchedExecutor, VirtualClock and Ledger, wired together."""
 
     def __init__(
-        self, config: SchedulerConfig, capacity: Capacity, enable_prefix_caching: bool
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        enable_prefix_caching: bool,
+        terms: tuple[Terms, ...] = ALIKE,
     ) -> None:
         self.capacity = capacity
+        self.terms = terms
         self.clock = VirtualClock()
-        self.ledger = Ledger(config.scheduling_policy == "priority")
-        self.executor = WatchedExecutor(capacity)
         self.scheduler = Scheduler(config, capacity, enable_prefix_caching)
+        self.ledger = Ledger(config.scheduling_policy, self.scheduler.requests.__getitem__)
+        self.executor = WatchedExecutor(capacity)
         self.core = EngineCore(self.scheduler, self.executor, self.clock, self.ledger)
         self.is_in_flight = False
         self.num_steps = 0
@@ -69,15 +86,18 @@ class Rig:
 
     def fits(self, wish: Wish) -> bool:
         total = wish.prompt_len + wish.max_tokens
+        num_blocks = self.capacity.num_blocks
+        share = self.terms[wish.tenant].max_kv_share
         return (
             total <= self.capacity.max_model_len
-            and total - 1 <= self.capacity.num_blocks * self.capacity.block_size
+            and total - 1 <= max(1, int(share * num_blocks)) * self.capacity.block_size
             and wish.n <= self.scheduler.config.max_num_seqs
         )
 
     def add(self, wish: Wish, request_id: str | None = None) -> str:
         self._num_added += 1
-        request = wish.request(request_id or f"r{self._num_added}", self.clock.now())
+        terms = replace(self.terms[wish.tenant], is_spot=wish.is_spot)
+        request = wish.request(request_id or f"r{self._num_added}", terms, self.clock.now())
         num_refused = self.ledger.counts["Refused"]
         self.ledger.offer(request)
         self.core.add(request)
@@ -93,12 +113,40 @@ class Rig:
 
     def begin(self) -> StepPlan | None:
         had_work = self.core.has_work
+        old, young = self._waiting_by_age()
         plan = self.core.begin_step()
+        self._nobody_overtook(old, young)
         require((plan is not None) == had_work, "work is present and no step runs, or none and one")
         if plan is not None:
             self.is_in_flight = True
             invariants.check_plan(self.scheduler, plan)
         return plan
+
+    def _waiting_by_age(self) -> tuple[list[Request], list[Request]]:
+        """Those that have waited too long, and those that have not."""
+        old: list[Request] = []
+        young: list[Request] = []
+        max_wait_s = self.scheduler.config.max_wait_s
+        for request in self.scheduler.waiting:
+            is_due = self.clock.now() >= request.changed_at + max_wait_s
+            (old if request.is_aged or is_due else young).append(request)
+        return old, young
+
+    def _nobody_overtook(self, old: list[Request], young: list[Request]) -> None:
+        """Nobody young was seated while an old one stayed: under fair, of the same tenant.
+        An old one whose tenant holds all it may is nobody's to wait for."""
+        waits = self.scheduler.waiting.waits
+        seated = [request for request in young if request.state is RequestState.RUNNING]
+        is_fair = self.scheduler.config.scheduling_policy == "fair"
+        for request in old if seated else ():
+            require(request.is_aged, f"{request.id} did not age")
+            if request.state is RequestState.RUNNING:
+                continue
+            if waits.cause_of(request) is WaitCause.TENANT_SHARE and not is_fair:
+                continue
+            for other in seated:
+                is_own = other.terms.tenant == request.terms.tenant
+                require(is_fair and not is_own, f"{other.id} overtook {request.id}, which is old")
 
     def end(self) -> None:
         self.is_in_flight = False

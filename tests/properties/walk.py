@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
-from tests.properties.rig import Rig, Wish
+from tests.properties.rig import Rig, Wish, terms_of
 
 STEPS_PER_EPOCH = 500
 STEPS_PER_CHECK = 50
@@ -46,7 +46,7 @@ def draw_rig(rng: random.Random) -> Rig:
     config = SchedulerConfig(
         max_num_seqs=rng.randint(1, 12),
         max_num_batched_tokens=floor + rng.randint(1, 24),
-        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        scheduling_policy=rng.choice(["fair", "fair", "fcfs", "priority"]),
         prefill_floor=floor,
         prefill_cap=rng.choice([None, floor + rng.randint(0, 8)]),
         kv_watermark=rng.choice([0.0, 0.1, 0.4]),
@@ -54,9 +54,14 @@ def draw_rig(rng: random.Random) -> Rig:
         max_bypass_s=rng.choice([0.0, 0.1, 10.0]),
         max_skips=rng.randint(0, 4),
         max_preemptions=rng.randint(1, 4),
+        max_wait_s=rng.choice([0.0, 0.3, 3.0, 1000.0]),
     )
     capacity = Capacity(rng.randint(4, 48), rng.randint(1, 6), rng.randint(16, 64))
-    return Rig(config, capacity, rng.random() < 0.7)
+    terms = tuple(
+        terms_of(tenant, rng.choice([0.5, 1.0, 3.0]), rng.choice([0.3, 0.6, 1.0, 1.0]))
+        for tenant in range(4)
+    )
+    return Rig(config, capacity, rng.random() < 0.7, terms)
 
 
 def draw_wish(rng: random.Random, rig: Rig) -> Wish:
@@ -71,7 +76,8 @@ def draw_wish(rng: random.Random, rig: Rig) -> Wish:
         max_tokens=rng.randint(1, room - prompt_len) + room * (rng.random() < 0.02),
         n=rng.choice([1, rng.randint(1, max_n)]),
         priority=rng.choice([0, 0, 0, -1, 1, 2]),
-        tenant=rng.randrange(2),
+        tenant=rng.randrange(4),
+        is_spot=rng.random() < 0.2,
         stop_at=rng.choice([0, 0, rng.randint(1, 12)]),
         min_tokens=rng.choice([0, 0, 2]),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headway.core.causes import WaitCause
 from headway.core.executor import Capacity
-from headway.core.kv import KVCache, PrefixMatch
+from headway.core.kv import KVCache, PrefixMatch, share_of
 from headway.core.request import Request
 from headway.errors import NeverFitsError
 
@@ -25,12 +25,14 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It does not fit now: so many more seats, and so many more blocks, are needed."""
+    """It does not fit now: so many more seats, so many more blocks, and so many more blocks of
+    what its tenant may hold, are needed."""
 
     cause: WaitCause
     num_seats: int
     num_blocks: int
     match: PrefixMatch
+    num_share: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,25 @@ class Room:
 
     num_seats: int
     num_blocks: int
+    num_kept: int = 0
+    """Blocks of what the request's tenant may hold that running ones of it need first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The most a request can come to need."""
+    """The most a request can come to need, and the share of the blocks its tenant may hold."""
 
     num_prompt_tokens: int
     max_tokens: int
     num_samples: int
+    max_kv_share: float = 1.0
 
 
 def demand_of(request: Request) -> Demand:
     """The demand of a request whose params are resolved."""
-    return Demand(request.num_prompt_tokens, request.params.max_tokens or 0, request.params.n)
+    params = request.params
+    share = request.terms.max_kv_share
+    return Demand(request.num_prompt_tokens, params.max_tokens or 0, params.n, share)
 
 
 def refuse_if_never_fits(demand: Demand, capacity: Capacity, max_num_seqs: int) -> Refuse | None:
@@ -81,6 +88,14 @@ def refuse_if_never_fits(demand: Demand, capacity: Capacity, max_num_seqs: int) 
             f"{demand.num_prompt_tokens} prompt tokens and {demand.max_tokens} output tokens "
             f"need {num_blocks} KV blocks of {capacity.block_size} tokens; "
             f"the whole cache has {capacity.num_blocks}",
+            "max_tokens",
+        )
+    max_blocks = share_of(demand.max_kv_share, capacity.num_blocks)
+    if num_blocks > max_blocks:
+        return Refuse(
+            f"{demand.num_prompt_tokens} prompt tokens and {demand.max_tokens} output tokens "
+            f"need {num_blocks} KV blocks of {capacity.block_size} tokens; "
+            f"this tenant may hold {max_blocks}",
             "max_tokens",
         )
     if demand.num_samples > max_num_seqs:
@@ -109,10 +124,23 @@ def try_admit(request: Request, kv: KVCache, room: Room, is_immune: bool) -> Adm
     gets room for its whole output, so that it never needs to wait for anyone either."""
     num_tokens = request.max_num_tokens - 1 if is_immune else request.num_tokens
     match = kv.match(request)
-    num_blocks = kv.blocks_needed(match, num_tokens) - room.num_blocks
-    num_seats = request.params.n - room.num_seats
+    num_blocks = max(0, kv.blocks_needed(match, num_tokens) - room.num_blocks)
+    num_seats = max(0, request.params.n - room.num_seats)
+    num_share = num_over_share(request, kv, match, num_tokens + room.num_kept * kv.block_size)
     if num_seats > 0:
-        return Wait(WaitCause.RUNNING_LIMIT, num_seats, max(0, num_blocks), match)
+        return Wait(WaitCause.RUNNING_LIMIT, num_seats, num_blocks, match, num_share)
+    if num_share > 0:
+        return Wait(WaitCause.TENANT_SHARE, 0, num_blocks, match, num_share)
     if num_blocks > 0:
         return Wait(WaitCause.KV_BLOCKS, 0, num_blocks, match)
     return Admit(match, num_tokens)
+
+
+def num_over_share(request: Request, kv: KVCache, match: PrefixMatch, num_tokens: int) -> int:
+    """By how many blocks its tenant would exceed its share if the request got this table."""
+    share = request.terms.max_kv_share
+    if share >= 1.0:
+        return 0
+    tenant = request.terms.tenant
+    num_held = len(kv.held.get(tenant, ())) + kv.num_new_to(tenant, match, num_tokens)
+    return max(0, num_held - kv.max_blocks_of(share))

@@ -4,7 +4,7 @@ Every block is in exactly one of three places:
 
     empty    nothing of value in it; taken first
     cached   no owner, but its content is indexed by prefix; taken when no empty block is left,
-             least recently used first
+             in the order of headway.core.eviction
     owned    reference count >= 1
 
 A block with more than one owner is never written.
@@ -12,9 +12,10 @@ A block with more than one owner is never written.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from headway.core.eviction import CachedBlocks
 from headway.core.prefix import BlockHash, PrefixIndex
 
 
@@ -27,7 +28,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._groups = [""] * num_blocks
+        """Of each indexed block: whose content it holds."""
+        self._cached = CachedBlocks()
         self._index = PrefixIndex()
 
     @property
@@ -53,7 +56,7 @@ class BlockPool:
             if self._empty:
                 block_id = self._empty.pop()
             else:
-                block_id, _ = self._cached.popitem(last=False)
+                block_id = self._cached.pop()
                 self._index.remove(block_id)
             self._ref_counts[block_id] = 1
             taken.append(block_id)
@@ -63,7 +66,7 @@ class BlockPool:
         """Add an owner to each block; a cached block becomes owned again."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del self._cached[block_id]
+                self._cached.remove(block_id)
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
@@ -79,7 +82,7 @@ class BlockPool:
             self._ref_counts[block_id] = count
             if count == 0:
                 if block_id in self._index:
-                    self._cached[block_id] = None
+                    self._cached.add(block_id, self._groups[block_id])
                 else:
                     self._empty.append(block_id)
 
@@ -87,9 +90,10 @@ class BlockPool:
         """The block holding this prefix, owned or cached."""
         return self._index.find(block_hash)
 
-    def publish(self, block_id: int, block_hash: BlockHash) -> None:
-        """Make a full, owned block findable by its prefix."""
-        self._index.insert(block_hash, block_id)
+    def publish(self, block_id: int, block_hash: BlockHash, group: str = "") -> None:
+        """Make a full, owned block findable by its prefix, as part of a group's cache."""
+        if self._index.insert(block_hash, block_id):
+            self._groups[block_id] = group
 
     def num_unowned(self, block_ids: Sequence[int]) -> int:
         """How many of these blocks have no owner, and so count as free until they are shared."""
@@ -103,8 +107,9 @@ class BlockPool:
     def check(self, owners: dict[int, int]) -> None:
         """Compare with the owners counted by the caller: block id -> number of tables."""
         self._index.check()
-        empty, cached = set(self._empty), set(self._cached)
-        if len(empty) != len(self._empty) or empty & cached:
+        self._cached.check()
+        empty, cached = set(self._empty), self._cached
+        if len(empty) != len(self._empty) or any(id in cached for id in empty):
             raise AssertionError("a block is free twice")
         for block_id, count in enumerate(self._ref_counts):
             if count != owners.get(block_id, 0):

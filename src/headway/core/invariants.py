@@ -38,10 +38,16 @@ def check(scheduler: Scheduler) -> None:
             request.num_bypasses <= scheduler.config.max_bypasses,
             f"{request.id} was bypassed {request.num_bypasses} times",
         )
-    claims = [scheduler.waiting.claim(request) for request in scheduler.running]
+    claims = [scheduler.waiting.standing(request) for request in scheduler.running]
     _require(all(a < b for a, b in pairwise(claims)), "running is not in order of claim")
     _require(scheduler.num_seats_used <= scheduler.config.max_num_seqs, "more seats than exist")
     scheduler.kv.check(running)
+    scheduler.accounts.check(scheduler.running)
+    scheduler.waiting.check()
+    for request in running.values():
+        num_held = len(scheduler.kv.held[request.terms.tenant])
+        max_held = scheduler.kv.max_blocks_of(request.terms.max_kv_share)
+        _require(num_held <= max_held, f"{request.terms.tenant} holds {num_held} of {max_held}")
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:

@@ -1,11 +1,13 @@
 """Which blocks each request holds: its block table, from prefix match to release.
 
-Owns the block tables and the pool. A table only grows; its full blocks may be shared, its tail
-block never is.
+Owns the block tables and the pool, and knows which tenant holds which blocks. A table only grows;
+its full blocks may be shared, its tail block never is. Times are passed in, so that what was held
+is integrated where it changes and nowhere else.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,11 @@ class PrefixMatch:
 NO_MATCH = PrefixMatch((), 0)
 
 
+def share_of(max_kv_share: float, num_blocks: int) -> int:
+    """How many of the blocks a tenant with this share may hold: one at least."""
+    return num_blocks if max_kv_share >= 1.0 else max(1, int(max_kv_share * num_blocks))
+
+
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one request, in order of position."""
@@ -35,6 +42,14 @@ class BlockTable:
     """How many of them the executor has been told of."""
     num_published: int = 0
     """How many of them have been offered to the prefix index."""
+    block_s: float = 0.0
+    """Blocks held times seconds, up to `counted_at`."""
+    counted_at: float = 0.0
+
+    def count(self, now: float) -> None:
+        """Add what was held since; called before the number of blocks changes."""
+        self.block_s += len(self.block_ids) * (now - self.counted_at)
+        self.counted_at = now
 
     def take_unsent(self) -> tuple[int, ...]:
         """The blocks the executor has not been told of; from now on it has."""
@@ -51,6 +66,10 @@ class KVCache:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, BlockTable] = {}
+        self.held: dict[str, dict[int, int]] = {}
+        """Tenant -> block -> in how many tables of the tenant's requests it is."""
+        self._block_s: dict[str, float] = {}
+        """What requests without a table held in tables they had before."""
         self._copies: list[BlockCopy] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -83,24 +102,37 @@ class KVCache:
         fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
         return max(0, fresh) + self.pool.num_unowned(match.block_ids)
 
-    def allocate(self, request: Request, match: PrefixMatch, num_tokens: int) -> None:
+    def allocate(
+        self, request: Request, match: PrefixMatch, num_tokens: int, now: float = 0.0
+    ) -> None:
         """Give the request a table with room for `num_tokens`, starting with what matched."""
         # Share before allocating, or the allocation could evict the very blocks that matched.
         self.pool.share(match.block_ids)
         fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
         block_ids = [*match.block_ids, *self.pool.allocate(max(0, fresh))]
-        self.tables[request.id] = BlockTable(block_ids, num_published=len(match.block_ids))
+        self._hold(request, BlockTable(block_ids, num_published=len(match.block_ids)), now)
 
-    def num_full(self, requests: Sequence[Request]) -> int:
-        """How many of these need one more block for their next token."""
-        tables, size = self.tables, self.block_size
-        return sum([len(tables[it.id].block_ids) * size == it.num_computed for it in requests])
+    def _hold(self, request: Request, table: BlockTable, now: float) -> None:
+        table.block_s = self._block_s.pop(request.id, 0.0)
+        table.counted_at = now
+        self.tables[request.id] = table
+        held = self.held.setdefault(request.terms.tenant, {})
+        for block_id in table.block_ids:
+            held[block_id] = held.get(block_id, 0) + 1
 
-    def extend(self, table: BlockTable) -> None:
-        """One more block at the end of a table."""
-        table.block_ids.extend(self.pool.allocate(1))
+    def is_short(self, request: Request) -> bool:
+        """Has it tokens that no block of its table has room for?"""
+        return len(request.token_ids) > len(self.tables[request.id].block_ids) * self.block_size
 
-    def fork(self, parent: Request, child: Request) -> None:
+    def extend(self, request: Request, now: float = 0.0) -> None:
+        """One more block at the end of a request's table."""
+        table = self.tables[request.id]
+        table.count(now)
+        (block_id,) = self.pool.allocate(1)
+        table.block_ids.append(block_id)
+        self.held[request.terms.tenant][block_id] = 1
+
+    def fork(self, parent: Request, child: Request, now: float = 0.0) -> None:
         """Give `child` the parent's prompt, all but its last token, as its own table.
 
         The blocks the child will never write are shared; the one it writes first is copied.
@@ -113,7 +145,7 @@ class KVCache:
         shared = parent_ids[:num_shared]
         self.pool.share(shared)
         tail = self.pool.allocate(1)
-        self.tables[child.id] = BlockTable([*shared, *tail], num_published=num_shared)
+        self._hold(child, BlockTable([*shared, *tail], num_published=num_shared), now)
         child.num_computed = num_tokens
         child.block_hashes = parent.block_hashes[:num_shared]
         if num_copied:
@@ -134,13 +166,56 @@ class KVCache:
         if num_full <= table.num_published:
             return
         self._hash_full_blocks(request)
+        group = request.terms.cache_group
         for position in range(table.num_published, num_full):
-            self.pool.publish(table.block_ids[position], request.block_hashes[position])
+            self.pool.publish(table.block_ids[position], request.block_hashes[position], group)
         table.num_published = num_full
 
-    def free(self, request_id: str) -> None:
+    def free(self, request: Request, now: float = 0.0) -> None:
         """Let go of a request's blocks."""
-        self.pool.free(self.tables.pop(request_id).block_ids)
+        table = self.tables.pop(request.id)
+        table.count(now)
+        self._block_s[request.id] = table.block_s
+        self.pool.free(table.block_ids)
+        tenant = request.terms.tenant
+        held = self.held[tenant]
+        for block_id in table.block_ids:
+            if held[block_id] == 1:
+                del held[block_id]
+            else:
+                held[block_id] -= 1
+        if not held:
+            del self.held[tenant]
+
+    def take_block_s(self, request: Request) -> float:
+        """Blocks times seconds, over all tables it has had; asked once, when it is gone."""
+        return self._block_s.pop(request.id, 0.0)
+
+    def is_at_share(self, request: Request) -> bool:
+        """Does its tenant hold all the blocks it may?"""
+        share = request.terms.max_kv_share
+        if share >= 1.0:
+            return False
+        num_held = len(self.held.get(request.terms.tenant, ()))
+        return num_held >= self.max_blocks_of(share)
+
+    def max_blocks_of(self, max_kv_share: float) -> int:
+        """How many blocks a tenant with this share may hold."""
+        return share_of(max_kv_share, self.pool.num_blocks)
+
+    def num_new_to(self, tenant: str, match: PrefixMatch, num_tokens: int) -> int:
+        """Blocks the tenant would hold in addition, if one of its requests got this table."""
+        held = self.held.get(tenant, {})
+        num_shared = sum([block_id in held for block_id in match.block_ids])
+        return max(self.num_blocks_for(num_tokens), len(match.block_ids)) - num_shared
+
+    def num_given_up(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
+        """How many blocks fewer their tenant would hold without these requests of it."""
+        if not requests:
+            return 0
+        held = self.held[requests[0].terms.tenant]
+        let_go = Counter(id for request in requests for id in self.tables[request.id].block_ids)
+        return sum([held[id] == times and id not in kept for id, times in let_go.items()])
 
     def num_freeable(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
         """How many blocks freeing all of these would make usable, not counting those `kept`."""
@@ -156,11 +231,16 @@ class KVCache:
         if self.tables.keys() != running.keys():
             raise AssertionError(f"tables {set(self.tables)} but running {set(running)}")
         owners: dict[int, int] = {}
+        held: dict[str, dict[int, int]] = {}
         for request_id, table in self.tables.items():
             if len(set(table.block_ids)) != len(table.block_ids):
                 raise AssertionError(f"{request_id} holds a block twice")
             if len(table.block_ids) * self.block_size < running[request_id].num_computed:
                 raise AssertionError(f"{request_id} computed more than its table holds")
+            own = held.setdefault(running[request_id].terms.tenant, {})
             for block_id in table.block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
+                own[block_id] = own.get(block_id, 0) + 1
+        if held != self.held:
+            raise AssertionError(f"tenants hold {held}, by the books {self.held}")
         self.pool.check(owners)

@@ -1,16 +1,18 @@
 """The policies that order the waiting line, by name.
 
 A policy is a claim: a function from a request to a pair, smaller goes first. To add one, write
-the function in a file of its own and add a line to ORDERS. A policy whose claims change while
-requests wait brings its own WaitingQueue instead of HeapQueue.
+the function in a file of its own and add a line to ORDERS. Ageing comes with HeapQueue. A policy
+whose claims change while requests wait brings its own WaitingQueue, as the fair one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from headway.core.fair import FairQueue
 from headway.core.queue import Claim, HeapQueue, WaitingQueue
 from headway.core.request import Request
+from headway.core.service import Accounts
 from headway.errors import ConfigError
 
 
@@ -24,14 +26,17 @@ def priority(request: Request) -> Claim:
     return Claim(request.priority, (request.place, request.index))
 
 
-ORDERS: dict[str, Callable[[], WaitingQueue]] = {
-    "fcfs": lambda: HeapQueue(fcfs),
-    "priority": lambda: HeapQueue(priority),
+ORDERS: dict[str, Callable[[Accounts], WaitingQueue]] = {
+    "fair": FairQueue,
+    "fcfs": lambda accounts: HeapQueue(fcfs),
+    "priority": lambda accounts: HeapQueue(priority),
 }
+HEEDING_PRIORITY = frozenset({"fair", "priority"})
+"""The policies under which a request's priority makes a difference."""
 
 
-def make_queue(policy: str) -> WaitingQueue:
-    """An empty waiting line of the policy with this name."""
+def make_queue(policy: str, accounts: Accounts | None = None) -> WaitingQueue:
+    """An empty waiting line of the policy with this name, over these accounts."""
     if policy not in ORDERS:
         raise ConfigError(f"scheduling_policy must be one of {', '.join(ORDERS)}, got {policy!r}")
-    return ORDERS[policy]()
+    return ORDERS[policy](Accounts() if accounts is None else accounts)

@@ -1,4 +1,4 @@
-"""The waiting line: who is next, and whose claim is stronger.
+"""The waiting line of a policy: who is next, and whose claim is stronger.
 
 What makes a claim strong is a policy's business; the policies are in headway.core.orders.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
 from typing import NamedTuple, Protocol
 
 from headway.core.request import Request
@@ -15,22 +17,40 @@ from headway.core.request import Request
 class Claim(NamedTuple):
     """How strong a request's claim is; smaller is stronger.
 
-    Only a strictly smaller `rank` justifies preempting a running request for a waiting one;
-    `place` orders requests of equal rank and never changes while a request lives.
+    Only a strictly smaller `rank` justifies preempting a running request for a waiting one, or,
+    between requests of one `tenant`, a smaller `grade`. `place` orders requests of equal rank and
+    never changes while a request lives. A policy that knows no tenants leaves the rest alone.
     """
 
     rank: float
     place: tuple[int, ...]
+    tenant: str | None = None
+    grade: float = 0
+
+
+def standing(claim: Claim, is_aged: bool) -> Claim:
+    """The claim with what waiting has added to it.
+
+    One that has waited too long is the strongest of all; where tenants have shares, the strongest
+    of its tenant, and no longer one that only takes what others leave.
+    """
+    if not is_aged:
+        return claim
+    if claim.tenant is None:
+        return claim._replace(rank=-inf)
+    return claim._replace(rank=0, grade=-inf)
 
 
 class WaitingQueue(Protocol):
-    """The waiting requests, strongest claim first. Each operation is O(log n)."""
+    """The waiting requests, strongest first. Each operation is O(log n)."""
 
     def claim(self, request: Request) -> Claim: ...
 
     def push(self, request: Request) -> None: ...
 
     def pop(self) -> Request | None: ...
+
+    def peek(self) -> Request | None: ...
 
     def remove(self, request: Request) -> None: ...
 
@@ -40,13 +60,15 @@ class WaitingQueue(Protocol):
 
 
 class HeapQueue:
-    """A heap over fixed claims. Removal leaves a tombstone; when tombstones outnumber the
-    living, the heap is rebuilt, so the amortized cost stays O(log n)."""
+    """A heap over claims that change only by ageing, and not while a request is in here. Removal
+    leaves a tombstone; when tombstones outnumber the living, the heap is rebuilt, so the
+    amortized cost stays O(log n)."""
 
     def __init__(self, claim: Callable[[Request], Claim]) -> None:
         self._claim = claim
-        self._heap: list[tuple[Claim, Request]] = []
-        self._waiting: dict[str, Request] = {}
+        self._heap: list[tuple[Claim, int, Request]] = []
+        self._waiting: dict[str, tuple[int, Request]] = {}
+        self._numbers = count()
 
     def claim(self, request: Request) -> Claim:
         return self._claim(request)
@@ -54,28 +76,42 @@ class HeapQueue:
     def push(self, request: Request) -> None:
         if request.id in self._waiting:
             raise RuntimeError(f"request {request.id} is already waiting")
-        self._waiting[request.id] = request
-        heappush(self._heap, (self._claim(request), request))
+        number = next(self._numbers)
+        self._waiting[request.id] = (number, request)
+        heappush(self._heap, self._entry(number, request))
+
+    def _entry(self, number: int, request: Request) -> tuple[Claim, int, Request]:
+        return standing(self._claim(request), request.is_aged), number, request
 
     def pop(self) -> Request | None:
+        request = self.peek()
+        if request is not None:
+            heappop(self._heap)
+            del self._waiting[request.id]
+        return request
+
+    def peek(self) -> Request | None:
         while self._heap:
-            _, request = heappop(self._heap)
-            # A tombstone's request is absent, or is a newer object under the same id.
-            if self._waiting.get(request.id) is request:
-                del self._waiting[request.id]
+            _, number, request = self._heap[0]
+            # A tombstone's request is absent, or was pushed again since.
+            if self._waiting.get(request.id, (None,))[0] == number:
                 return request
+            heappop(self._heap)
         return None
 
     def remove(self, request: Request) -> None:
-        if self._waiting.get(request.id) is not request:
+        if request not in self:
             raise RuntimeError(f"request {request.id} is not waiting")
         del self._waiting[request.id]
         if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [(self._claim(alive), alive) for alive in self._waiting.values()]
+            self._heap = [self._entry(*alive) for alive in self._waiting.values()]
             heapify(self._heap)
+
+    def __contains__(self, request: Request) -> bool:
+        return self._waiting.get(request.id, (0, None))[1] is request
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting.values())
+        return (request for _, request in self._waiting.values())

@@ -66,6 +66,8 @@ class Request:
     """How often a request behind it was admitted because this one did not fit."""
     blocked_at: float | None = None
     """Since when it has been at the head and did not fit."""
+    is_aged: bool = False
+    """It has waited for too long once; from then on it is among the first."""
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     state: RequestState = RequestState.WAITING
     changed_at: float = 0.0

@@ -1,33 +1,63 @@
 """Whom to preempt. Pure choices over the running requests; the scheduler carries them out.
 
-`running` is sorted by claim, strongest first. A request that has been preempted
+`running` is sorted by standing, strongest first. A request that has been preempted
 `max_preemptions` times is immune; admission gave it room for its whole output, so it cannot
 block anyone for ever.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from headway.core.admission import Wait
 from headway.core.kv import KVCache
 from headway.core.queue import Claim
 from headway.core.request import Request
 
+Weakness = tuple[float | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the choice goes by."""
+
+    weakness: Callable[[Request], Weakness]
+    """The greatest is the first to go."""
+    max_preemptions: int
+
+    def is_movable(self, request: Request) -> bool:
+        return request.num_preemptions < self.max_preemptions
+
 
 def choose_victim(
-    claimant: Request, running: Sequence[Request], kv: KVCache, max_preemptions: int
+    claimant: Request, running: Sequence[Request], kv: KVCache, rules: Rules
 ) -> Request | None:
     """The request to preempt so that `claimant`, itself running, can have one more block.
 
-    The weakest claim goes first, down to the claimant itself. A preemption that frees no
-    usable block does not happen, and the strongest request is never a victim.
+    The weakest goes first, down to the claimant itself. A preemption that frees no usable block
+    does not happen. The strongest request is never a victim, and may take from anybody.
     """
-    for request in reversed(running):
-        if request is running[0]:
+    limit = None if claimant is running[0] else rules.weakness(claimant)
+    for request in sorted(running[1:], key=rules.weakness, reverse=True):
+        if limit is not None and rules.weakness(request) < limit:
             return None
-        if request.num_preemptions < max_preemptions and kv.num_freeable([request]) > 0:
+        if rules.is_movable(request) and kv.num_freeable([request]) > 0:
+            return request
+    return None
+
+
+def choose_own_victim(
+    claimant: Request, running: Sequence[Request], kv: KVCache, rules: Rules
+) -> Request | None:
+    """The request of the claimant's own tenant to preempt, down to the claimant itself, if the
+    tenant may not hold more blocks; its strongest is never one."""
+    tenant = claimant.terms.tenant
+    own = [request for request in running if request.terms.tenant == tenant]
+    own.sort(key=rules.weakness)
+    for request in reversed(own[1:]):
+        if rules.is_movable(request) and kv.num_given_up([request]) > 0:
             return request
         if request is claimant:
             return None
@@ -35,36 +65,46 @@ def choose_victim(
 
 
 def choose_victims(
-    wait: Wait, weaker: Sequence[Request], kv: KVCache, max_preemptions: int
+    claimant: Request, wait: Wait, weaker: Sequence[Request], kv: KVCache, rules: Rules
 ) -> Sequence[Request]:
-    """Those of `weaker`, weakest first, whose leaving ends `wait`; none if all together would
-    not: a preemption without a gain only throws work away."""
-    movable = [request for request in reversed(weaker) if request.num_preemptions < max_preemptions]
-    if not _would_end(wait, movable, kv):
+    """Those of `weaker`, weakest first, whose leaving ends the claimant's `wait`; none if all
+    together would not: a preemption without a gain only throws work away."""
+    tenant = claimant.terms.tenant
+    movable = sorted(filter(rules.is_movable, weaker), key=rules.weakness, reverse=True)
+    if not _would_end(wait, tenant, movable, kv):
         return ()
     counts = range(len(movable))
-    num_needed = bisect_left(counts, True, key=lambda num: _would_end(wait, movable[:num], kv))
+    num_needed = bisect_left(
+        counts, True, key=lambda num: _would_end(wait, tenant, movable[:num], kv)
+    )
     victims = movable[:num_needed]
     # A weak request that holds little may have been passed on the way to one that holds enough.
     for request in reversed(victims):
         others = [other for other in victims if other is not request]
-        if _would_end(wait, others, kv):
+        if _would_end(wait, tenant, others, kv):
             victims = others
     return victims
 
 
-def _would_end(wait: Wait, victims: Sequence[Request], kv: KVCache) -> bool:
+def _would_end(wait: Wait, tenant: str, victims: Sequence[Request], kv: KVCache) -> bool:
     if sum([request.params.n for request in victims]) < wait.num_seats:
         return False
     # Blocks the claimant matched stay in use when a victim lets go of them.
-    return kv.num_freeable(victims, frozenset(wait.match.block_ids)) >= wait.num_blocks
+    kept = frozenset(wait.match.block_ids)
+    if kv.num_freeable(victims, kept) < wait.num_blocks:
+        return False
+    own = [request for request in victims if request.terms.tenant == tenant]
+    return wait.num_share == 0 or kv.num_given_up(own, kept) >= wait.num_share
 
 
 def weaker_than(
-    claimant: Request, running: Sequence[Request], claim: Callable[[Request], Claim]
-) -> Sequence[Request]:
-    """The running requests of strictly weaker rank, strongest first."""
-    rank = claim(claimant).rank
-    if not running or claim(running[-1]).rank <= rank:
-        return ()
-    return running[bisect_right(running, rank, key=lambda request: claim(request).rank) :]
+    claim: Claim, running: Sequence[Request], standing: Callable[[Request], Claim]
+) -> Iterator[Request]:
+    """The running requests that one with this claim may preempt: those of weaker rank, and those
+    of its own tenant and rank but weaker grade."""
+    for request in running:
+        other = standing(request)
+        if claim.rank < other.rank or (
+            (claim.rank, claim.tenant) == (other.rank, other.tenant) and claim.grade < other.grade
+        ):
+            yield request

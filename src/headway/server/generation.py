@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.core.orders import HEEDING_PRIORITY
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
@@ -49,7 +50,7 @@ class Generation:
         """Send every prompt to the engine, or none: a refused one takes back those before it."""
         order = self._order
         policy = self._engine.info.scheduling_policy
-        if order.priority and policy != "priority":
+        if order.priority and policy not in HEEDING_PRIORITY:
             raise InvalidRequestError(
                 f"this server schedules by {policy}; a priority has no meaning here", "priority"
             )

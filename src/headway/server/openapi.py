@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.responses import Response
 
 from headway._version import __version__
+from headway.core.orders import HEEDING_PRIORITY
 from headway.server import openapi_answers as answers
 from headway.server.encoding import JsonResponse
 from headway.server.protocol import Fields, RequestLimits
@@ -100,7 +101,7 @@ def facts_of(services: Services, limits: RequestLimits, has_keys: bool) -> Facts
         services.model_names,
         limits,
         has_keys,
-        info.scheduling_policy == "priority",
+        info.scheduling_policy in HEEDING_PRIORITY,
         info.vocab_size,
         info.capacity.max_model_len,
         min_prompt_chars=0 if empty else 1,

@@ -1,0 +1,130 @@
+"""Fair shares: the tenant that has been given least, for its weight, is next.
+
+Each tenant has a virtual counter of the service it was given (headway.core.service), after
+"Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024). A tenant that comes back
+from idleness is lifted to the least counter among those that wait, so that idleness is not saved
+up. Within a tenant the lower priority number goes first, then the earlier place.
+
+The bound: let two tenants wait without a break. Then the services given to them in that time,
+each divided by its weight, differ by at most
+
+    2 max(w_p L, w_q M) / the smaller weight
+
+where L is the longest prompt, M the most tokens that running requests of one tenant hold
+together, w_p the cost of a prompt token and w_q that of an output token. For a tenant is given
+a seat only while its counter is the least; from then on the counter grows by that prompt and by
+what its running requests still put out, and the other's does not fall. Requests that overtake
+one that does not fit add what they are given: at most `max_bypasses` requests.
+
+Spot requests come after all others, by the same rule among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+
+from headway.core.queue import Claim, HeapQueue, standing
+from headway.core.request import Request
+from headway.core.service import Account, Accounts
+
+
+def _within_tenant(request: Request) -> Claim:
+    return Claim(request.priority, (request.place, request.index))
+
+
+class _Lane:
+    """The waiting requests of one tenant, or its spot requests."""
+
+    __slots__ = ("account", "is_listed", "requests")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.requests = HeapQueue(_within_tenant)
+        self.is_listed = False
+
+
+class FairQueue:
+    """A heap of tenants, and for each a heap of its requests. Counters only grow, so a tenant
+    whose entry is out of date is found when it comes to the top, and listed again."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._lanes: dict[tuple[float, str], _Lane] = {}
+        self._heaps: dict[float, list[tuple[float, int, str, _Lane]]] = {0: [], 1: []}
+        self._least: dict[float, float] = {0: 0.0, 1: 0.0}
+        """The least counter when somebody was last taken."""
+        self._num_waiting = 0
+
+    def claim(self, request: Request) -> Claim:
+        terms = request.terms
+        place = (request.place, request.index)
+        return Claim(1 if terms.is_spot else 0, place, terms.tenant, request.priority)
+
+    def push(self, request: Request) -> None:
+        rank, key = self._key(request)
+        account = self._accounts.of(request)
+        if account.num_in_line == 0:
+            account.counter = max(account.counter, self._least_counter(rank))
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(account)
+        lane.requests.push(request)
+        self._num_waiting += 1
+        if not lane.is_listed:
+            lane.is_listed = True
+            entry = (account.counter, request.place, account.tenant, lane)
+            heappush(self._heaps[rank], entry)
+
+    def pop(self) -> Request | None:
+        for rank in self._heaps:
+            lane = self._first(rank)
+            if lane is not None:
+                self._least[rank] = max(self._least[rank], lane.account.counter)
+                self._num_waiting -= 1
+                return lane.requests.pop()
+        return None
+
+    def peek(self) -> Request | None:
+        for rank in self._heaps:
+            lane = self._first(rank)
+            if lane is not None:
+                return lane.requests.peek()
+        return None
+
+    def remove(self, request: Request) -> None:
+        _, key = self._key(request)
+        if key not in self._lanes:
+            raise RuntimeError(f"request {request.id} is not waiting")
+        self._lanes[key].requests.remove(request)
+        self._num_waiting -= 1
+
+    def _key(self, request: Request) -> tuple[float, tuple[float, str]]:
+        rank = standing(self.claim(request), request.is_aged).rank
+        return rank, (rank, request.terms.tenant)
+
+    def _least_counter(self, rank: float) -> float:
+        lane = self._first(rank)
+        return self._least[rank] if lane is None else lane.account.counter
+
+    def _first(self, rank: float) -> _Lane | None:
+        """The lane of the least counter that has anybody in it."""
+        heap = self._heaps[rank]
+        while heap:
+            counter, _, tenant, lane = heap[0]
+            first = lane.requests.peek()
+            if first is None:
+                heappop(heap)
+                lane.is_listed = False
+                del self._lanes[rank, tenant]
+            elif lane.account.counter > counter:
+                heapreplace(heap, (lane.account.counter, first.place, tenant, lane))
+            else:
+                return lane
+        return None
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for lane in self._lanes.values() for request in lane.requests)

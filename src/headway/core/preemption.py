@@ -1,0 +1,93 @@
+"""Blocks and seats that must come from somebody: the seam where a victim is chosen and gives way.
+
+Two occasions: a running request has outgrown its blocks and none is free, or its tenant may not
+hold more; and a waiting request has a strictly stronger claim than running ones. Whom it meets is
+chosen in headway.core.victim, and headway.core.seats carries it out.
+"""
+
+from __future__ import annotations
+
+from headway.core.admission import Wait
+from headway.core.causes import WaitCause
+from headway.core.kv import KVCache
+from headway.core.line import WaitingLine
+from headway.core.request import Request, RequestState
+from headway.core.seats import Seats
+from headway.core.victim import Rules, choose_own_victim, choose_victim, choose_victims
+
+RUNNING = RequestState.RUNNING
+
+
+class Preemption:
+    """Takes from the weaker what the stronger need."""
+
+    def __init__(self, kv: KVCache, line: WaitingLine, seats: Seats, max_preemptions: int) -> None:
+        self._kv = kv
+        self._seats = seats
+        self._rules = Rules(line.weakness, max_preemptions)
+        self._outgrown: list[Request] = []
+        self.cause: WaitCause | None = None
+        """What the last preemption of this pass was for; None if there was none."""
+
+    def begin_pass(self) -> None:
+        self.cause = None
+
+    def note_growth(self, request: Request) -> None:
+        """Its next tokens may need another block."""
+        self._outgrown.append(request)
+
+    def find_growing(self, weaker: list[Request]) -> list[Request]:
+        """Running requests that need a block in this step and do not yield to the one these
+        yield to: all others, and the strongest of all, which may take from anybody."""
+        strongest = self._seats.running[0]
+        return [one for one in self._find_outgrown() if one not in weaker or one is strongest]
+
+    def grow(self, now: float) -> None:
+        """Blocks for new tokens, before any request is put into the plan: so a victim never is."""
+        if self._outgrown:
+            self._outgrown = self._find_outgrown()
+            for request in self._outgrown:
+                self._grow(request, now)
+
+    def make_room(self, request: Request, wait: Wait, weaker: list[Request], now: float) -> bool:
+        """For a waiting request that does not fit. False if nobody was asked to leave."""
+        victims = choose_victims(request, wait, weaker, self._kv, self._rules)
+        for victim in victims:
+            is_own = victim.terms.tenant == request.terms.tenant
+            is_for_share = wait.cause is WaitCause.TENANT_SHARE and not is_own
+            cause = WaitCause.KV_BLOCKS if is_for_share else wait.cause
+            self._preempt(victim, request, cause, now)
+        return bool(victims)
+
+    def _find_outgrown(self) -> list[Request]:
+        """Running requests that need one more block: those that may take from others before
+        those that others may take from, so that nobody takes in vain."""
+        is_short, weakness = self._kv.is_short, self._rules.weakness
+        noted = dict.fromkeys(self._outgrown)
+        short = [one for one in noted if one.state is RUNNING and is_short(one)]
+        strongest = self._seats.running[0] if short else None
+        return sorted(short, key=lambda one: (one is not strongest, weakness(one)))
+
+    def _grow(self, request: Request, now: float) -> None:
+        """By preempting if it must. If it finds no victim it sits this step out, unless it was
+        itself the one to go."""
+        kv, running = self._kv, self._seats.running
+        while request.state is RUNNING and kv.is_short(request):
+            if kv.is_at_share(request):
+                victim = choose_own_victim(request, running, kv, self._rules)
+                cause = WaitCause.TENANT_SHARE
+            elif kv.pool.num_free > 0:
+                kv.extend(request, now)
+                continue
+            else:
+                victim = choose_victim(request, running, kv, self._rules)
+                cause = WaitCause.KV_BLOCKS
+            if victim is None:
+                return
+            self._preempt(victim, request, cause, now)
+
+    def _preempt(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
+        # What a tenant takes from itself concerns nobody else.
+        if cause is not WaitCause.TENANT_SHARE:
+            self.cause = cause
+        self._seats.preempt(victim, by, cause, now)

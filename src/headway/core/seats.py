@@ -1,0 +1,147 @@
+"""The running requests: the one place where a request gets a seat and blocks, and where it gives
+them up, for good or for now.
+
+What was decided elsewhere is made true here, in the books of every part: the waiting line, the
+blocks, the accounts of the tenants, and the events.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import replace
+
+from headway.core import events
+from headway.core.admission import Admit
+from headway.core.causes import WaitCause
+from headway.core.kv import KVCache
+from headway.core.line import WaitingLine
+from headway.core.request import FinishReason, Request, RequestState
+from headway.core.service import Accounts
+
+RUNNING = RequestState.RUNNING
+
+
+class Seats:
+    """Who runs."""
+
+    def __init__(self, kv: KVCache, line: WaitingLine, accounts: Accounts) -> None:
+        self.running: list[Request] = []
+        """Sorted by standing, strongest first."""
+        self.requests: dict[str, Request] = {}
+        """Every live request by id, waiting or running."""
+        self.events: list[events.Event] = []
+        self.released_ids: list[str] = []
+        """Those whose state the executor can forget."""
+        self._kv = kv
+        self._line = line
+        self._accounts = accounts
+
+    def wait(self, request: Request) -> None:
+        """A new request takes its place in the waiting line."""
+        self.requests[request.id] = request
+        self._line.join(request)
+
+    def seat(self, request: Request, admit: Admit, now: float) -> None:
+        """A request taken from the waiting line gets a seat and the blocks it was granted."""
+        self._kv.allocate(request, admit.match, admit.num_tokens, now)
+        self._accounts.charge_prompt(request, admit.match.num_tokens)
+        causes, held_by = self._line.leave(request, now)
+        is_resumed = request.state is RequestState.PREEMPTED
+        waited_s = now - request.changed_at
+        request.num_computed = admit.match.num_tokens
+        request.blocked_at = None
+        request.num_bypasses = 0
+        self._sit_down(request, now)
+        self.events.append(
+            events.Admitted(
+                request.id,
+                now,
+                waited_s,
+                admit.match.num_tokens,
+                request.num_tokens,
+                is_resumed,
+                causes,
+                held_by,
+            )
+        )
+
+    def preempt(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
+        """Take seat and blocks from a running request; it keeps its place in line. `cause` is
+        what the other was in need of."""
+        self.running.remove(victim)
+        self._accounts.mark(victim, victim.num_computed)
+        self._vacate(victim, now)
+        self.events.append(
+            events.Preempted(victim.id, now, by.id, victim.num_computed, cause=cause)
+        )
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        victim.to(RequestState.PREEMPTED, now)
+        self._line.join(victim)
+
+    def fork(self, parent: Request, now: float) -> None:
+        """The prompt is computed: its other samples begin, sharing the prompt's blocks.
+
+        Each starts at the prompt's last token, so that it samples from logits of its own. One
+        for which no block is free joins the waiting line instead, at its parent's place.
+        """
+        num_samples = parent.params.n
+        self._accounts.unseat(parent, num_samples - 1)
+        parent.params = replace(parent.params, n=1)
+        for index in range(1, num_samples):
+            child = parent.fork(index, now)
+            self.requests[child.id] = child
+            self._accounts.mark(child, child.num_prompt_tokens)
+            self.events.append(events.Forked(child.id, now, parent.id))
+            if self._kv.pool.num_free == 0 or self._kv.is_at_share(child):
+                self._line.join(child)
+                continue
+            self._kv.fork(parent, child, now)
+            self._sit_down(child, now)
+
+    def abort(self, request: Request, reason: FinishReason, now: float) -> None:
+        """End a request in whatever state it is."""
+        if request.state is RUNNING:
+            self.running.remove(request)
+        else:
+            self._line.take(request)
+        self.leave(request, reason, now)
+
+    def leave(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
+        """A request ends. One that runs is taken out of `running` by the caller."""
+        causes = ()
+        if request.state is RUNNING:
+            self._vacate(request, now)
+        else:
+            causes, _ = self._line.leave(request, now)
+        self._accounts.forget(request)
+        self._accounts.close_if_idle(request)
+        del self.requests[request.id]
+        request.finish_reason = reason
+        request.to(RequestState.FINISHED, now)
+        block_s = self._kv.take_block_s(request)
+        num_output = request.num_output_tokens
+        self.events.append(
+            events.Finished(request.id, now, reason, num_output, message, causes, block_s)
+        )
+
+    def holder(self, cause: WaitCause) -> str:
+        """The tenant with the most of what somebody waits for: blocks, or else seats."""
+        if cause is WaitCause.KV_BLOCKS:
+            held = self._kv.held
+            return max(held, key=lambda tenant: len(held[tenant]), default="")
+        seated = self._accounts.seated
+        return max(seated, key=lambda tenant: seated[tenant].num_seats, default="")
+
+    def _sit_down(self, request: Request, now: float) -> None:
+        request.to(RUNNING, now)
+        self._accounts.seat(request, request.params.n, now)
+        insort(self.running, request, key=self._line.standing)
+
+    def _vacate(self, request: Request, now: float) -> None:
+        """Let go of a seat and its blocks."""
+        self._kv.free(request, now)
+        self._accounts.give_back_prompt(request)
+        self._accounts.unseat(request, request.params.n)
+        self._line.release(request.terms.tenant)
+        self.released_ids.append(request.id)
