@@ -24,6 +24,7 @@ class Preemption:
     def __init__(self, kv: KVCache, line: WaitingLine, seats: Seats, max_preemptions: int) -> None:
         self._kv = kv
         self._seats = seats
+        self._standing = line.standing
         self._rules = Rules(line.weakness, max_preemptions)
         self._outgrown: list[Request] = []
         self.cause: WaitCause | None = None
@@ -36,11 +37,13 @@ class Preemption:
         """Its next tokens may need another block."""
         self._outgrown.append(request)
 
-    def find_growing(self, weaker: list[Request]) -> list[Request]:
-        """Running requests that need a block in this step and do not yield to the one these
-        yield to: all others, and the strongest of all, which may take from anybody."""
-        strongest = self._seats.running[0]
-        return [one for one in self._find_outgrown() if one not in weaker or one is strongest]
+    def find_growing(self, claimant: Request, weaker: list[Request]) -> list[Request]:
+        """Running requests that need a block in this step and would not leave it to the claimant:
+        those not weaker, and the strongest of all, which may take from anybody."""
+        first = self._seats.running[0]
+        is_first = self._standing(first) < self._standing(claimant)
+        outgrown = self._find_outgrown()
+        return [one for one in outgrown if one not in weaker or (is_first and one is first)]
 
     def grow(self, now: float) -> None:
         """Blocks for new tokens, before any request is put into the plan: so a victim never is."""

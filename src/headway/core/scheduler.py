@@ -254,7 +254,7 @@ class Scheduler:
             return False
         weaker = list(weaker_than(claim, self.running, self.waiting.standing))
         # Stronger ones grow later in this step: they must not need the place just taken.
-        growing = self._preemption.find_growing(weaker)
+        growing = self._preemption.find_growing(request, weaker)
         outcome = self._try(request, growing)
         if isinstance(outcome, Wait) and self._preemption.make_room(request, outcome, weaker, now):
             outcome = self._try(request, growing)
