@@ -133,6 +133,12 @@ class ServerConfig:
     api_keys_file: str | None = setting(
         None, "File of hashed keys, one per client; `headway keys new` writes it."
     )
+    tenants_file: str | None = setting(
+        None, "YAML file of tenants and tiers, read again when it changes; see `headway tenants`."
+    )
+    trusted_proxy: tuple[str, ...] = setting(
+        (), "Addresses or networks whose gateway headers name tenants. May be given more than once."
+    )
     allowed_host: tuple[str, ...] = setting(
         (),
         "Host names clients may use, * for any; default: loopback names if the server listens on "

@@ -5,6 +5,7 @@ HeadwayError
 │   └── NeverFitsError      well formed, but larger than this server can ever hold (HTTP 400)
 ├── OverloadedError         no room now; `retry_after_s` says when to come back (HTTP 503)
 │   └── TenantLimitError    the caller has its share already (HTTP 429)
+│       └── QuotaError      the caller's tenant has used up a quota; `quota` names it (HTTP 429)
 ├── QuarantinedError        the request took the engine down twice (HTTP 500)
 ├── SlowReaderError         the client does not read its answer; the connection is closed
 ├── ConfigError             a flag, environment variable or config file is wrong
@@ -47,6 +48,14 @@ class OverloadedError(HeadwayError):
 
 class TenantLimitError(OverloadedError):
     """The caller has as much work waiting as one caller may have."""
+
+
+class QuotaError(TenantLimitError):
+    """The caller's tenant has used what it may for now."""
+
+    def __init__(self, message: str, retry_after_s: int, quota: str) -> None:
+        super().__init__(message, retry_after_s)
+        self.quota = quota
 
 
 class QuarantinedError(HeadwayError):

@@ -21,6 +21,9 @@ FLOAT_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "ttft_ms",
+    "tpot_ms",
+    "deadline_ms",
 )
 BOOL_FIELDS = ("stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 TEXT_FIELDS = ("model", "user")
@@ -85,6 +88,9 @@ OUT_OF_RANGE = {
     "presence_penalty": (-2.001, 2.001, 1e300),
     "frequency_penalty": (-2.001, 2.001, -1e300),
     "repetition_penalty": (0, -1, 0.001, 100.5, 1e300),
+    "ttft_ms": (0, -1, 1e-9, 86_400_001, 1e300, -1e300),
+    "tpot_ms": (0, -0.5, 1e-300, 1e12, 2**64),
+    "deadline_ms": (0, -1, 86_400_000.5, 1e300),
     "max_tokens": (0, -1, -(2**31), 10_000_000, 2**31, 2**63, 2**64, 10**30),
     "min_tokens": (-1, 3, 2**31, 2**63, 10**30),
     "top_k": (-2, -(2**31), 2**31, 2**63, 10**30),
@@ -195,7 +201,7 @@ def _each(endpoint: Endpoint, name: str, values: dict[str, Any]) -> Iterator[Cas
 
 def bad_literals() -> Iterator[Case]:
     for endpoint in ENDPOINTS:
-        for name in ("temperature", "top_p", "n", "seed", "max_tokens", "priority"):
+        for name in ("temperature", "top_p", "n", "seed", "max_tokens", "priority", "ttft_ms"):
             for label, literal in BAD_LITERALS.items():
                 yield endpoint.with_literal(f"{name}-is-{label}", name, literal)
         for label, literal in BAD_LITERALS.items():

@@ -12,11 +12,15 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from headway.cli import app as cli
+from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
 from headway.server.auth import Guard
 from headway.server.errors import ApiError
-from headway.server.keys import key_for, load_keys, make_key
+from headway.server.keys import key_for, load_keys
+from headway.server.proxies import Proxies
+from headway.tenancy import Directory
+from headway.tenancy.keys import make_key
 from tests.server.apps import check_error, routes_of, serving
 
 KEYS = ("first-key", "second-key")
@@ -139,7 +143,8 @@ async def tenant_of(keys, header: str) -> str:
         seen.append(Request(scope).state.tenant)
 
     scope = {"type": "http", "headers": [(b"authorization", header.encode())]}
-    await Guard(handler, keys)(scope, nobody, nobody)
+    directory = Directory(SystemClock(), {key.digest: key.tenant for key in keys})
+    await Guard(handler, directory, Proxies.of(()))(scope, nobody, nobody)
     return seen[0]
 
 

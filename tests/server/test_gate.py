@@ -40,6 +40,9 @@ class StillEngine:
     def num_waiting_tokens(self) -> int:
         return sum(len(one.command.token_ids) for one in self.waiting)
 
+    def num_waiting_of(self, tenant: str) -> int:
+        return sum(one.command.terms.tenant == tenant for one in self.waiting)
+
     def add(self, num_tokens: int = 10, tenant: str = "", at: float = 0.0) -> None:
         command = SimpleNamespace(
             token_ids=[1] * num_tokens, terms=Terms(tenant=tenant), arrived_at=at

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.params import SamplingParams
+from headway.core.terms import Targets, Terms
 from headway.errors import InvalidRequestError
 from headway.server.protocol import parse, unsupported_fields
 from headway.server.protocol_chat import ChatRequest
@@ -54,6 +55,9 @@ SHARED = [
     ("skip_special_tokens", False, {"skip_special_tokens": False}),
     ("user", "someone", {}),
     ("priority", 3, {}),
+    ("ttft_ms", 500, {}),
+    ("tpot_ms", 20.5, {}),
+    ("deadline_ms", 86_400_000, {}),
     ("stream", True, {}),
     ("model", "tiny", {}),
 ]
@@ -65,6 +69,15 @@ def test_honoured_fields(make, max_tokens, name, value, expected) -> None:
     wanted = SamplingParams(**{"max_tokens": max_tokens, **expected})
     assert make(**{name: value}).params() == wanted
     assert make(**{name: None}).params() == SamplingParams(max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_targets_take_the_place_of_those_of_the_tier(make) -> None:
+    tier = Terms("alice", "gold", targets=Targets(1.0, None, 30.0))
+    assert make().terms(tier) is tier
+    assert make(ttft_ms=None).terms(tier) is tier
+    asked = make(ttft_ms=2500, tpot_ms=0.5).terms(tier)  # looser, and a promise of its own
+    assert asked == Terms("alice", "gold", targets=Targets(2.5, 0.0005, 30.0))
 
 
 def test_fields_that_differ_between_the_endpoints() -> None:
@@ -116,6 +129,12 @@ REFUSED_BY_BOTH = [
     ("repetition_penalty", 0, "repetition_penalty"),
     ("stop_token_ids", ["a"], "stop_token_ids"),
     ("stop_token_ids", 5, "stop_token_ids"),
+    ("ttft_ms", 0, "ttft_ms"),
+    ("ttft_ms", "500", "ttft_ms"),
+    ("tpot_ms", -1, "tpot_ms"),
+    ("tpot_ms", True, "tpot_ms"),
+    ("deadline_ms", 86_400_001, "deadline_ms"),
+    ("deadline_ms", [1], "deadline_ms"),
     ("stream", "yes", "stream"),
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("model", 5, "model"),

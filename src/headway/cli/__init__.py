@@ -8,7 +8,7 @@ import sys
 import typer
 
 from headway._version import __version__
-from headway.cli import bench, chat, doctor, keys, serve
+from headway.cli import bench, chat, doctor, keys, serve, tenants
 from headway.errors import HeadwayError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(tenants.app, name="tenants")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -26,7 +26,8 @@ def new(
     ] = None,
 ) -> None:
     """Print a fresh key, once. Only its hash is kept."""
-    from headway.server.keys import append_key, key_for, make_key
+    from headway.server.keys import append_key, key_for
+    from headway.tenancy.keys import make_key
 
     secret = make_key()
     key = key_for(secret, name)

@@ -29,6 +29,7 @@ from headway.engine.quarantine import Quarantine
 from headway.engine.streams import RequestStream
 from headway.engine.supervision import RestartLimits
 from headway.engine.supervisor import Launch, Progress, RestartListener, Supervisor
+from headway.engine.waiting import WaitingLine
 from headway.errors import (
     EngineDeadError,
     EngineError,
@@ -60,7 +61,7 @@ class AsyncEngine:
         self._supervision: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._owner_of: dict[str, RequestStream] = {}
-        self._waiting: dict[str, RequestStream] = {}
+        self._waiting = WaitingLine()
         self._unsent: deque[RequestStream] = deque()
         self._on_trial: RequestStream | None = None
         self._tried_at = 0.0
@@ -101,7 +102,7 @@ class AsyncEngine:
     @property
     def waiting(self) -> list[RequestStream]:
         """Requests that have yet to be seated for the first time, oldest first."""
-        return list(self._waiting.values())
+        return list(self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -109,7 +110,10 @@ class AsyncEngine:
 
     @property
     def num_waiting_tokens(self) -> int:
-        return sum([len(one.command.token_ids) for one in self._waiting.values()])
+        return self._waiting.num_tokens
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return self._waiting.num_of(tenant)
 
     def subscribe(self, listener: Listener) -> None:
         """Have every batch of events passed to `listener`, which must not block."""
@@ -161,7 +165,8 @@ class AsyncEngine:
         )
         self._quarantine.check(command)
         stream = RequestStream(command, self.tokenizer)
-        self._streams[request_id] = self._waiting[request_id] = stream
+        self._streams[request_id] = stream
+        self._waiting.add(stream)
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
         self._unsent.append(stream)
         arrived = Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
@@ -277,7 +282,7 @@ class AsyncEngine:
 
     def _drop(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._waiting.pop(stream.request_id, None)
+        self._waiting.pop(stream.request_id)
         for name in stream.samples:
             del self._owner_of[name]
 
@@ -302,7 +307,7 @@ class AsyncEngine:
             owner = self._owner_of.get(admission.request_id)
             if owner is not None:
                 owner.is_seated = True
-            stream = self._waiting.pop(admission.request_id, None)
+            stream = self._waiting.pop(admission.request_id)
             if stream is not None:
                 self.num_seated += 1
                 stream.metrics.admitted_at = admission.at

@@ -70,7 +70,7 @@ async def begin(services: Services, job: Job, place: Place) -> Generation:
     """Hand the prompts to the engine. `answer` must follow: it ends what was begun."""
     prompts = job.order.prompts
     services.gate.resize(place, len(prompts), sum(map(len, prompts)))
-    generation = Generation(services.engine, job.order)
+    generation = Generation(services.engine, job.order, place.hand_over())
     await generation.start()
     services.metrics.observe_params(generation.resolved_params)
     return generation

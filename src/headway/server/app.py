@@ -28,14 +28,17 @@ from headway.server.errors import ApiError, ErrorAnswer, install_error_handlers
 from headway.server.gate import Gate
 from headway.server.health import health_router, live_router
 from headway.server.hosts import HostCheck, HostPolicy
-from headway.server.keys import Key, load_keys
 from headway.server.limits import BodyLimit
 from headway.server.models import models_router
 from headway.server.openapi import openapi_router
 from headway.server.protocol import RequestLimits
+from headway.server.proxies import Proxies
 from headway.server.services import Services
 from headway.server.status import metrics_router, version_router
+from headway.server.tenants import load_tenants
 from headway.server.tokenize import tokenize_router
+from headway.tenancy import Directory
+from headway.tenancy.watch import Watch
 from headway.text import ChatTemplate
 
 NOT_OFFERED = ("/v1/responses", "/v1/embeddings", "/v1/messages")
@@ -49,6 +52,8 @@ class Apps:
 
     public: FastAPI
     admin: FastAPI
+    watch: Watch | None = None
+    """Keeps the tenants as their file says, if there is one; to be told to look."""
 
 
 def create_apps(
@@ -80,26 +85,28 @@ def create_apps(
 
 def apps_for(services: Services, config: ServerConfig) -> Apps:
     """The apps over services that exist already."""
-    keys, limits = load_keys(config), RequestLimits.of(config)
+    tenants, limits = load_tenants(config, services.gate.clock), RequestLimits.of(config)
+    directory, proxies = tenants.directory, Proxies.of(config.trusted_proxy)
     public = (
         chat_router(services, limits),
         completions_router(services, limits),
         models_router(services),
         tokenize_router(services),
-        openapi_router(services, limits, has_keys=bool(keys)),
+        openapi_router(services, limits, has_keys=not directory.is_open),
         _not_offered_router(),
     )
     hosts, admin_hosts = (
         HostPolicy.of(address, config.allowed_host) for address in (config.host, config.admin_host)
     )
     return Apps(
-        _app(services, config.max_body_bytes, _Entrance(hosts, keys), public),
+        _app(services, config.max_body_bytes, _Entrance(hosts, directory, proxies), public),
         _app(
             services,
             config.max_body_bytes,
-            _Entrance(admin_hosts, keys),
+            _Entrance(admin_hosts, directory, proxies),
             (metrics_router(services),),
         ),
+        tenants.watch,
     )
 
 
@@ -108,10 +115,11 @@ class _Entrance:
     """What stands before every route but one."""
 
     hosts: HostPolicy
-    keys: Sequence[Key]
+    directory: Directory
+    proxies: Proxies
 
     def before(self, app: ASGIApp) -> ASGIApp:
-        return HostCheck(Guard(app, self.keys), self.hosts)
+        return HostCheck(Guard(app, self.directory, self.proxies), self.hosts)
 
 
 def _app(

@@ -6,14 +6,14 @@ could be spelled around it, and a wrong path says as little as a right one to wh
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from headway.server.errors import ApiError, ErrorAnswer
-from headway.server.keys import Key, digest_of
+from headway.server.proxies import SILENCE, Proxies
+from headway.server.rate_headers import with_rate_headers
+from headway.tenancy import Directory, Standing
+from headway.tenancy.keys import digest_of
 
 _REFUSAL = ErrorAnswer(
     401,
@@ -22,39 +22,68 @@ _REFUSAL = ErrorAnswer(
     "invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
 )
+_DISABLED = ErrorAnswer(
+    403,
+    "this tenant has been disabled; ask whoever runs the server",
+    "permission_error",
+    "tenant_disabled",
+)
 
 
 class Guard:
-    """Lets a request through if it brings one of the keys; with no keys, every request.
+    """Lets a request through if it brings a key of a tenant; where no keys are, every request.
 
-    Handlers find the tenant in `request.state.tenant`: the key's name, or nothing without keys.
+    Handlers find in `request.state`: `tenant`, its name; `is_admin`, whether it may see what is
+    others'; `terms`, on which it is served; `standing`, all of it. Decided once: what changes in
+    the tenants file afterwards is for the next request.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[Key]) -> None:
+    def __init__(self, app: ASGIApp, directory: Directory, proxies: Proxies) -> None:
         self._app = app
-        self._keys = tuple(keys)
+        self._directory = directory
+        self._proxies = proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await WebSocketClose()(scope, receive, send)
             return
-        scope.setdefault("state", {})["tenant"] = self._tenant(scope)
-        await self._app(scope, receive, send)
+        standing = self._standing(scope)
+        scope.setdefault("state", {}).update(
+            tenant=standing.tenant.name,
+            is_admin=standing.tenant.is_admin,
+            terms=standing.terms,
+            standing=standing,
+        )
+        await self._app(scope, receive, with_rate_headers(send, standing.meter))
 
-    def _tenant(self, scope: Scope) -> str:
-        if not self._keys:
-            return ""
+    def _standing(self, scope: Scope) -> Standing:
+        standing = self._by_key(scope)
+        if standing.tenant.is_disabled:
+            raise ApiError(_DISABLED)
+        word = self._proxies.word_on(scope)
+        if word is SILENCE:
+            return standing
+        if word.tenant:
+            standing = self._directory.named(word.tenant, standing)
+            if standing.tenant.is_disabled:
+                raise ApiError(_DISABLED)
+        if word.tier:
+            tier = self._directory.roster.tier(word.tier)
+            if tier is None:
+                message = f"there is no tier {word.tier!r}: the gateway's objective names a tier"
+                raise ApiError(
+                    ErrorAnswer(400, message, "invalid_request_error", "invalid_gateway_header")
+                )
+            standing = standing.in_tier(tier)
+        return standing
+
+    def _by_key(self, scope: Scope) -> Standing:
+        if self._directory.is_open:
+            return self._directory.anonymous
         offered = [value for name, value in scope["headers"] if name == b"authorization"]
         # Of several headers, a proxy in front may have read another one than we would.
-        key = _find(offered[0], self._keys) if len(offered) == 1 else None
-        if key is None:
+        scheme, _, secret = (offered[0] if len(offered) == 1 else b"").partition(b" ")
+        standing = self._directory.by_digest(digest_of(secret.strip()))
+        if standing is None or scheme.lower() != b"bearer":
             raise ApiError(_REFUSAL)
-        return key.tenant
-
-
-def _find(header: bytes, keys: Sequence[Key]) -> Key | None:
-    scheme, _, secret = header.partition(b" ")
-    offered = digest_of(secret.strip())
-    # All are compared, in constant time each: how long it takes tells nothing.
-    matches = [key for key in keys if hmac.compare_digest(offered, key.digest)]
-    return matches[0] if matches and scheme.lower() == b"bearer" else None
+        return standing

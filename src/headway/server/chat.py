@@ -44,7 +44,7 @@ async def _job(wish: ChatRequest, num_bytes: int, services: Services, terms: Ter
     params = wish.params()
     token_ids = await off_loop(num_bytes, lambda: _encode(wish, services))
     order_id = f"chatcmpl-{services.new_id()}"
-    order = Order(order_id, [token_ids], params, wish.priority or 0, terms)
+    order = Order(order_id, [token_ids], params, wish.priority or 0, wish.terms(terms))
     written = ChatFormat(services.engine.tokenizer)
     return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 

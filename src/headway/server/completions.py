@@ -39,7 +39,8 @@ async def _job(wish: CompletionRequest, num_bytes: int, services: Services, term
     model = services.model_name(wish.model)
     params = wish.params()
     prompts = await off_loop(num_bytes, lambda: _encode(wish, services))
-    order = Order(f"cmpl-{services.new_id()}", prompts, params, wish.priority or 0, terms)
+    order_id = f"cmpl-{services.new_id()}"
+    order = Order(order_id, prompts, params, wish.priority or 0, wish.terms(terms))
     written = CompletionFormat(services.engine.tokenizer, order)
     return Job(order, model, written, bool(wish.stream), wish.includes_usage)
 

@@ -24,6 +24,7 @@ from headway.errors import (
     NeverFitsError,
     OverloadedError,
     QuarantinedError,
+    QuotaError,
     TenantLimitError,
 )
 from headway.server.encoding import JsonResponse
@@ -117,6 +118,8 @@ def refusal_reason(error: Exception) -> str:
     match error:
         case NeverFitsError():
             return "never_fits"
+        case QuotaError():
+            return error.quota
         case TenantLimitError():
             return "tenant_limit"
         case OverloadedError():

@@ -17,6 +17,7 @@ from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import EventBatch
 from headway.errors import OverloadedError, TenantLimitError
+from headway.tenancy import Meter, Visit
 
 BYTES_PER_TOKEN = 4
 MAX_RETRY_AFTER_S = 60
@@ -72,6 +73,45 @@ class Place:
     tenant: str
     num_tokens: int
     num_requests: int = 1
+    visit: Visit | None = None
+    """What it takes of its tenant's quotas."""
+
+    def hand_over(self) -> Visit | None:
+        """The visit, which whoever asks for it then has to end."""
+        visit, self.visit = self.visit, None
+        return visit
+
+
+class _OnTheWay:
+    """The places that are held, and their sums."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+        self._places: set[Place] = set()
+        self._num_of: dict[str, int] = {}
+
+    def num_of(self, tenant: str) -> int:
+        return self._num_of.get(tenant, 0)
+
+    def add(self, place: Place) -> None:
+        self._places.add(place)
+        self._count(place, 1)
+
+    def discard(self, place: Place) -> None:
+        """Nothing happens if it is not held."""
+        if place in self._places:
+            self._places.remove(place)
+            self._count(place, -1)
+
+    def _count(self, place: Place, sign: int) -> None:
+        self.num_requests += sign * place.num_requests
+        self.num_tokens += sign * place.num_tokens
+        left = self.num_of(place.tenant) + sign * place.num_requests
+        if left:
+            self._num_of[place.tenant] = left
+        else:
+            del self._num_of[place.tenant]
 
 
 class Gate:
@@ -81,8 +121,8 @@ class Gate:
         self.is_closed = False
         self._config = config
         self._engine = engine
-        self._clock = clock
-        self._places: set[Place] = set()
+        self.clock = clock
+        self._places = _OnTheWay()
         self._num_seated = 0
         self._rate = DrainRate(clock.now())
         engine.subscribe(self._observe)
@@ -90,14 +130,16 @@ class Gate:
     @property
     def num_queued(self) -> int:
         """Requests on their way to the engine, and those that wait in it for a seat."""
-        return self._engine.num_waiting + sum(place.num_requests for place in self._places)
+        return self._engine.num_waiting + self._places.num_requests
 
     def close(self) -> None:
         """Let nobody in any more; those inside stay."""
         self.is_closed = True
 
     @contextmanager
-    def let_in(self, tenant: str, num_bytes: int | None) -> Generator[Place, None, None]:
+    def let_in(
+        self, tenant: str, num_bytes: int | None, meter: Meter | None = None
+    ) -> Generator[Place, None, None]:
         """Hold a place for a request of so many bytes until the engine has it, or refuse it. One
         that does not say how many may have as many tokens as fit."""
         if self.is_closed:
@@ -107,23 +149,30 @@ class Gate:
         place = Place(tenant, num_tokens)
         self._check(place)
         if not self.num_queued:
-            self._rate.start(self._clock.now())
+            self._rate.start(self.clock.now())
+        # The server's own refusals come first: they cost a tenant nothing.
+        place.visit = meter.enter() if meter is not None else None
         self._places.add(place)
         try:
             yield place
         finally:
             self._places.discard(place)
+            visit = place.hand_over()
+            if visit is not None:
+                visit.leave()
 
     def resize(self, place: Place, num_requests: int, num_tokens: int) -> None:
         """Now that it is known what is in it: hold a place for so much, or refuse it."""
         self._places.discard(place)
         place.num_requests, place.num_tokens = num_requests, num_tokens
         self._check(place)
+        if place.visit is not None:
+            place.visit.grow(num_requests, num_tokens)
         self._places.add(place)
 
     async def sweep(self) -> None:
         """Refuse those that have waited for too long after all."""
-        now = self._clock.now()
+        now = self.clock.now()
         for stream in self._engine.waiting:
             waited_s = now - stream.command.arrived_at
             if waited_s <= self._config.max_queue_age_s:
@@ -134,8 +183,8 @@ class Gate:
     def _check(self, place: Place) -> None:
         config = self._config
         if config.max_num_queued_reqs_per_key is not None:
-            num_own = sum(one.num_requests for one in self._places if one.tenant == place.tenant)
-            num_own += sum(one.command.terms.tenant == place.tenant for one in self._engine.waiting)
+            num_own = self._places.num_of(place.tenant)
+            num_own += self._engine.num_waiting_of(place.tenant)
             if num_own + place.num_requests > config.max_num_queued_reqs_per_key:
                 raise TenantLimitError(
                     f"{num_own} requests of this key are waiting already", self._retry_after_s()
@@ -144,8 +193,7 @@ class Gate:
         num_queued = self.num_queued
         if num_queued and num_queued + place.num_requests > config.max_num_queued_reqs:
             raise self._overloaded(f"{num_queued} requests are waiting already")
-        num_tokens = self._engine.num_waiting_tokens
-        num_tokens += sum(one.num_tokens for one in self._places)
+        num_tokens = self._engine.num_waiting_tokens + self._places.num_tokens
         if num_queued and num_tokens + place.num_tokens > config.max_num_queued_tokens:
             raise self._overloaded(f"{num_tokens} prompt tokens are waiting already")
         wait_s = self._expected_wait_s()
@@ -155,7 +203,7 @@ class Gate:
     def _expected_wait_s(self) -> float:
         """0 unless requests are backed up now: how fast they left some other time says nothing
         of a queue that has only just begun to form."""
-        now = self._clock.now()
+        now = self.clock.now()
         rate = self._rate.per_second if self._rate.is_backed_up(now) else None
         return 0.0 if rate is None else self._engine.num_waiting / rate
 
@@ -174,4 +222,4 @@ class Gate:
             self._engine.num_seated - self._num_seated,
             self._engine.num_seated,
         )
-        self._rate.observe(self._clock.now(), num_left, self._engine.num_waiting)
+        self._rate.observe(self.clock.now(), num_left, self._engine.num_waiting)

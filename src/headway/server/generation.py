@@ -17,6 +17,7 @@ from headway.engine.async_engine import AsyncEngine, RequestStream
 from headway.engine.outputs import SampleDelta
 from headway.errors import InvalidRequestError
 from headway.server.errors import INTERNAL_ERROR, ApiError
+from headway.tenancy import Visit
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +41,22 @@ class Generation:
     Whoever starts one must close it.
     """
 
-    def __init__(self, engine: AsyncEngine, order: Order) -> None:
+    def __init__(self, engine: AsyncEngine, order: Order, visit: Visit | None = None) -> None:
         self.id = order.id
         self._engine = engine
         self._order = order
+        self._visit = visit
         self._streams: list[RequestStream] = []
 
     async def start(self) -> None:
         """Send every prompt to the engine, or none: a refused one takes back those before it."""
         order = self._order
-        policy = self._engine.info.scheduling_policy
-        if order.priority and policy not in HEEDING_PRIORITY:
-            raise InvalidRequestError(
-                f"this server schedules by {policy}; a priority has no meaning here", "priority"
-            )
         try:
+            policy = self._engine.info.scheduling_policy
+            if order.priority and policy not in HEEDING_PRIORITY:
+                raise InvalidRequestError(
+                    f"this server schedules by {policy}; a priority has no meaning here", "priority"
+                )
             for place, token_ids in enumerate(order.prompts):
                 request_id = order.id if place == 0 else f"{order.id}-{place}"
                 self._streams.append(
@@ -67,9 +69,24 @@ class Generation:
             raise
 
     async def close(self) -> None:
-        """Abort what is still alive; doing so again does nothing."""
-        for stream in self._streams:
-            await self._engine.abort(stream)
+        """Abort what is still alive, and settle its account; doing so again does nothing."""
+        try:
+            for stream in self._streams:
+                await self._engine.abort(stream)
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """A prompt that never got a seat costs nothing; output costs what there is of it, whoever
+        has read it."""
+        if self._visit is None:
+            return
+        seated = [one for one in self._streams if one.metrics.admitted_at is not None]
+        self._visit.settle(
+            sum(len(stream.command.token_ids) for stream in seated),
+            sum(stream.num_output_tokens for stream in self._streams),
+        )
+        self._visit.leave()
 
     @property
     def resolved_params(self) -> SamplingParams:
@@ -92,6 +109,8 @@ class Generation:
         batches = self._one() if len(self._streams) == 1 else self._all()
         async with contextlib.aclosing(batches):
             async for place, batch in batches:
+                if self._visit is not None:
+                    self._visit.produce(sum([len(delta.token_ids) for delta in batch]))
                 yield [self._numbered(place, delta) for delta in coalesce(batch)]
 
     def _numbered(self, place: int, delta: SampleDelta) -> SampleDelta:
@@ -139,6 +158,7 @@ class Generation:
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
+
 
 
 def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:

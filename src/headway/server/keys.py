@@ -1,27 +1,21 @@
-"""API keys: how they are made, how a file keeps them, and which tenant each stands for.
+"""Keys given as such and in a keys file, and which tenant each stands for.
 
-Only digests are kept. A key is 32 random bytes, so a plain hash of it cannot be searched for; a
-password would need a slow one. Who may do what with a key is not decided here.
+Who may do what with a key is not decided here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import ServerConfig
 from headway.errors import ConfigError
+from headway.tenancy.keys import NAME, NAME_RULE, digest_of_text, write_digest
 
-PREFIX = "hw-"
-NUM_RANDOM_BYTES = 32
 _FILE_MODE = 0o600
 _LINE = re.compile(r"sha256:([0-9a-f]{64})\s+(\S+)")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_NAME_RULE = "1 to 64 letters, digits, dots, dashes or underscores"
 _HOW_TO_ADD = "`headway keys new NAME --file {path}` adds one"
 
 
@@ -35,24 +29,14 @@ class Key:
     @property
     def line(self) -> str:
         """The key as a line of a keys file."""
-        return f"sha256:{self.digest.hex()} {self.tenant}"
-
-
-def digest_of(secret: bytes) -> bytes:
-    """Digests have one length, whatever the key's."""
-    return hashlib.sha256(secret).digest()
-
-
-def make_key() -> str:
-    """A fresh key, to be shown once and never stored."""
-    return PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+        return f"{write_digest(self.digest)} {self.tenant}"
 
 
 def key_for(secret: str, tenant: str | None = None) -> Key:
     """The key's entry. One without a name is known by the start of its digest."""
-    digest = digest_of(secret.encode("utf-8", "surrogateescape"))
-    if tenant is not None and not _NAME.fullmatch(tenant):
-        raise ConfigError(f"the name of a key must be {_NAME_RULE}, got {tenant[:80]!r}")
+    digest = digest_of_text(secret)
+    if tenant is not None and not NAME.fullmatch(tenant):
+        raise ConfigError(f"the name of a key must be {NAME_RULE}, got {tenant[:80]!r}")
     return Key(tenant or f"key-{digest.hex()[:8]}", digest)
 
 
@@ -112,6 +96,6 @@ def _parse_line(entry: str, place: str) -> Key:
             f"{place} is not 'sha256:<64 hex digits> <name>'; "
             "`headway keys hash NAME` makes such a line from a key"
         )
-    if not _NAME.fullmatch(match[2]):
-        raise ConfigError(f"{place}: the name of a key must be {_NAME_RULE}")
+    if not NAME.fullmatch(match[2]):
+        raise ConfigError(f"{place}: the name of a key must be {NAME_RULE}")
     return Key(match[2], bytes.fromhex(match[1]))

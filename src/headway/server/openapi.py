@@ -48,6 +48,7 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
 _REFUSALS = {
     400: "The request is wrong; `param` names the field.",
     401: "No valid API key.",
+    403: "The tenant has been disabled.",
     404: "There is no such model.",
     413: "The body is too large.",
     415: "The body is not application/json.",
@@ -182,7 +183,7 @@ def _settle(schema: Any, facts: Facts) -> Any:
 
 
 def _paths(facts: Facts) -> dict[str, Any]:
-    every = (400, 401, 500) if facts.has_keys else (400, 500)
+    every = (400, 401, 403, 500) if facts.has_keys else (400, 500)
     return _working_paths((*every, 404, 413, 415, 503)) | _telling_paths(every, facts)
 
 

@@ -8,7 +8,7 @@ of it is checked before any text is tokenized.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -31,7 +31,9 @@ from headway.core.params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from headway.core.terms import Terms
 from headway.errors import InvalidRequestError, NeverFitsError
+from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS
 
 MAX_DEPTH = 32
 """How deeply a body may nest lists and objects."""
@@ -75,6 +77,7 @@ _STOP_TOKEN_IDS = {"type": "array", "maxItems": MAX_STOP_TOKEN_IDS, "items": TOK
 
 MaxTokens = Annotated[int, Field(ge=1)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TargetMs = Annotated[float, Field(ge=MIN_TARGET_MS, le=MAX_TARGET_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,11 @@ class GenerationRequest(Fields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
+    # Our own: when the answer should be where, in the place of what the tier promises
+    ttft_ms: TargetMs | None = None
+    tpot_ms: TargetMs | None = None
+    deadline_ms: TargetMs | None = None
+
     @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -222,6 +230,12 @@ class GenerationRequest(Fields):
             "of output one request may ask for: lower n, max_tokens or the number of prompts",
             "n",
         )
+
+    def terms(self, terms: Terms) -> Terms:
+        """The caller's terms, with the targets this request brings."""
+        given = {"ttft_s": self.ttft_ms, "tpot_s": self.tpot_ms, "deadline_s": self.deadline_ms}
+        asked = {name: value / 1000 for name, value in given.items() if value is not None}
+        return replace(terms, targets=replace(terms.targets, **asked)) if asked else terms
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The sampling fields as checked params."""

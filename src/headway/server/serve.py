@@ -29,8 +29,9 @@ from headway.observe.stats_log import StatsLog
 from headway.server.app import Apps
 from headway.server.gate import Gate
 from headway.server.hosts import HostPolicy, is_loopback
-from headway.server.keys import load_keys
 from headway.server.limits import bounded_protocol
+from headway.server.proxies import Proxies
+from headway.server.tenants import load_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ BACKLOG = 2048
 SEND_BUFFER_BYTES = 64 * 1024
 """What the kernel holds for a client that does not read; it grows into megabytes by itself."""
 SWEEP_S = 0.25
+WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,11 +63,13 @@ class Listeners:
 def listen(config: ServerConfig) -> Listeners:
     """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
     is said at once."""
-    has_keys = bool(load_keys(config))
+    has_keys = not load_tenants(config, SystemClock()).directory.is_open
+    if Proxies.of(config.trusted_proxy).is_anyone:
+        logger.warning("--trusted-proxy holds every address: anyone may speak for any tenant")
     for host in (config.host, config.admin_host):
         HostPolicy.of(host, config.allowed_host)
         if not has_keys and not is_loopback(host):
-            logger.warning("anyone who can reach %s may use this server: no --api-key", host)
+            logger.warning("anyone who can reach %s may use this server: it has no keys", host)
     public = _listen(config.host, config.port, "--port")
     if config.admin_port is None:
         return Listeners(public)
@@ -148,6 +152,8 @@ class _Serving:
         self._gate = site.gate
         self._config = config
         self._listeners = site.listeners
+        self._watch = site.apps.watch
+        self._reload = asyncio.Event()
         timeout_s = config.slow_reader_timeout_s
         public = _Server(_uvicorn_config(site.apps.public, timeout_s))
         self._servers = {public: site.listeners.public}
@@ -172,6 +178,7 @@ class _Serving:
                 work,
                 stopping,
                 asyncio.create_task(self._sweep()),
+                asyncio.create_task(self._follow_tenants()),
                 asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
             ]
             try:
@@ -210,6 +217,23 @@ class _Serving:
         while True:
             await asyncio.sleep(SWEEP_S)
             await self._gate.sweep()
+
+    async def _follow_tenants(self) -> None:
+        """Looks at the tenants file every now and then, and at once when told to."""
+        if self._watch is None:
+            await asyncio.Event().wait()
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._reload.wait(), WATCH_S)
+                is_told = self._reload.is_set()
+                self._reload.clear()
+                await self._watch.look(is_forced=is_told)
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
 
     async def _drain(self, http: list[asyncio.Task[None]]) -> None:
         self._gate.close()
@@ -294,6 +318,8 @@ def _uvicorn_config(app: ASGIApp, slow_reader_timeout_s: float) -> uvicorn.Confi
         lifespan="off",
         log_config=None,
         access_log=False,
+        # Whose word counts is decided by the address of the connection, not by X-Forwarded-For.
+        proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -18,6 +18,7 @@ from headway.errors import NeverFitsError
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
 from headway.server.gate import Gate, Place
+from headway.tenancy import Standing
 from headway.text import ChatTemplate
 
 T = TypeVar("T")
@@ -80,13 +81,18 @@ class Services:
             raise ApiError(UNAVAILABLE)
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
-        return self.gate.let_in(getattr(request.state, "tenant", ""), num_bytes)
+        standing: Standing = request.state.standing
+        return self.gate.let_in(standing.tenant.name, num_bytes, standing.meter)
 
 
 def terms_of(request: Request) -> Terms:
     """The terms of whoever sent this request, as the guard found them by its key."""
-    tenant = getattr(request.state, "tenant", "")
-    return Terms(tenant=tenant, cache_group=tenant)
+    return request.state.terms
+
+
+def may_see(request: Request, tenant: str) -> bool:
+    """Whether whoever sent this request may be told what became of a request of this tenant."""
+    return request.state.is_admin or request.state.tenant == tenant
 
 
 async def read_body(request: Request) -> bytes:

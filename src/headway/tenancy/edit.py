@@ -1,0 +1,176 @@
+"""Changes to the tenants file that a command makes.
+
+The file is valid at every moment: the new text is checked, written beside it and put in its place
+in one step. Two commands at once wait for each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError
+from headway.tenancy.document import Section, parse, write
+from headway.tenancy.keys import NAME, NAME_RULE, digest_of_text, make_key, write_digest
+from headway.tenancy.reading import how_to_add, parse_roster, roster_of
+
+_OWNER_ONLY = 0o600
+_GROUP = 0o060
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What came of a change."""
+
+    path: Path
+    has_lost_comments: bool
+    key: str = ""
+    """To be shown once; only its hash is in the file."""
+
+
+def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> Edited:
+    """Add a tenant with a fresh key, to a file that is made if need be."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"the name of a tenant must be {NAME_RULE}, got {name[:80]!r}")
+    with _editing(path, is_made=True) as edit:
+        if name in edit.tenants:
+            raise ConfigError(
+                f"{path} has a tenant {name} already; "
+                f"`headway tenants rotate {name} --file {path}` gives it a new key"
+            )
+        key = make_key()
+        edit.tenants[name] = _section({"keys": [_written(key)], **entries})
+    return Edited(path, edit.has_comments, key)
+
+
+def rotate_key(path: Path, name: str, keeps_old: bool) -> Edited:
+    """Give a tenant a fresh key, in the place of all others or beside them."""
+    with _editing(path) as edit:
+        tenant, key = edit.tenant(name), make_key()
+        old = tenant.get("keys") or [] if keeps_old else []
+        tenant["keys"] = [*old, _written(key)]
+    return Edited(path, edit.has_comments, key)
+
+
+def set_disabled(path: Path, name: str, is_disabled: bool) -> Edited:
+    """Close the server to a tenant, or open it again."""
+    with _editing(path) as edit:
+        tenant = edit.tenant(name)
+        tenant.pop("disabled", None)
+        if is_disabled:
+            tenant["disabled"] = True
+    return Edited(path, edit.has_comments)
+
+
+@dataclass(slots=True)
+class _Edit:
+    path: Path
+    document: Section
+    has_comments: bool
+
+    @property
+    def tenants(self) -> Section:
+        if self.document.get("tenants") is None:
+            self.document["tenants"] = Section()
+        return self.document["tenants"]
+
+    def tenant(self, name: str) -> Section:
+        if name not in self.tenants:
+            raise ConfigError(f"{self.path} has no tenant {name[:80]!r}; {how_to_add(self.path)}")
+        if self.tenants[name] is None:
+            self.tenants[name] = Section()
+        return self.tenants[name]
+
+
+@contextmanager
+def _editing(path: Path, is_made: bool = False) -> Generator[_Edit, None, None]:
+    """The file as a document, to be changed; what it becomes is checked and put in its place."""
+    # A link stays a link: what it points to is replaced.
+    target = path.resolve()
+    with _alone_in(target.parent):
+        edit = _open(target, path, is_made)
+        yield edit
+        text = write(edit.document)
+        try:
+            parse_roster(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path} was not changed: {error}") from error
+        try:
+            _replace(target, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write the tenants file {path}: {error}") from error
+
+
+def _open(target: Path, path: Path, is_made: bool) -> _Edit:
+    try:
+        text = target.read_text("utf-8")
+    except FileNotFoundError as error:
+        if is_made:
+            return _Edit(path, Section(), False)
+        raise ConfigError(f"there is no tenants file {path}; {how_to_add(path)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tenants file {path}: {error}") from error
+    if is_made and not text.strip():
+        return _Edit(path, Section(), False)
+    try:
+        document = parse(text)
+        # A file that has tiers and no tenants yet may be added to.
+        if document.get("tenants") or not is_made:
+            roster_of(document)
+    except ConfigError as error:
+        raise ConfigError(f"{path} was not changed: {error}") from error
+    has_comments = any(line.lstrip().startswith("#") or " #" in line for line in text.splitlines())
+    return _Edit(path, document, has_comments)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None, None, None]:
+    """The lock is on the folder, so that no lock file is left behind."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"cannot open the folder {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(target: Path, text: str) -> None:
+    before = target.stat() if target.exists() else None
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        with os.fdopen(os.open(temporary, flags, _OWNER_ONLY), "w", encoding="utf-8") as out:
+            if before is not None:
+                # The server may run as another user than whoever runs this.
+                with suppress(PermissionError):
+                    os.fchown(out.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(out.fileno(), _OWNER_ONLY | stat.S_IMODE(before.st_mode) & _GROUP)
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def _section(entries: Mapping[str, Any]) -> Section:
+    section = Section()
+    for name, value in entries.items():
+        section[name] = _section(value) if isinstance(value, Mapping) else value
+    return section
+
+
+def _written(key: str) -> str:
+    return write_digest(digest_of_text(key))

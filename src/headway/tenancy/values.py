@@ -1,0 +1,106 @@
+"""Tenants and tiers as plain values, and the terms that follow from the two.
+
+Whoever makes these has checked them; where they come from is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway.core.terms import NO_TARGETS, Targets, Terms
+
+MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 86_400_000.0
+"""A target is at most a day; less than a microsecond is nothing anyone measures."""
+DEFAULT_TIER = "default"
+"""The tier of whoever names none. It exists whether or not anybody describes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, in whatever currency the operator thinks in."""
+
+    prompt: float = 0.0
+    cached_prompt: float = 0.0
+    output: float = 0.0
+
+
+FREE = Price()
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A level of service: its share, what it promises, and what it costs."""
+
+    name: str = DEFAULT_TIER
+    weight: float = 1.0
+    targets: Targets = NO_TARGETS
+    price: Price = FREE
+    is_spot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The most a tenant may use; None is no bound. A prompt is a request, however many of them one
+    HTTP request holds."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    kv_share: float = 1.0
+
+
+NO_QUOTAS = Quotas()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Somebody with keys of their own and a share of their own. Keys are known by digest only."""
+
+    name: str = ""
+    key_digests: tuple[bytes, ...] = ()
+    tier: str = DEFAULT_TIER
+    weight: float = 1.0
+    quotas: Quotas = NO_QUOTAS
+    cache_group: str | None = None
+    """Tenants that name the same group share cached prefixes; None shares with nobody."""
+    is_admin: bool = False
+    is_disabled: bool = False
+
+
+ANONYMOUS = Tenant()
+"""Whoever comes to a server that asks for no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Every tenant and every tier, by name."""
+
+    tenants: Mapping[str, Tenant] = field(default_factory=dict[str, Tenant])
+    tiers: Mapping[str, Tier] = field(default_factory=dict[str, Tier])
+
+    def tier(self, name: str) -> Tier | None:
+        """The tier with this name, if there is one."""
+        tier = self.tiers.get(name)
+        return Tier() if tier is None and name == DEFAULT_TIER else tier
+
+    def tier_of(self, tenant: Tenant) -> Tier:
+        return self.tier(tenant.tier) or Tier()
+
+
+EMPTY = Roster()
+
+
+def terms_for(tenant: Tenant, tier: Tier) -> Terms:
+    """On what terms the tenant is served in this tier."""
+    # A space is in no tenant's name, so no name can be chosen that meets a group.
+    group = tenant.name if tenant.cache_group is None else f"group {tenant.cache_group}"
+    return Terms(
+        tenant=tenant.name,
+        tier=tier.name,
+        weight=tier.weight * tenant.weight,
+        is_spot=tier.is_spot,
+        max_kv_share=tenant.quotas.kv_share,
+        cache_group=group,
+        targets=tier.targets,
+    )

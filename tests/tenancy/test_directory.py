@@ -1,0 +1,129 @@
+"""Who is found by a key or a name, and what a reload keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.clock import VirtualClock
+from headway.errors import ConfigError, QuotaError
+from headway.tenancy import directory as directory_module
+from headway.tenancy.directory import Directory, Standing
+from headway.tenancy.keys import digest_of
+from headway.tenancy.values import Quotas, Roster, Tenant, Tier
+
+A, B, C = (digest_of(key) for key in (b"a", b"b", b"c"))
+
+
+def roster(*tenants: Tenant, **tiers: float) -> Roster:
+    return Roster(
+        {one.name: one for one in tenants},
+        {name: Tier(name, weight) for name, weight in tiers.items()},
+    )
+
+
+def found(one: Directory, digest: bytes) -> Standing:
+    standing = one.by_digest(digest)
+    assert standing is not None
+    return standing
+
+
+def test_without_keys_everyone_is_the_anonymous_tenant() -> None:
+    open_one = Directory(VirtualClock())
+    assert open_one.is_open
+    assert open_one.anonymous.terms.tenant == ""
+    assert open_one.anonymous.terms.weight == 1.0
+    assert not open_one.anonymous.tenant.is_admin
+
+
+def test_a_roster_without_keys_opens_to_nobody() -> None:
+    one = Directory(VirtualClock(), roster=roster(Tenant("alice")))
+    assert not one.is_open
+    assert one.by_digest(A) is None
+
+
+def test_single_keys_have_default_terms_or_those_of_their_tenant() -> None:
+    alice = Tenant("alice", (A,), "gold", 2.0)
+    one = Directory(VirtualClock(), {B: "alice", C: "key-c"}, roster(alice, gold=3.0))
+    assert found(one, A) == found(one, B)
+    assert found(one, B).terms.weight == 6.0
+    assert (found(one, C).terms.tenant, found(one, C).terms.weight) == ("key-c", 1.0)
+
+
+def test_a_key_of_two_tenants_is_refused_and_nothing_changes() -> None:
+    one = Directory(VirtualClock(), {A: "alice"}, roster(Tenant("bob", (B,))))
+    with pytest.raises(ConfigError, match=r"tenants\.bob"):
+        one.adopt(roster(Tenant("bob", (A,))))
+    assert found(one, A).tenant.name == "alice"
+    assert found(one, B).tenant.name == "bob"
+
+
+def test_a_reload_changes_terms_and_keeps_what_was_used() -> None:
+    quotas = Quotas(requests_per_minute=2)
+    one = Directory(VirtualClock(), roster=roster(Tenant("alice", (A,), quotas=quotas)))
+    visit = found(one, A).meter.enter()
+    found(one, A).meter.enter()
+    one.adopt(roster(Tenant("alice", (B,), "gold", quotas=quotas), gold=5.0))
+    assert one.by_digest(A) is None
+    after = found(one, B)
+    assert after.terms.weight == 5.0
+    with pytest.raises(QuotaError):
+        after.meter.enter()
+    visit.leave()
+    assert after.meter.num_under_way == 1
+
+
+def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
+    gateway = Tenant("gateway", (A,), "gold", 2.0, Quotas(requests_per_minute=1), is_admin=True)
+    one = Directory(VirtualClock(), roster=roster(gateway, Tenant("bob"), gold=3.0))
+    by = found(one, A)
+    guest = one.named("guest@x", by)
+    assert guest.terms.tenant == guest.terms.cache_group == "guest@x"
+    assert (guest.terms.tier, guest.terms.weight) == ("gold", 6.0)
+    assert not guest.tenant.is_admin
+    assert one.named("guest@x", by) is guest
+    assert one.named("bob", by).terms.weight == 1.0
+    guest.meter.enter()
+    with pytest.raises(QuotaError):
+        one.named("guest@x", by).meter.enter()
+    by.meter.enter()  # its own quota is another
+    one.adopt(roster(gateway, gold=4.0))
+    again = one.named("guest@x", found(one, A))
+    assert again.terms.weight == 8.0
+    with pytest.raises(QuotaError):
+        again.meter.enter()
+
+
+def test_a_guest_that_is_listed_later_keeps_its_meter() -> None:
+    gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=1))
+    one = Directory(VirtualClock(), roster=roster(gateway))
+    one.named("guest", found(one, A)).meter.enter()
+    one.adopt(roster(gateway, Tenant("guest", (B,), quotas=Quotas(requests_per_minute=1))))
+    with pytest.raises(QuotaError):
+        found(one, B).meter.enter()
+    one.adopt(roster(Tenant("other", (C,))))
+    assert one.by_digest(A) is None
+
+
+def test_the_number_of_unlisted_names_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(directory_module, "MAX_UNLISTED", 2)
+    clock = VirtualClock()
+    gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=60))
+    one = Directory(clock, roster=roster(gateway))
+    by = found(one, A)
+    visit = one.named("x", by).meter.enter()
+    one.named("y", by).meter.enter().leave()
+    assert one.named("z", by) is by  # x is busy
+    assert one.named("y", by) is not by
+    visit.leave()
+    assert one.named("z", by) is by  # x still owes
+    clock.advance_to(1.1)
+    assert one.named("z", by).tenant.name == "z"
+    assert one.named("x", by).tenant.name == "x"  # in the place of y, at rest by now
+    assert len(one._unlisted) == 2
+
+
+def test_many_tenants_are_found_by_key() -> None:
+    digests = [digest_of(b"%d" % number) for number in range(10_000)]
+    tenants = [Tenant(f"t{number}", (digest,)) for number, digest in enumerate(digests)]
+    one = Directory(VirtualClock(), roster=roster(*tenants))
+    assert all(found(one, digests[i]).tenant.name == f"t{i}" for i in (0, 4999, 9999))
