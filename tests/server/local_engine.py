@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from headway.clock import SystemClock
+from headway.clock import Clock, SystemClock
 from headway.config import SchedulerConfig, ServerConfig
 from headway.core import invariants
 from headway.core.engine import EngineCore
@@ -140,16 +140,17 @@ async def make_local(
     script: Sequence[int | None] | str = "abc",
     policy: str = "fcfs",
     is_started: bool = True,
+    clock: Clock | None = None,
     **config: Any,
 ) -> SimpleNamespace:
-    """An app over a scripted engine, with its parts."""
+    """An app over a scripted engine, with its parts. The clock is that of the gate and quotas."""
     token_ids = tokenizer.encode(script, False) if isinstance(script, str) else script
     process = LocalProcess(ScriptExecutor(token_ids, tokenizer.eos_token_ids[0]), policy)
     limits = RestartLimits(max_restarts=0)
     engine = AsyncEngine(lambda _before: process, tokenizer, SystemClock(), limits)  # pyright: ignore
     metrics = Metrics("tiny")
     settings = ServerConfig(**config)
-    gate = Gate(settings, engine, SystemClock())
+    gate = Gate(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
     apps = create_apps(engine, gate, settings, ("tiny", "alias/tiny"), template, metrics)
     if is_started:
@@ -157,6 +158,7 @@ async def make_local(
     return SimpleNamespace(
         app=apps.public,
         admin=apps.admin,
+        watch=apps.watch,
         engine=engine,
         process=process,
         metrics=metrics,

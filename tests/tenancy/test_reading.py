@@ -156,7 +156,7 @@ def test_a_key_in_the_clear_is_not_repeated() -> None:
 
 def test_a_file_is_named_in_what_is_said_of_it(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
-    with pytest.raises(ConfigError, match="there is no tenants file .* adds one"):
+    with pytest.raises(ConfigError, match=r"there is no tenants file .* adds one"):
         read_roster(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot read the tenants file"):
