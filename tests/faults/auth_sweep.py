@@ -44,6 +44,11 @@ HEADERS = {
     "two Hosts": ("Host: localhost", "Host: evil.example"),
     "method override": ("X-HTTP-Method-Override: GET", "X-Method-Override: GET"),
     "path override": (f"X-Original-URL: {LIVE}", f"X-Rewrite-URL: {LIVE}"),
+    "gateway": (
+        "x-gateway-inference-fairness-id: key-00000000",
+        "x-llm-d-inference-objective: default",
+        "X-Forwarded-For: 127.0.0.1",
+    ),
     "forwarded": ("X-Forwarded-For: 127.0.0.1", f"X-Forwarded-Prefix: {LIVE}"),
 }
 

@@ -158,6 +158,7 @@ async def make_local(
     return SimpleNamespace(
         app=apps.public,
         admin=apps.admin,
+        directory=apps.directory,
         watch=apps.watch,
         engine=engine,
         process=process,

@@ -47,6 +47,15 @@ def test_add_keeps_what_is_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["", " \n", "tiers: {gold: {}}", "tenants: {}", "tenants:", "tenants: []"]
+)
+def test_a_file_that_has_no_tenant_yet_may_be_added_to(path: Path, text: str) -> None:
+    path.write_text(text)
+    add_tenant(path, "alice", {})
+    assert list(read_roster(path).tenants) == ["alice"]
+
+
+@pytest.mark.parametrize(
     ("name", "entries", "says"),
     [
         ("alice", {}, "already; `headway tenants rotate alice"),

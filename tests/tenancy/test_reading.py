@@ -11,6 +11,7 @@ from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.tenancy.reading import parse_roster, read_roster
 from headway.tenancy.values import Price, Quotas, Tenant, Tier, terms_for
+from tests.conftest import ROOT
 
 A, B = (f"sha256:{letter * 64}" for letter in "ab")
 WHOLE = f"""
@@ -169,3 +170,13 @@ def test_a_file_is_named_in_what_is_said_of_it(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"k").hexdigest()
     path.write_text(f"tenants: {{a: {{keys: ['sha256:{digest}']}}}}")
     assert read_roster(path).tenants["a"].key_digests == (hashlib.sha256(b"k").digest(),)
+
+
+def test_the_example_in_the_docs_is_right() -> None:
+    text = (ROOT / "docs" / "tenants.md").read_text()
+    roster = parse_roster(text.partition("```yaml\n")[2].partition("```")[0])
+    alice, premium = roster.tenants["alice"], roster.tiers["premium"]
+    assert roster.tier_of(alice) is premium
+    assert premium.price == Price(0.5, 0.1, 1.5)
+    assert alice.quotas == Quotas(600, 100_000, 8, 0.5)
+    assert roster.tiers["batch"].is_spot

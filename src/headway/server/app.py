@@ -52,6 +52,8 @@ class Apps:
 
     public: FastAPI
     admin: FastAPI
+    directory: Directory
+    """Everyone who is known; tiers and their prices are in its roster."""
     watch: Watch | None = None
     """Keeps the tenants as their file says, if there is one; to be told to look."""
 
@@ -106,6 +108,7 @@ def apps_for(services: Services, config: ServerConfig) -> Apps:
             _Entrance(admin_hosts, directory, proxies),
             (metrics_router(services),),
         ),
+        directory,
         tenants.watch,
     )
 

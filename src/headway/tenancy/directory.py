@@ -104,9 +104,13 @@ class Directory:
         tenants.update(roster.tenants)
         guests, self._unlisted = self._unlisted, OrderedDict()
         before = {name: guest.standing for name, guest in guests.items()} | self._listed
-        self.roster = roster
+        has_same_tiers, self.roster = roster.tiers == self.roster.tiers, roster
         self._listed = {
-            name: self._standing(tenant, before.get(name)) for name, tenant in tenants.items()
+            name: known
+            # Most are as they were, and this is no time to hold up those who stream.
+            if has_same_tiers and (known := before.get(name)) and known.tenant == tenant
+            else self._standing(tenant, before.get(name))
+            for name, tenant in tenants.items()
         }
         digests = {digest: one.name for one in tenants.values() for digest in one.key_digests}
         self._by_digest = {

@@ -77,7 +77,7 @@ class _Edit:
 
     @property
     def tenants(self) -> Section:
-        if self.document.get("tenants") is None:
+        if not self.document.get("tenants"):
             self.document["tenants"] = Section()
         return self.document["tenants"]
 
