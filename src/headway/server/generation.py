@@ -160,7 +160,6 @@ class Generation:
             await queue.put(error)
 
 
-
 def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:
     """Join the deltas of each sample: a consumer that fell behind catches up in one piece."""
     joined: dict[int, SampleDelta] = {}
