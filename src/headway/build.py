@@ -123,18 +123,23 @@ def _as_before(config: Config, before: EngineInfo | None) -> Config:
 
 def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serve until a signal; the exit code."""
-    from headway.observe import Metrics
+    from headway.observe import Metrics, make_observers
     from headway.server import Gate, Site, create_apps, listen, run, serve
 
     make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
     listeners = listen(config.server)
     tokenizer, chat_template = load_text(config)
     names = config.server.served_model_name or (config.model.model,)
+    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
 
     async def main() -> int:
         engine = build_async(config, tokenizer, command)
         gate = Gate(config.server, engine, SystemClock())
-        apps = create_apps(engine, gate, config.server, names, chat_template, Metrics(names[0]))
+        apps = create_apps(engine, gate, config.server, names, chat_template, observers)
         return await serve(Site(engine, apps, gate, listeners), config.server)
 
-    return run(main())
+    observers.ledger.start()
+    try:
+        return run(main())
+    finally:
+        observers.ledger.close()

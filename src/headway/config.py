@@ -204,6 +204,20 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig:
+    """What is kept of requests that have ended."""
+
+    ledger_url: str = setting(
+        "auto", "sqlite:///path, postgresql://..., none, or auto: a file in the state directory."
+    )
+    ledger_retention_days: float | None = setting(90.0, "How long rows are kept; none: for ever.")
+    ledger_spool_bytes: int = setting(2**28, "Most bytes of rows that wait on disk for it.")
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 0, "ledger_retention_days", "ledger_spool_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections. A constructor below takes only the section it needs."""
 
@@ -211,6 +225,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
 
 
 SECTIONS: dict[str, type[Any]] = {name: section for name, section in get_type_hints(Config).items()}
@@ -237,6 +252,11 @@ def load_config(
     if merged:
         raise ConfigError(f"unknown setting: {', '.join(sorted(merged))}")
     return Config(**sections)
+
+
+def state_dir() -> str:
+    """Where this user's programs keep what they must not forget."""
+    return (os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) + "/headway"
 
 
 def _check_at_least(section: object, low: int, *names: str) -> None:

@@ -9,6 +9,7 @@ HeadwayError
 ├── QuarantinedError        the request took the engine down twice (HTTP 500)
 ├── SlowReaderError         the client does not read its answer; the connection is closed
 ├── ConfigError             a flag, environment variable or config file is wrong
+├── LedgerError             the ledger cannot be read or written now
 ├── ModelLoadError          weights, tokenizer or template cannot be read
 └── EngineError             the engine process failed
     ├── EngineDeadError     it is gone; nothing more will come from it
@@ -68,6 +69,10 @@ class SlowReaderError(HeadwayError):
 
 class ConfigError(HeadwayError, ValueError):
     """A setting is unknown, malformed or contradicts another."""
+
+
+class LedgerError(HeadwayError):
+    """The database of the ledger does not answer, or not as it should."""
 
 
 class ModelLoadError(HeadwayError):

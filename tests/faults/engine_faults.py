@@ -114,6 +114,7 @@ class Battery:
 def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     port, admin_port = free_port(), free_port()
     given = {"port": port, "admin_port": admin_port, "dtype": "fp32", **settings}
+    given["ledger_url"] = f"sqlite://{folder}/ledger.db"
     # How long requests wait on a busy machine is not what is tested here.
     given |= {"kv_cache_memory_bytes": "512M", "max_engine_restarts": 10_000}
     given |= {"max_queue_age_s": 600, "max_queue_wait_s": 600}

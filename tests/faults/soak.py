@@ -267,6 +267,7 @@ def faulty(model: Path | None, folder: Path) -> Iterator[RunningServer]:
         return
     port, admin_port = free_port(), free_port()
     given = {"port": port, "admin_port": admin_port, **proc_stats.MODEL_SETTINGS, **SETTINGS}
+    given["ledger_url"] = f"sqlite://{folder}/ledger.db"
     os.environ[FOLDER_VARIABLE] = str(folder)
     command = [sys.executable, "-m", "tests.faults.faulty_server", str(model), json.dumps(given)]
     server = start_process(command, port, folder / "server.log", admin_port)

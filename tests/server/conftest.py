@@ -94,6 +94,7 @@ def start_model_server(model_path: Path, log_path: Path, *flags: str) -> Running
     """The real thing, through the command line."""
     port, admin_port = free_port(), free_port()
     ports = ("--port", str(port), "--admin-port", str(admin_port))
+    flags = ("--ledger-url", f"sqlite://{log_path.parent}/ledger.db", *flags)
     command = [sys.executable, "-m", "headway", "serve", str(model_path), *ports, *flags]
     return start_process(command, port, log_path, admin_port)
 

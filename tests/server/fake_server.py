@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import ServerConfig
+from headway.config import LedgerConfig, ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
 from headway.engine.messages import EngineInfo
 from headway.engine.supervision import RestartLimits
 from headway.errors import ConfigError
-from headway.observe import Metrics
+from headway.observe import Metrics, make_observers
 from headway.server import Gate, Site, create_apps, listen, run, serve
 from headway.text import ChatTemplate, Tokenizer
 
@@ -25,8 +26,16 @@ TEMPLATE = (
 )
 
 
+@dataclass(frozen=True)
+class Price:
+    prompt: float = 1.0
+    cached_prompt: float = 0.25
+    output: float = 4.0
+
+
 async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_path: str) -> int:
     given = msgspec.json.decode(server_settings)
+    for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
     defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
@@ -48,8 +57,13 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
     gate = Gate(config, engine, SystemClock())
     template = ChatTemplate(TEMPLATE, {})
-    apps = create_apps(engine, gate, config, ("fake",), template, Metrics("fake"))
-    return await serve(Site(engine, apps, gate, listeners), config)
+    observers = make_observers(Metrics("fake"), for_ledger, SystemClock(), lambda _tier: Price())
+    apps = create_apps(engine, gate, config, ("fake",), template, observers)
+    observers.ledger.start()
+    try:
+        return await serve(Site(engine, apps, gate, listeners), config)
+    finally:
+        observers.ledger.close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from headway.engine.messages import (
 )
 from headway.engine.supervision import RestartLimits
 from headway.executors.fake import FakeExecutor
-from headway.observe import Metrics
+from headway.observe import Audit, Ledger, Metrics, Observers
 from headway.server import Gate, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
@@ -89,6 +89,7 @@ class LocalProcess:
                     seed=command.seed,
                     arrived_at=command.arrived_at,
                     priority=command.priority,
+                    terms=command.terms,
                     index=command.index,
                     num_prompt_tokens=command.num_prompt_tokens,
                 )
@@ -152,7 +153,8 @@ async def make_local(
     settings = ServerConfig(**config)
     gate = Gate(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
-    apps = create_apps(engine, gate, settings, ("tiny", "alias/tiny"), template, metrics)
+    observers = Observers(metrics, Ledger(Audit(), SystemClock()))
+    apps = create_apps(engine, gate, settings, ("tiny", "alias/tiny"), template, observers)
     if is_started:
         await engine.start()
     return SimpleNamespace(
@@ -163,5 +165,6 @@ async def make_local(
         engine=engine,
         process=process,
         metrics=metrics,
+        ledger=observers.ledger,
         gate=gate,
     )

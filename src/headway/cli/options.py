@@ -14,7 +14,13 @@ import yaml
 from headway.config import SECTIONS, load_config
 from headway.errors import ConfigError
 
-PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduling", "server": "Server"}
+PANELS = {
+    "model": "Model",
+    "cache": "KV cache",
+    "scheduler": "Scheduling",
+    "server": "Server",
+    "ledger": "Ledger",
+}
 
 
 def with_settings(

@@ -11,7 +11,7 @@ from headway.cli.options import with_settings
 from headway.config import Config
 
 
-@with_settings("model", "cache", "scheduler", "server")
+@with_settings("model", "cache", "scheduler", "server", "ledger")
 def serve(config: Config) -> None:
     """Serve a model over HTTP with the OpenAI API. Ctrl-C ends it; twice ends it at once."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -123,7 +123,33 @@ class Idled:
     num_blocks_used: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """An engine failed, and every request in it is in none now. Told by who owns the engine, as
+    the engine itself no longer can."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """A request that had no engine, since the one before failed, was given to the next."""
+
+    request_id: str
+    at: float
+
+
 Event = (
-    Arrived | Refused | Admitted | Forked | TokensEmitted | Preempted | Finished | Stepped | Idled
+    Arrived
+    | Refused
+    | Admitted
+    | Forked
+    | TokensEmitted
+    | Preempted
+    | Finished
+    | Stepped
+    | Idled
+    | EngineLost
+    | Resent
 )
 Sink = Callable[[Sequence[Event]], None]

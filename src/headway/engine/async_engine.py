@@ -18,7 +18,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from headway.clock import Clock
-from headway.core.events import Arrived, Finished, TokensEmitted
+from headway.core.events import Arrived, EngineLost, Finished, Resent, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
@@ -176,6 +176,7 @@ class AsyncEngine:
         except BaseException:
             await self.abort(stream)
             raise
+        stream.lacks_engine = not stream.is_sent
         return stream
 
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
@@ -218,7 +219,11 @@ class AsyncEngine:
             if stream.num_crashes:
                 self._on_trial = stream
                 self._tried_at = self._clock.now()
-            for command in stream.commands():
+            commands, at = stream.commands(), self._clock.now()
+            if stream.lacks_engine:
+                stream.lacks_engine = False
+                self._tell_listeners(EventBatch(resent=[Resent(one.id, at) for one in commands]))
+            for command in commands:
                 await self._supervisor.send(command)
 
     async def _end_trial(self, stream: RequestStream) -> None:
@@ -252,9 +257,9 @@ class AsyncEngine:
         # Who had gained least is the likeliest cause, and easiest to tell when it goes first.
         live.sort(key=lambda one: (not one.num_crashes, one.num_crashes and one.num_gained))
         for stream in live:
-            stream.is_sent = False
+            stream.is_sent, stream.lacks_engine = False, True
         self._unsent = deque(live)
-        self._tell_listeners(EventBatch(finished=lost))
+        self._tell_listeners(EventBatch(finished=lost, lost=[EngineLost(self._clock.now())]))
         return len(live)
 
     def _put_away(self, stream: RequestStream) -> list[Finished]:
@@ -312,7 +317,18 @@ class AsyncEngine:
                 self.num_seated += 1
                 stream.metrics.admitted_at = admission.at
                 stream.metrics.num_cached_tokens = admission.num_cached_tokens
-        stopped = {one.request_id: one for one in report.tokens if await self._emit(one, at)}
+        for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
+            if end := self._leaving.get(fork.parent_id):
+                self._leaving[fork.request_id] = Finished(fork.request_id, at, end.reason, 0)
+        taken: list[TokensEmitted] = []
+        stopped: dict[str, TokensEmitted] = {}
+        for event in report.tokens:
+            if self._is_wanted(event.request_id):
+                taken.append(event)
+            if await self._emit(event, at):
+                stopped[event.request_id] = event
+        # Whoever counts tokens counts those that went into an answer.
+        report = replace(report, tokens=taken)
         for event in report.finished:
             self._leaving.pop(event.request_id, None)
             stopped.pop(event.request_id, None)
@@ -337,6 +353,11 @@ class AsyncEngine:
             except Exception:
                 # A fault in a metric must not cost anyone their answer.
                 logger.exception("a listener failed")
+
+    def _is_wanted(self, request_id: str) -> bool:
+        """False if its consumer has left, or a stop string ended it, before the engine heard."""
+        stream = self._owner_of.get(request_id)
+        return stream is not None and not stream.samples[request_id].is_finished
 
     async def _emit(self, event: TokensEmitted, at: float) -> bool:
         """Pass tokens on. True if a stop string ended the sample, which the engine, knowing no

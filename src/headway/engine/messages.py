@@ -14,12 +14,14 @@ import msgspec
 from headway.core.events import (
     Admitted,
     Arrived,
+    EngineLost,
     Event,
     Finished,
     Forked,
     Idled,
     Preempted,
     Refused,
+    Resent,
     Stepped,
     TokensEmitted,
 )
@@ -110,6 +112,8 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     finished: list[Finished] = []
     stepped: list[Stepped] = []
     idled: list[Idled] = []
+    lost: list[EngineLost] = []
+    resent: list[Resent] = []
 
 
 Command = AddRequest | AbortRequests | Shutdown
@@ -125,6 +129,8 @@ _FIELD_OF = {
     Finished: "finished",
     Stepped: "stepped",
     Idled: "idled",
+    EngineLost: "lost",
+    Resent: "resent",
 }
 
 
@@ -140,6 +146,8 @@ def all_events(batch: EventBatch) -> list[Event]:
     """The events of a batch in the order in which they can happen to one request."""
     return [
         *batch.arrived,
+        *batch.lost,
+        *batch.resent,
         *batch.refused,
         *batch.preempted,
         *batch.admitted,

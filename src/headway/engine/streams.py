@@ -36,6 +36,8 @@ class RequestStream:
         }
         self.is_sent = False
         """Whether the engine that is running now has been told of it."""
+        self.lacks_engine = False
+        """Whether it had to wait until there was an engine to send it to."""
         self.num_crashes = 0
         """Engines that went down while computing it, since it was last cleared."""
         self.is_seated = False
@@ -118,7 +120,9 @@ class RequestStream:
 
     def _clear(self) -> None:
         if not self.is_fresh:
-            self.num_crashes = 0
+            self.lacks_engine = False
+        """Whether it had to wait until there was an engine to send it to."""
+        self.num_crashes = 0
 
     def put(self, delta: SampleDelta) -> None:
         """Add output. SlowReaderError if the consumer leaves too much of it unread."""

@@ -1,6 +1,9 @@
-"""Consumers of core events: metrics and the statistics line of the log."""
+"""Consumers of core events: metrics, the statistics line of the log, and the ledger."""
 
+from headway.observe.audit import Audit
+from headway.observe.ledger import Ledger
 from headway.observe.metrics import Metrics
+from headway.observe.observers import Observers, make_observers
 from headway.observe.stats_log import StatsLog
 
-__all__ = ["Metrics", "StatsLog"]
+__all__ = ["Audit", "Ledger", "Metrics", "Observers", "StatsLog", "make_observers"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headway.core.events import Admitted, Arrived, Event, Finished, Forked, TokensEmitted
 from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class Lifetime:
 
     num_prompt_tokens: int
     arrived_at: float
+    terms: Terms = NO_TERMS
     is_fork: bool = False
     waited_s: float | None = None
     admitted_at: float | None = None
@@ -38,6 +40,8 @@ class Timings:
     queue_s: float | None
     prefill_s: float | None
     decode_s: float | None
+    ttft_s: float | None
+    terms: Terms
 
     @property
     def time_per_output_token_s(self) -> float | None:
@@ -66,8 +70,12 @@ class Lifetimes:
     def __len__(self) -> int:
         return len(self._live)
 
+    def terms_of(self, request_id: str) -> Terms:
+        life = self._live.get(request_id)
+        return NO_TERMS if life is None else life.terms
+
     def arrive(self, event: Arrived) -> None:
-        self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at)
+        self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at, event.terms)
 
     def admit(self, event: Admitted) -> bool:
         """True for a prompt's first admission, when its prefix was looked up for the first time."""
@@ -86,6 +94,7 @@ class Lifetimes:
         self._live[event.request_id] = Lifetime(
             parent.num_prompt_tokens,
             parent.arrived_at,
+            parent.terms,
             is_fork=True,
             waited_s=parent.waited_s,
             admitted_at=parent.admitted_at,
@@ -116,6 +125,8 @@ class Lifetimes:
             life.waited_s,
             _between(life.admitted_at, life.first_token_at),
             _between(life.first_token_at, life.last_token_at),
+            _between(life.arrived_at, life.first_token_at),
+            life.terms,
         )
 
 

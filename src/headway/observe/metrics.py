@@ -7,7 +7,7 @@ forked from a prompt count as requests of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,7 +27,11 @@ from headway.core.events import (
 )
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
+from headway.core.terms import Terms
+from headway.observe.account import Share
 from headway.observe.lifetimes import Lifetimes, step_time
+from headway.observe.tenant_metrics import MAX_TENANTS, TenantMetrics
+from headway.observe.writer import LedgerWriter
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -51,9 +55,17 @@ SAMPLE_BUCKETS = (1, 2, 5, 10, 20)
 class Metrics:
     """Consumes events and keeps the numbers, on a registry of its own."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        registry: CollectorRegistry | None = None,
+        tenants: Iterable[str] = (),
+        max_tenants: int = MAX_TENANTS,
+    ) -> None:
+        """`tenants` have labels of their own in any case; others as they come, up to a bound."""
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._by_tenant = TenantMetrics(self.registry, self._labels, tenants, max_tenants)
         self._lifetimes = Lifetimes()
         self._num_blocks = 1
         self._make_gauges()
@@ -65,6 +77,7 @@ class Metrics:
         events = list(events)
         at = step_time(events)
         for event in events:
+            self._by_tenant.consume(event)
             match event:
                 case TokensEmitted():
                     self._emit(event, at)
@@ -100,6 +113,17 @@ class Metrics:
         self._set_idle(0)  # the next engine begins with nothing
         self._resubmitted.inc(num_resubmitted)
 
+    def count_wait(self, terms: Terms, causes: Sequence[Share]) -> None:
+        """A wait is over, and this is what it was for; worked out by the audit."""
+        self._by_tenant.count_wait(terms, causes)
+
+    def set_model_error(self, share: float) -> None:
+        """By how much the step-time model is off, as a share of the measured time."""
+        self._by_tenant.set_model_error(share)
+
+    def watch_ledger(self, writer: LedgerWriter) -> None:
+        self._by_tenant.watch_ledger(writer)
+
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
         labels = {**self._labels, "block_size": block_size, "num_gpu_blocks": num_blocks}
         self._cache_config.labels(**labels).set(1)
@@ -131,6 +155,7 @@ class Metrics:
         timings = self._lifetimes.finish(event)
         if timings is None:
             return
+        self._by_tenant.finish(timings)
         if timings.reason is FinishReason.ABORT:
             self._aborted.inc()
         self._finished.labels(**self._labels, finished_reason=str(timings.reason)).inc()

@@ -80,6 +80,8 @@ async def answer(
     request: Request, services: Services, job: Job, generation: Generation
 ) -> Response:
     """The answer to a generation that has begun; it ends if the client goes away."""
+    if services.ledger is not None:
+        services.ledger.name(job.order.id, getattr(request.state, "request_id", ""))
     writer = AnswerWriter(job, generation, int(services.time_of_day()))
     is_handed_on = False
     try:

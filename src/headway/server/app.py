@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import all_events
-from headway.observe.metrics import Metrics
+from headway.observe import Observers
 from headway.server.auth import Guard
 from headway.server.chat import chat_router
 from headway.server.completions import completions_router
 from headway.server.edge import Edge
 from headway.server.errors import ApiError, ErrorAnswer, install_error_handlers
+from headway.server.explanations import explanations_router
 from headway.server.gate import Gate
 from headway.server.health import health_router, live_router
 from headway.server.hosts import HostCheck, HostPolicy
@@ -64,24 +65,25 @@ def create_apps(
     config: ServerConfig,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
-    metrics: Metrics,
+    observers: Observers,
 ) -> Apps:
     """The apps around an engine that someone else starts and stops.
 
-    Metrics are subscribed to the engine here. `model_names[0]` is the name in answers to requests
-    that name no model.
+    The observers are subscribed to the engine here. `model_names[0]` is the name in answers to
+    requests that name no model.
     """
     services = Services(
         engine,
         model_names,
         chat_template,
-        metrics,
+        observers.metrics,
         gate,
         int(time.time()),
         config.slow_reader_timeout_s,
+        ledger=observers.ledger,
     )
-    engine.subscribe(lambda batch: metrics.consume(all_events(batch)))
-    engine.subscribe_restarts(metrics.count_restart)
+    engine.subscribe(lambda batch: observers.consume(all_events(batch)))
+    engine.subscribe_restarts(observers.metrics.count_restart)
     return apps_for(services, config)
 
 
@@ -93,6 +95,7 @@ def apps_for(services: Services, config: ServerConfig) -> Apps:
         chat_router(services, limits),
         completions_router(services, limits),
         models_router(services),
+        explanations_router(services),
         tokenize_router(services),
         openapi_router(services, limits, has_keys=not directory.is_open),
         _not_offered_router(),

@@ -17,8 +17,8 @@ MAX_ID_CHARS = 128
 
 
 class Edge:
-    """ASGI middleware. A client's request id is echoed, never used inside: ids that the engine
-    sees are made by the server."""
+    """ASGI middleware. A client's request id is echoed, and its request can be found by it; ids
+    that the engine sees are made by the server."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,6 +28,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get(HEADER, ""))
+        scope.setdefault("state", {})["request_id"] = request_id
         is_started = False
 
         async def send_with_id(message: Message) -> None:

@@ -16,6 +16,7 @@ from headway.core.terms import NO_TERMS, Terms
 from headway.engine.async_engine import AsyncEngine, RequestStream
 from headway.engine.outputs import SampleDelta
 from headway.errors import InvalidRequestError
+from headway.observe.names import prompt_id
 from headway.server.errors import INTERNAL_ERROR, ApiError
 from headway.tenancy import Visit
 
@@ -58,7 +59,7 @@ class Generation:
                     f"this server schedules by {policy}; a priority has no meaning here", "priority"
                 )
             for place, token_ids in enumerate(order.prompts):
-                request_id = order.id if place == 0 else f"{order.id}-{place}"
+                request_id = prompt_id(order.id, place)
                 self._streams.append(
                     await self._engine.submit(
                         request_id, token_ids, order.params, order.priority, order.terms

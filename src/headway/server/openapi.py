@@ -44,12 +44,13 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.DetokenizedText,
     answers.Version,
     answers.Health,
+    answers.Explanation,
 )
 _REFUSALS = {
     400: "The request is wrong; `param` names the field.",
     401: "No valid API key.",
     403: "The tenant has been disabled.",
-    404: "There is no such model.",
+    404: "There is no such model, or no such request.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     429: "This client has too much under way; Retry-After says when to try again.",
@@ -208,6 +209,9 @@ def _telling_paths(every: tuple[int, ...], facts: Facts) -> dict[str, Any]:
     name = {"type": "string", "enum": list(facts.model_names)}
     by_name = {"name": "name", "in": "path", "required": True, "schema": name}
     model = _got("One of the names; it may hold slashes.", answers.ModelDescription, (*every, 404))
+    by_id = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    reason = "What happened to a request of this client, by its id or its X-Request-Id."
+    explained = _got(reason, answers.Explanation, (*every, 404, 503))
     status = _answered(answers.Health)
     either = {"200": status, "503": status}
     empty = {"200": {"description": "Ready."}, "503": {"description": "Not ready."}}
@@ -217,6 +221,7 @@ def _telling_paths(every: tuple[int, ...], facts: Facts) -> dict[str, Any]:
     operations = {
         "/v1/models": _got("The names of the model.", answers.ModelList, every),
         "/v1/models/{name}": {**model, "parameters": [by_name]},
+        "/v1/requests/{request_id}/explanation": {**explained, "parameters": [by_id]},
         "/version": _got("The release.", answers.Version, every),
         "/health/live": {
             **_told("Whether the process answers.", either | _refused(500)),

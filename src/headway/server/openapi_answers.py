@@ -168,3 +168,31 @@ class Health(Answer):
     """Whether the process lives, or takes requests."""
 
     status: str
+
+
+class WaitShare(Answer):
+    """So many seconds of a wait had this cause."""
+
+    cause: str
+    seconds: Annotated[float, Field(ge=0)]
+    held_by: str = ""
+
+
+class Explanation(Answer):
+    """What happened to a request, in numbers and in words."""
+
+    object: Literal["request.explanation"]
+    id: str
+    state: Literal["waiting", "running", "finished"]
+    arrived_at: float
+    duration_s: float
+    queue_s: float = 0.0
+    causes: list[WaitShare] = []
+    num_prompt_tokens: Count = 0
+    num_cached_tokens: Count = 0
+    num_output_tokens: Count = 0
+    num_recomputed_tokens: Count = 0
+    num_preemptions: Count = 0
+    num_engines_lost: Count = 0
+    text: str
+    timeline_text: str

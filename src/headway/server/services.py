@@ -15,6 +15,7 @@ from starlette.requests import Request
 from headway.core.terms import Terms
 from headway.engine.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
+from headway.observe.ledger import Ledger
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
 from headway.server.gate import Gate, Place
@@ -44,6 +45,7 @@ class Services:
     slow_reader_timeout_s: float = 30.0
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
+    ledger: Ledger | None = None
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer under: the one asked for, if the model goes by it."""

@@ -1,0 +1,114 @@
+"""Whether requests got what they were promised, and tenants what they were due. Pure counting.
+
+A sample with targets is good if it ended by itself and met every one of them. One whose client left
+while all was well counts neither way. Service is counted in weighted tokens, as the scheduler's
+rules have it: an uncached prompt token 1, a cached one less, an output token 2, divided by the
+tenant's weight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.core.request import FinishReason
+from headway.core.terms import NO_TARGETS, Terms
+from headway.observe.lifetimes import Timings
+
+CACHED_WEIGHT = 0.25
+OUTPUT_WEIGHT = 2.0
+NUM_LATEST = 256
+_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Verdict(StrEnum):
+    """How a request with targets ended."""
+
+    MET = "met"
+    MISSED = "missed"
+    UNKNOWN = "unknown"
+    """There were no targets, or its client left before one was missed."""
+
+
+def verdict_on(timings: Timings) -> Verdict:
+    """Hold a request against its targets."""
+    targets = timings.terms.targets
+    if targets == NO_TARGETS:
+        return Verdict.UNKNOWN
+    measured = (
+        (targets.ttft_s, timings.ttft_s),
+        (targets.tpot_s, timings.time_per_output_token_s),
+        (targets.deadline_s, timings.e2e_s),
+    )
+    if any(limit is not None and value is not None and value > limit for limit, value in measured):
+        return Verdict.MISSED
+    if timings.reason in _GOOD_ENDS:
+        return Verdict.MET
+    return Verdict.UNKNOWN if timings.reason is FinishReason.ABORT else Verdict.MISSED
+
+
+class Goodput:
+    """The share of the latest requests with targets that met them."""
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=NUM_LATEST)
+
+    def add(self, is_met: bool) -> None:
+        self._latest.append(is_met)
+
+    @property
+    def share(self) -> float:
+        """1 while there is nothing to say."""
+        return sum(self._latest) / len(self._latest) if self._latest else 1.0
+
+
+@dataclass(slots=True)
+class _Served:
+    service: float = 0.0
+    num_live: int = 0
+    num_waiting: int = 0
+
+
+class Fairness:
+    """The gap in service between tenants that all have something waiting.
+
+    A tenant that comes back from having nothing is lifted to the least served of the others: time
+    in which it asked for nothing is no debt. Tenants with nothing live are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Served] = {}
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    @property
+    def gap(self) -> float:
+        """Between the most and the least served; 0 unless two tenants have something waiting."""
+        backlogged = [one.service for one in self._tenants.values() if one.num_waiting]
+        return max(backlogged) - min(backlogged) if len(backlogged) > 1 else 0.0
+
+    def arrive(self, terms: Terms, is_waiting: bool = True) -> None:
+        tenant = self._tenants.get(terms.tenant)
+        if tenant is None:
+            least = min((one.service for one in self._tenants.values()), default=0.0)
+            tenant = self._tenants[terms.tenant] = _Served(least)
+        tenant.num_live += 1
+        tenant.num_waiting += is_waiting
+
+    def wait(self, terms: Terms, change: int) -> None:
+        """One more of its requests waits, or one fewer."""
+        if tenant := self._tenants.get(terms.tenant):
+            tenant.num_waiting = max(0, tenant.num_waiting + change)
+
+    def serve(self, terms: Terms, weighted_tokens: float) -> None:
+        if tenant := self._tenants.get(terms.tenant):
+            tenant.service += weighted_tokens / terms.weight
+
+    def leave(self, terms: Terms, is_waiting: bool) -> None:
+        if tenant := self._tenants.get(terms.tenant):
+            tenant.num_live -= 1
+            tenant.num_waiting = max(0, tenant.num_waiting - is_waiting)
+            if tenant.num_live <= 0:
+                del self._tenants[terms.tenant]

@@ -1,0 +1,204 @@
+"""The thread that writes the ledger. Whoever has a row hands it over and goes on at once.
+
+A row goes from memory into the spool, from there into the database. While the database does not
+take it (locked, full, away) it stays in the spool, which is then synced to disk, and the database
+is tried again and again. If the spool cannot take it either, the row stays in memory, up to a
+bound; what is beyond every bound is dropped, counted and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.errors import LedgerError
+from headway.observe.spool import CHUNK_ROWS, Spool, read_rows
+from headway.observe.store import PRUNE_ROWS, Store
+from headway.observe.usage import Row
+
+logger = logging.getLogger(__name__)
+
+MAX_HELD_ROWS = 10_000
+"""Rows in memory that are not in the spool."""
+FIRST_RETRY_S = 0.2
+MAX_RETRY_S = 5.0
+PRUNE_S = 3600.0
+STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long rows are kept, and what the time of day is."""
+
+    max_age_s: float | None = None
+    time_of_day: Callable[[], float] = time.time
+
+
+class LedgerWriter:
+    """Owns the store and the spool while it runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        spool: Spool,
+        retention: Retention | None = None,
+        max_held_rows: int = MAX_HELD_ROWS,
+    ) -> None:
+        self.num_dropped = 0
+        """Rows lost because nothing had room for them."""
+        self._store = store
+        self._spool = spool
+        self._retention = retention or Retention()
+        self._max_held_rows = max_held_rows
+        self._queue: deque[Row] = deque()
+        self._held: list[Row] = []
+        """Taken from the queue; the spool had no room for them."""
+        self._spooled: list[Row] | None = []
+        """What is in the spool, unless it is too much to be kept here as well."""
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._has_left_behind = True
+        self._retry_s = 0.0
+        self._retry_at = 0.0
+        self._pruned_at = -PRUNE_S
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+
+    @property
+    def num_pending(self) -> int:
+        """Rows in memory, and in the spool as far as they are counted."""
+        return len(self._queue) + len(self._held) + len(self._spooled or ())
+
+    @property
+    def is_failing(self) -> bool:
+        """The database did not take rows when last asked to."""
+        return self._retry_s > 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, row: Row) -> None:
+        """Hand over a row; never waits."""
+        if len(self._queue) + len(self._held) >= self._max_held_rows:
+            self._drop(1)
+            return
+        self._queue.append(row)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Write what there is, or leave it in the spool for the next process."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            logger.error("the ledger's database does not answer; its rows stay in the spool")
+
+    # ------------------------------------------------------------------ thread
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            is_last = self._is_stopping
+            try:
+                self._save()
+                if is_last or time.monotonic() >= self._retry_at:
+                    self._deliver()
+                    self._prune()
+            except Exception:
+                # A ledger that is broken in a way nobody thought of must not become silent.
+                logger.exception("the ledger cannot be written")
+                self._back_off("an unexpected error")
+            if is_last:
+                break
+        self._end()
+
+    def _pause_s(self) -> float:
+        if self.is_failing:
+            return max(0.0, self._retry_at - time.monotonic())
+        return 0.0 if self._has_left_behind else PRUNE_S
+
+    def _save(self) -> None:
+        """From the queue into the spool; what does not go in is held in memory."""
+        while self._queue:
+            self._held.append(self._queue.popleft())
+        if not self._held:
+            return
+        try:
+            num_taken = self._spool.append(self._held)
+            if self.is_failing:
+                self._spool.sync()
+        except OSError as error:
+            if not self.is_failing:
+                logger.warning("the ledger's spool cannot be written: %s", error)
+            return
+        taken, self._held = self._held[:num_taken], self._held[num_taken:]
+        if self._spooled is not None:
+            self._spooled += taken
+            if len(self._spooled) > CHUNK_ROWS:
+                self._spooled = None
+
+    def _deliver(self) -> None:
+        """Everything there is into the database; what is told twice is taken once."""
+        try:
+            if self._has_left_behind:
+                for path in self._spool.left_behind():
+                    for rows in read_rows(path):
+                        self._store.write(rows)
+                self._has_left_behind = False
+            for rows in self._spool.chunks() if self._spooled is None else (self._spooled,):
+                self._store.write(rows)
+            self._store.write(self._held)
+            self._spool.clear()
+        except (LedgerError, OSError) as error:
+            self._back_off(str(error))
+            return
+        self._spooled, self._held = [], []
+        if self.is_failing:
+            logger.info("the ledger is written again")
+            self._retry_s = self._retry_at = 0.0
+
+    def _back_off(self, message: str) -> None:
+        if not self.is_failing:
+            logger.warning("%s; its rows wait", message)
+            # They may have to wait for long.
+            try:
+                self._spool.sync()
+            except OSError as error:
+                logger.warning("the ledger's spool cannot be synced: %s", error)
+        self._retry_s = min(2 * self._retry_s or FIRST_RETRY_S, MAX_RETRY_S)
+        self._retry_at = time.monotonic() + self._retry_s
+
+    def _prune(self) -> None:
+        """Now and then: forget what is too old, and see whether another process died."""
+        age_s, now = self._retention.max_age_s, time.monotonic()
+        if self.is_failing or now - self._pruned_at < PRUNE_S:
+            return
+        try:
+            while age_s is not None:
+                if self._store.prune(self._retention.time_of_day() - age_s) < PRUNE_ROWS:
+                    break
+                self._save()  # a few at a time, so that rows that came meanwhile are safe
+        except LedgerError as error:
+            self._back_off(str(error))
+            return
+        self._pruned_at = now
+        self._has_left_behind = True
+
+    def _end(self) -> None:
+        if self._held:
+            self._drop(len(self._held))
+        self._store.close()
+        try:
+            self._spool.close()
+        except OSError as error:
+            logger.warning("the ledger's spool: %s", error)
+
+    def _drop(self, num_rows: int) -> None:
+        is_first = self.num_dropped == 0
+        self.num_dropped += num_rows
+        if is_first or self.num_dropped % 1000 == 0 or num_rows > 1:
+            logger.error("the ledger has no room left: %d requests dropped", self.num_dropped)

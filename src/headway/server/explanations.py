@@ -1,0 +1,67 @@
+"""GET /v1/requests/{id}/explanation: what happened to a request, and why it took so long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.errors import LedgerError
+from headway.observe.account import Account, for_tenant
+from headway.observe.explain import paragraph, timeline
+from headway.observe.ledger import Ledger
+from headway.server.encoding import JsonResponse
+from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
+from headway.server.services import Services
+
+logger = logging.getLogger(__name__)
+
+# The same whether there is no such request or it is somebody else's.
+_UNKNOWN = ErrorAnswer(404, "there is no such request", "invalid_request_error", "not_found")
+_UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try again shortly")
+
+
+def explanations_router(services: Services) -> APIRouter:
+    """The route and its handler."""
+    router = APIRouter()
+
+    @router.get("/v1/requests/{request_id}/explanation")
+    async def get_explanation(request: Request, request_id: str) -> Response:
+        is_admin = getattr(request.state, "is_admin", False)
+        tenant = None if is_admin else getattr(request.state, "tenant", "")
+        account = None
+        if services.ledger is not None:
+            account = await _find(services.ledger, request_id, tenant)
+        if account is None:
+            raise ApiError(_UNKNOWN)
+        return JsonResponse(explanation(account if is_admin else for_tenant(account)))
+
+    return router
+
+
+async def _find(ledger: Ledger, request_id: str, tenant: str | None) -> Account | None:
+    account = ledger.find(request_id, tenant)
+    if account is not None or ledger.archive is None:
+        return account
+    try:
+        return await asyncio.to_thread(ledger.find_stored, request_id, tenant)
+    except LedgerError as error:
+        logger.warning("%s", error)
+        raise ApiError(_UNREADABLE) from error
+
+
+def explanation(account: Account) -> dict[str, Any]:
+    """The account with its words."""
+    fields = msgspec.to_builtins(account)
+    return {
+        "object": "request.explanation",
+        **fields,
+        "text": paragraph(account),
+        "timeline_text": timeline(account),
+    }
