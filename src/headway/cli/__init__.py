@@ -8,7 +8,7 @@ import sys
 import typer
 
 from headway._version import __version__
-from headway.cli import bench, chat, doctor, keys, serve, tenants
+from headway.cli import bench, chat, doctor, explain, keys, serve, tenants, usage
 from headway.errors import HeadwayError
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
+app.command("explain")(explain.explain)
+app.command("usage")(usage.usage)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(tenants.app, name="tenants")

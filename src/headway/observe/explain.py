@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 
 from headway.core.causes import PreemptionMethod, WaitCause
 from headway.observe.account import ENGINE_RESTART, UNRECORDED, Account, Entry, Share
@@ -49,9 +52,14 @@ _ENDS = {
 }
 
 
-def explain(account: Account) -> str:
-    """The paragraph and the timeline."""
-    return f"{paragraph(account)}\n\n{timeline(account)}"
+def as_dict(account: Account) -> dict[str, Any]:
+    """The account with its words, ready for JSON."""
+    return {
+        "object": "request.explanation",
+        **msgspec.to_builtins(account),
+        "text": paragraph(account),
+        "timeline_text": timeline(account),
+    }
 
 
 def paragraph(account: Account) -> str:

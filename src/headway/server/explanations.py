@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import LedgerError
 from headway.observe.account import Account, for_tenant
-from headway.observe.explain import paragraph, timeline
+from headway.observe.explain import as_dict
 from headway.observe.ledger import Ledger
 from headway.server.encoding import JsonResponse
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
@@ -40,7 +38,7 @@ def explanations_router(services: Services) -> APIRouter:
             account = await _find(services.ledger, request_id, tenant)
         if account is None:
             raise ApiError(_UNKNOWN)
-        return JsonResponse(explanation(account if is_admin else for_tenant(account)))
+        return JsonResponse(as_dict(account if is_admin else for_tenant(account)))
 
     return router
 
@@ -54,14 +52,3 @@ async def _find(ledger: Ledger, request_id: str, tenant: str | None) -> Account 
     except LedgerError as error:
         logger.warning("%s", error)
         raise ApiError(_UNREADABLE) from error
-
-
-def explanation(account: Account) -> dict[str, Any]:
-    """The account with its words."""
-    fields = msgspec.to_builtins(account)
-    return {
-        "object": "request.explanation",
-        **fields,
-        "text": paragraph(account),
-        "timeline_text": timeline(account),
-    }

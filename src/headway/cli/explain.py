@@ -1,0 +1,82 @@
+"""`headway explain`: what happened to a request, and why it took as long as it did."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Annotated, Any
+
+import typer
+
+from headway.config import load_config
+from headway.errors import ConfigError, LedgerError
+
+TIMEOUT_S = 30.0
+
+
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="The id in the answer, or its X-Request-Id header.")
+    ],
+    ledger_url: Annotated[
+        str | None, typer.Option("--ledger-url", help="Where the ledger is; default: as served.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Ask this server instead: live requests too.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="Key for --url.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """Say what happened to a request: a paragraph and a timeline. Reads the ledger of this machine,
+    unless a server is named."""
+    if url is not None:
+        found = _from_server(url, request_id, api_key)
+    else:
+        found = _from_ledger(ledger_url, request_id)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo(f"{found['text']}\n\n{found['timeline_text']}")
+
+
+def _from_ledger(url: str | None, request_id: str) -> dict[str, Any]:
+    from headway.observe.databases import make_store
+    from headway.observe.explain import as_dict
+    from headway.observe.ledger import OFF, ledger_url
+
+    place = ledger_url(load_config({"ledger_url": url}).ledger)
+    if place == OFF:
+        raise ConfigError("there is no ledger; name one with --ledger-url")
+    store = make_store(place, is_reader=True)
+    try:
+        account = store.find(request_id, None)
+    finally:
+        store.close()
+    if account is None:
+        raise LedgerError(f"the ledger has no request {request_id}; live ones are known to --url")
+    return as_dict(account)
+
+
+def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
+    keys = load_config({"api_key": (api_key,) if api_key else None}).server.api_key
+    path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explanation"
+    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url must start with http:// or https://, got {url!r}")
+    request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise LedgerError(f"{url}: {_message(error)}") from error
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{url} cannot be asked: {error}") from error
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"

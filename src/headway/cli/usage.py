@@ -1,0 +1,121 @@
+"""`headway usage`: what tenants used, from the ledger."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated
+
+import typer
+
+from headway.config import load_config
+from headway.errors import ConfigError
+from headway.observe.store import GROUPS, Span, Totals
+
+COLUMNS = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "recomputed_tokens",
+    "speculative_tokens",
+    "kv_block_s",
+    "queue_s",
+    "cost",
+)
+Cell = str | int | float | Decimal
+
+
+def usage(
+    by: Annotated[
+        str, typer.Option("--by", help="What to add up by: tenant, tier, day, or several.")
+    ] = "tenant",
+    since: Annotated[
+        str | None, typer.Option("--since", help="From this day or time on (UTC), ISO 8601.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="Before this day or time (UTC), ISO 8601.")
+    ] = None,
+    ledger_url: Annotated[
+        str | None, typer.Option("--ledger-url", help="Where the ledger is; default: as served.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Add up what requests used and cost. A request counts on the day it ended. Tokens computed
+    again are shown and not billed."""
+    groups = [name.strip() for name in by.split(",") if name.strip()]
+    wrong = [name for name in groups if name not in GROUPS]
+    if wrong or len(set(groups)) < len(groups):
+        raise ConfigError(f"--by takes {', '.join(GROUPS)}, each once; got {by!r}")
+    if as_csv and as_json:
+        raise ConfigError("either --csv or --json")
+    rows = _totals(ledger_url, groups, Span(_time(since, "--since"), _time(until, "--until")))
+    header = [*groups, *COLUMNS]
+    cells = [_cells(row) for row in rows]
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([header, *cells])
+    elif as_json:
+        records = [dict(zip(header, row, strict=True)) for row in cells]
+        typer.echo(json.dumps(records, indent=2, default=str))
+    else:
+        typer.echo(_table(header, cells, len(groups)))
+
+
+def _totals(url: str | None, groups: Sequence[str], span: Span) -> list[Totals]:
+    from headway.observe.databases import make_store
+    from headway.observe.ledger import OFF, ledger_url, spool_folder
+    from headway.observe.spool import num_waiting_bytes
+
+    place = ledger_url(load_config({"ledger_url": url}).ledger)
+    if place == OFF:
+        raise ConfigError("there is no ledger; name one with --ledger-url")
+    store = make_store(place, is_reader=True)
+    try:
+        found = store.totals(groups, span)
+    finally:
+        store.close()
+    if num_bytes := num_waiting_bytes(spool_folder(place)):
+        typer.echo(f"{num_bytes} bytes of rows are not in the ledger yet", err=True)
+    return found
+
+
+def _time(text: str | None, flag: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is no day or time, such as 2026-01-31") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _cells(row: Totals) -> list[Cell]:
+    values: list[Cell] = [getattr(row, name) for name in COLUMNS[:-1]]
+    rounded = [round(value, 3) if isinstance(value, float) else value for value in values]
+    return [*row.group, *rounded, cost_of(row)]
+
+
+def cost_of(row: Totals) -> Decimal:
+    """In the unit of the prices, to the last digit."""
+    return Decimal(row.cost_e12).scaleb(-12).normalize() + 0
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Cell]], num_groups: int) -> str:
+    texts = [
+        [f"{cell:f}" if isinstance(cell, Decimal) else str(cell) for cell in row] for row in rows
+    ]
+    lines = [list(header), *texts]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < num_groups else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

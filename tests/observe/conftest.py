@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.observe.postgres import PostgresServer, make_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    # The path of a socket may have 107 characters, and those of pytest are long.
+    folder = Path(tempfile.mkdtemp(prefix="hw-pg-"))
+    server = make_server(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    import psycopg
+
+    yield postgres.url
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("DROP TABLE IF EXISTS headway_requests, headway_schema")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/ledger.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_url(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue(f"{request.param}_url")

@@ -1,0 +1,146 @@
+"""Both databases, with the same tests; PostgreSQL is a real server."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from headway.errors import ConfigError, LedgerError
+from headway.observe.databases import make_store
+from headway.observe.ledger import spool_folder
+from headway.observe.store import PRUNE_ROWS, Span
+from tests.observe.rows import DAY, make_row, numbers_in, totals
+
+
+def test_a_row_is_written_once_however_often_it_is_told(any_url: str) -> None:
+    store = make_store(any_url)
+    rows = [make_row(number) for number in range(10)]
+    store.write(rows)
+    store.write(rows[3:])
+    store.write([*rows, *rows])
+    assert numbers_in(any_url) == (10, 45)
+    store.close()
+
+
+def test_the_highest_revision_counts_in_whatever_order_they_come(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(1, 2, num_output_tokens=20)])
+    store.write([make_row(1, 1, num_output_tokens=10)])
+    assert numbers_in(any_url) == (1, 20)
+    store.write([make_row(1, 3, num_output_tokens=30)])
+    assert numbers_in(any_url) == (1, 30)
+    store.close()
+
+
+def test_requests_are_found_by_both_ids_and_by_their_tenant(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(1), make_row(2), make_row(4, client_id="client-2", duration_s=9.0)])
+
+    def found(name: str, tenant: str | None) -> str | None:
+        account = store.find(name, tenant)
+        return None if account is None else account.id
+
+    assert (found("cmpl-1", "b"), found("cmpl-1", None)) == ("cmpl-1", "cmpl-1")
+    assert (found("cmpl-1", "a"), found("cmpl-1", "")) == (None, None)
+    assert (found("client-1", "b"), found("client-1", "a")) == ("cmpl-1", None)
+    assert found("client-2", "a") == "cmpl-4", "of two with one name, the later"
+    assert found("cmpl-9", None) is None
+    # Somebody's own name for a request does not hide the one that has it as its id.
+    store.write([make_row(3, client_id="cmpl-1", duration_s=99.0)])
+    assert found("cmpl-1", None) == "cmpl-1"
+    store.close()
+
+
+def test_what_is_asked_is_never_part_of_a_statement(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(1)])
+    assert store.find("x' OR '1'='1", None) is None
+    assert store.find("cmpl-1", "b' OR 'a'='a") is None
+    assert [total.group for total in store.totals(["tenant; DROP TABLE x"], Span())] == [()]
+    store.close()
+
+
+def test_totals_by_tenant_tier_and_day(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(number) for number in range(4)])
+    store.write([make_row(4, tier="free", arrived_at=DAY + 86_400)])
+    by_tenant = {total.group: total for total in store.totals(["tenant"], Span())}
+    assert by_tenant["a",].output_tokens == 0 + 2 + 4
+    assert by_tenant["b",].output_tokens == 1 + 3
+    assert (by_tenant["a",].requests, by_tenant["a",].prompt_tokens) == (3, 30)
+    assert by_tenant["a",].queue_s == pytest.approx(1.5)
+    groups = [total.group for total in store.totals(["tenant", "tier", "day"], Span())]
+    assert groups == [
+        ("a", "free", "2027-01-16"),
+        ("a", "gold", "2027-01-15"),
+        ("b", "gold", "2027-01-15"),
+    ]
+    (later,) = store.totals([], Span(since=DAY + 10_000))
+    (earlier,) = store.totals([], Span(until=DAY + 10_000))
+    assert (later.requests, earlier.requests) == (1, 4)
+    (nothing,) = store.totals([], Span(since=DAY + 10**6))
+    assert (nothing.requests, nothing.cost_e12) == (0, 0)
+    store.close()
+
+
+def test_old_rows_are_forgotten_a_few_at_a_time(any_url: str) -> None:
+    store = make_store(any_url)
+    num_old = PRUNE_ROWS + 5
+    store.write([make_row(number) for number in range(num_old)])
+    store.write([make_row(num_old, arrived_at=DAY + 100.0)])
+    assert store.prune(DAY + 50.0) == PRUNE_ROWS
+    assert store.prune(DAY + 50.0) == 5
+    assert store.prune(DAY + 50.0) == 0
+    assert numbers_in(any_url) == (1, num_old)
+    store.close()
+
+
+def test_a_ledger_of_another_version_is_not_touched(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(1)])
+    with store._transaction() as cursor:
+        cursor.execute("UPDATE headway_schema SET version = 99")
+    store.close()
+    with pytest.raises(LedgerError, match="schema version 99"):
+        store.write([make_row(2)])
+    with pytest.raises(LedgerError, match="schema version 99"):
+        totals(any_url)
+
+
+def test_a_reader_makes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/none/ledger.db"
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        totals(url)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_file_is_for_its_owner_and_in_wal_mode(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "ledger.db"
+    store = make_store(f"sqlite://{path}")
+    store.write([make_row(1)])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "ledger.db", "sqlite://", "sqlite://host/x"])
+def test_urls_that_name_no_ledger(url: str) -> None:
+    with pytest.raises(ConfigError, match="use sqlite:///path"):
+        make_store(url)
+
+
+def test_the_spool_of_another_database_does_not_depend_on_the_password() -> None:
+    one = spool_folder("postgresql://me:secret@db:5432/ledger")
+    assert one == spool_folder("postgresql://me:changed@db:5432/ledger")
+    assert one != spool_folder("postgresql://me:secret@db:5432/other")
+    assert "secret" not in str(one)
+
+
+def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
+    store = make_store(f"postgresql://x@/y?host={tmp_path}")
+    with pytest.raises(LedgerError, match="the ledger: "):
+        store.write([make_row(1)])
