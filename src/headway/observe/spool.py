@@ -1,8 +1,8 @@
-"""Rows on their way to the database, on disk: lines of JSON in a file of this process.
+"""Rows on their way to the database, on disk: lines of JSON in files of this process.
 
 A row is in the file before the database is asked to take it, so a process that is killed leaves its
 rows behind, and the next one that uses the same folder sends them on. A row may be sent twice; the
-database takes it once. The file is in the page cache at once, which outlives the process; `sync`
+database takes it once. A line is in the page cache at once, which outlives the process; `sync`
 makes it outlive the machine.
 """
 
@@ -12,8 +12,10 @@ import contextlib
 import fcntl
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,63 +30,91 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Row).decode
 
 
-class Spool:
-    """The file of this process, and those that others left in the same folder.
+@dataclass(slots=True)
+class Segment:
+    """One file of rows, taken by this process."""
 
-    For one thread. Every method may raise OSError.
+    path: Path
+    file: int
+    num_bytes: int = 0
+    num_rows: int = 0
+    num_synced_bytes: int = 0
+
+    def append(self, content: bytes, num_rows: int) -> None:
+        rest = content
+        try:
+            while rest:
+                rest = rest[os.write(self.file, rest) :]
+        except OSError:
+            # Half a line must not stay behind, or the next one would be part of it.
+            os.ftruncate(self.file, self.num_bytes)
+            raise
+        self.num_bytes += len(content)
+        self.num_rows += num_rows
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self.file)
+
+
+class Spool:
+    """The files of this process, and those that others left in the same folder.
+
+    One thread appends to a file while another sends off the one before it; at most two are there.
+    Every method may raise OSError.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._path: Path | None = None
-        self._file = -1
-        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._open: Segment | None = None
+        self._sealed: Segment | None = None
         self._num_left_bytes = 0
         """In the files that others left, when last looked."""
 
     @property
-    def is_empty(self) -> bool:
-        return self._num_bytes == 0
+    def num_rows(self) -> int:
+        return sum(one.num_rows for one in self._segments())
 
     def append(self, rows: Sequence[Row]) -> int:
         """Keep the rows; how many of them, as there is a bound."""
-        self._open()
         lines = [_encode(row) + b"\n" for row in rows]
-        room = self._max_bytes - self._num_bytes - self._num_left_bytes
-        num_taken, num_bytes = 0, 0
-        for line in lines:
-            if num_bytes + len(line) > room:
-                break
-            num_taken, num_bytes = num_taken + 1, num_bytes + len(line)
-        self._write(b"".join(lines[:num_taken]))
-        return num_taken
-
-    def _write(self, content: bytes) -> None:
-        start = self._num_bytes
-        try:
-            while content:
-                content = content[os.write(self._file, content) :]
-        except OSError:
-            # Half a line must not stay behind, or the next one would be part of it.
-            os.ftruncate(self._file, start)
-            raise
-        self._num_bytes = os.fstat(self._file).st_size
+        with self._lock:
+            room = self._max_bytes - self._num_left_bytes
+            room -= sum(one.num_bytes for one in self._segments())
+            num_taken, num_bytes = 0, 0
+            for line in lines:
+                if num_bytes + len(line) > room:
+                    break
+                num_taken, num_bytes = num_taken + 1, num_bytes + len(line)
+            if num_taken:
+                if self._open is None:
+                    self._open = self._new_segment()
+                self._open.append(b"".join(lines[:num_taken]), num_taken)
+            return num_taken
 
     def sync(self) -> None:
-        if self._file >= 0:
-            os.fdatasync(self._file)
+        """Have the disk hold what the page cache holds."""
+        with self._lock:
+            for segment in self._segments():
+                if segment.num_synced_bytes < segment.num_bytes:
+                    os.fdatasync(segment.file)
+                    segment.num_synced_bytes = segment.num_bytes
 
-    def chunks(self) -> Iterator[list[Row]]:
-        """The rows kept, some at a time."""
-        if self._path is not None and self._num_bytes:
-            yield from read_rows(self._path)
+    def sealed(self) -> Path | None:
+        """The file to be sent off, to which nothing is added any more; None if no row is left."""
+        with self._lock:
+            if self._sealed is None and self._open is not None and self._open.num_rows:
+                self._sealed, self._open = self._open, None
+            return None if self._sealed is None else self._sealed.path
 
-    def clear(self) -> None:
-        """The database has all of them."""
-        if self._num_bytes:
-            os.ftruncate(self._file, 0)
-            self._num_bytes = 0
+    def remove_sealed(self) -> None:
+        """The database has all of it."""
+        with self._lock:
+            segment, self._sealed = self._sealed, None
+            if segment is not None:
+                segment.remove()
 
     def left_behind(self) -> Iterator[Path]:
         """Files of processes that are gone. One that has been dealt with before the next is asked
@@ -103,29 +133,34 @@ class Spool:
                     os.close(file)
 
     def close(self) -> None:
-        if self._file < 0 or self._path is None:
-            return
-        if self.is_empty:
-            self._path.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = -1
+        """Let go of the files; those with rows stay."""
+        with self._lock:
+            for segment in self._segments():
+                if segment.num_rows:
+                    os.close(segment.file)
+                else:
+                    segment.remove()
+            self._open = self._sealed = None
+
+    def _segments(self) -> list[Segment]:
+        return [one for one in (self._sealed, self._open) if one is not None]
 
     def _others(self) -> list[Path]:
+        own = {one.path for one in self._segments()}
         with contextlib.suppress(FileNotFoundError):
             found = self._folder.iterdir()
-            return sorted(one for one in found if one.suffix == SUFFIX and one != self._path)
+            return sorted(one for one in found if one.suffix == SUFFIX and one not in own)
         return []
 
-    def _open(self) -> None:
-        while self._file < 0:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _new_segment(self) -> Segment:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
             path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{SUFFIX}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             # Between the two lines another process may have taken it for left behind.
             if _lock(file, path):
-                self._file, self._path = file, path
-            else:
-                os.close(file)
+                return Segment(path, file)
+            os.close(file)
 
 
 def num_waiting_bytes(folder: Path) -> int:

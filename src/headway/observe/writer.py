@@ -1,9 +1,9 @@
-"""The thread that writes the ledger. Whoever has a row hands it over and goes on at once.
+"""The threads that write the ledger. Whoever has a row hands it over and goes on at once.
 
-A row goes from memory into the spool, from there into the database. While the database does not
-take it (locked, full, away) it stays in the spool, which is then synced to disk, and the database
-is tried again and again. If the spool cannot take it either, the row stays in memory, up to a
-bound; what is beyond every bound is dropped, counted and logged.
+One thread moves rows from memory into the spool; another sends them on to the database. While the
+database does not take them (locked, full, away) they stay in the spool, which is then synced to
+disk, and the database is tried again and again. If the spool cannot take a row either, it stays in
+memory, up to a bound; what is beyond every bound is dropped, counted and logged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.errors import LedgerError
-from headway.observe.spool import CHUNK_ROWS, Spool, read_rows
+from headway.observe.spool import Spool, read_rows
 from headway.observe.store import PRUNE_ROWS, Store
 from headway.observe.usage import Row
 
@@ -56,21 +57,27 @@ class LedgerWriter:
         self._max_held_rows = max_held_rows
         self._queue: deque[Row] = deque()
         self._held: list[Row] = []
-        """Taken from the queue; the spool had no room for them."""
-        self._spooled: list[Row] | None = []
-        """What is in the spool, unless it is too much to be kept here as well."""
-        self._wake = threading.Event()
+        """Taken from the queue, and not in the spool: it has no room for them."""
+        self._lock = threading.Lock()
+        self._has_rows = threading.Event()
+        self._has_work = threading.Event()
         self._is_stopping = False
         self._has_left_behind = True
         self._retry_s = 0.0
         self._retry_at = 0.0
         self._pruned_at = -PRUNE_S
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._saver = threading.Thread(target=self._save_all, name="ledger-spool", daemon=True)
+        self._sender = threading.Thread(target=self._send_all, name="ledger", daemon=True)
 
     @property
     def num_pending(self) -> int:
-        """Rows in memory, and in the spool as far as they are counted."""
-        return len(self._queue) + len(self._held) + len(self._spooled or ())
+        """Rows that the database has yet to take."""
+        return self.num_held + self._spool.num_rows
+
+    @property
+    def num_held(self) -> int:
+        """Those of them that would be lost if the process were killed now."""
+        return len(self._queue) + len(self._held)
 
     @property
     def is_failing(self) -> bool:
@@ -78,88 +85,117 @@ class LedgerWriter:
         return self._retry_s > 0.0
 
     def start(self) -> None:
-        self._thread.start()
+        self._saver.start()
+        self._sender.start()
 
     def put(self, row: Row) -> None:
         """Hand over a row; never waits."""
-        if len(self._queue) + len(self._held) >= self._max_held_rows:
+        if self.num_held >= self._max_held_rows:
             self._drop(1)
             return
         self._queue.append(row)
-        self._wake.set()
+        self._has_rows.set()
 
     def stop(self) -> None:
         """Write what there is, or leave it in the spool for the next process."""
         self._is_stopping = True
-        self._wake.set()
-        self._thread.join(STOP_S)
-        if self._thread.is_alive():
+        self._has_rows.set()
+        self._saver.join(STOP_S)
+        self._has_work.set()
+        self._sender.join(STOP_S)
+        if self._sender.is_alive():
             logger.error("the ledger's database does not answer; its rows stay in the spool")
+        if self._held:
+            self._drop(len(self._held))
 
-    # ------------------------------------------------------------------ thread
+    # -------------------------------------------------------- into the spool
 
-    def _run(self) -> None:
-        while True:
-            self._wake.wait(self._pause_s())
-            self._wake.clear()
+    def _save_all(self) -> None:
+        is_last = False
+        while not is_last:
+            self._has_rows.wait()
+            self._has_rows.clear()
             is_last = self._is_stopping
             try:
                 self._save()
+            except Exception:
+                logger.exception("the ledger's spool cannot be written")
+            self._has_work.set()
+
+    def _save(self) -> None:
+        """What does not go into the spool is held in memory."""
+        with self._lock:
+            while self._queue:
+                # Counted in both for a moment, rather than in neither.
+                self._held.append(self._queue[0])
+                self._queue.popleft()
+            if not self._held:
+                return
+            try:
+                num_taken = self._spool.append(self._held)
+                del self._held[:num_taken]
+                if self.is_failing:
+                    self._spool.sync()
+            except OSError as error:
+                if not self.is_failing:
+                    logger.warning("the ledger's spool cannot be written: %s", error)
+
+    # ----------------------------------------------------- into the database
+
+    def _send_all(self) -> None:
+        is_last = False
+        while not is_last:
+            self._has_work.wait(self._pause_s())
+            self._has_work.clear()
+            is_last = self._is_stopping and not self._saver.is_alive()
+            try:
                 if is_last or time.monotonic() >= self._retry_at:
-                    self._deliver()
+                    self._send()
                     self._prune()
             except Exception:
                 # A ledger that is broken in a way nobody thought of must not become silent.
                 logger.exception("the ledger cannot be written")
-                self._back_off("an unexpected error")
-            if is_last:
-                break
-        self._end()
+                self._back_off("the ledger: an unexpected error")
+        self._store.close()
+        try:
+            self._spool.close()
+        except OSError as error:
+            logger.warning("the ledger's spool: %s", error)
 
     def _pause_s(self) -> float:
         if self.is_failing:
             return max(0.0, self._retry_at - time.monotonic())
         return 0.0 if self._has_left_behind else PRUNE_S
 
-    def _save(self) -> None:
-        """From the queue into the spool; what does not go in is held in memory."""
-        while self._queue:
-            self._held.append(self._queue.popleft())
-        if not self._held:
-            return
-        try:
-            num_taken = self._spool.append(self._held)
-            if self.is_failing:
-                self._spool.sync()
-        except OSError as error:
-            if not self.is_failing:
-                logger.warning("the ledger's spool cannot be written: %s", error)
-            return
-        taken, self._held = self._held[:num_taken], self._held[num_taken:]
-        if self._spooled is not None:
-            self._spooled += taken
-            if len(self._spooled) > CHUNK_ROWS:
-                self._spooled = None
-
-    def _deliver(self) -> None:
-        """Everything there is into the database; what is told twice is taken once."""
+    def _send(self) -> None:
+        """Everything there is; what is told twice is taken once."""
         try:
             if self._has_left_behind:
                 for path in self._spool.left_behind():
-                    for rows in read_rows(path):
-                        self._store.write(rows)
+                    self._send_file(path)
                 self._has_left_behind = False
-            for rows in self._spool.chunks() if self._spooled is None else (self._spooled,):
-                self._store.write(rows)
-            self._store.write(self._held)
-            self._spool.clear()
+            while (path := self._spool.sealed()) is not None:
+                self._send_file(path)
+                self._spool.remove_sealed()
+            self._send_held()
         except (LedgerError, OSError) as error:
             self._back_off(str(error))
             return
-        self._spooled, self._held = [], []
         if self.is_failing:
             logger.info("the ledger is written again")
             self._retry_s = self._retry_at = 0.0
+
+    def _send_file(self, path: Path) -> None:
+        for rows in read_rows(path):
+            self._store.write(rows)
+
+    def _send_held(self) -> None:
+        with self._lock:
+            rows = list(self._held)
+        self._store.write(rows)
+        written = set(map(id, rows))
+        with self._lock:
+            self._held = [row for row in self._held if id(row) not in written]
 
     def _back_off(self, message: str) -> None:
         if not self.is_failing:
@@ -178,24 +214,15 @@ class LedgerWriter:
         if self.is_failing or now - self._pruned_at < PRUNE_S:
             return
         try:
+            # A few at a time, so that nobody else is kept waiting for long.
             while age_s is not None:
                 if self._store.prune(self._retention.time_of_day() - age_s) < PRUNE_ROWS:
                     break
-                self._save()  # a few at a time, so that rows that came meanwhile are safe
         except LedgerError as error:
             self._back_off(str(error))
             return
         self._pruned_at = now
         self._has_left_behind = True
-
-    def _end(self) -> None:
-        if self._held:
-            self._drop(len(self._held))
-        self._store.close()
-        try:
-            self._spool.close()
-        except OSError as error:
-            logger.warning("the ledger's spool: %s", error)
 
     def _drop(self, num_rows: int) -> None:
         is_first = self.num_dropped == 0
