@@ -64,7 +64,8 @@ class PostgresServer:
                 psycopg.connect(self.url).close()
                 return
             except psycopg.Error:
-                assert time.monotonic() < deadline and self._process.poll() is None
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise
                 time.sleep(0.05)
 
     def stop(self, number: int = signal.SIGINT) -> None:

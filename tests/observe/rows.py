@@ -68,5 +68,6 @@ def numbers_in(url: str) -> tuple[int, int]:
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
-        assert time.monotonic() < deadline, "it did not come to be"
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not come to be")
         time.sleep(0.02)

@@ -90,4 +90,4 @@ def test_totals_are_shown_to_the_last_digit(sqlite_url: str) -> None:
     store.write([make_row(number, num_output_tokens=1) for number in range(3)])
     store.close()
     (total,) = totals(sqlite_url)
-    assert cost_of(total) == Decimal("0.000003")
+    assert cost_of(total) == "0.000003"

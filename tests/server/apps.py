@@ -52,6 +52,7 @@ async def serving(
             engine=made.engine,
             process=made.process,
             metrics=metrics,
+            services=services,
         )
 
 

@@ -27,7 +27,7 @@ COLUMNS = (
     "queue_s",
     "cost",
 )
-Cell = str | int | float | Decimal
+Cell = str | int | float
 
 
 def usage(
@@ -62,7 +62,7 @@ def usage(
         writer.writerows([header, *cells])
     elif as_json:
         records = [dict(zip(header, row, strict=True)) for row in cells]
-        typer.echo(json.dumps(records, indent=2, default=str))
+        typer.echo(json.dumps(records, indent=2))
     else:
         typer.echo(_table(header, cells, len(groups)))
 
@@ -101,16 +101,14 @@ def _cells(row: Totals) -> list[Cell]:
     return [*row.group, *rounded, cost_of(row)]
 
 
-def cost_of(row: Totals) -> Decimal:
+def cost_of(row: Totals) -> str:
     """In the unit of the prices, to the last digit."""
-    return Decimal(row.cost_e12).scaleb(-12).normalize() + 0
+    text = f"{Decimal(row.cost_e12).scaleb(-12):f}".rstrip("0").rstrip(".")
+    return text or "0"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Cell]], num_groups: int) -> str:
-    texts = [
-        [f"{cell:f}" if isinstance(cell, Decimal) else str(cell) for cell in row] for row in rows
-    ]
-    lines = [list(header), *texts]
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
     return "\n".join(
         "  ".join(
