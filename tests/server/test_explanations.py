@@ -163,6 +163,16 @@ async def test_requests_that_only_the_database_knows(made: Any, tmp_path: Path) 
     assert "database" not in error["message"] and "ledger" in error["message"]
 
 
+@pytest.mark.parametrize("name", ["%00", "x%00y", "%F0%9F%98%80", "%ED%A0%80", "x" * 129, "%0a"])
+async def test_what_can_be_no_id_is_not_asked_for(made: Any, name: str) -> None:
+    def open_reader() -> Any:
+        raise AssertionError("the database was asked")
+
+    archive = Archive(None, open_reader)  # pyright: ignore[reportArgumentType]
+    ledger = Ledger(Audit(), SystemClock(), archive)
+    check_error(await ask(made, ledger, name, tenant=""), 404)
+
+
 async def test_without_a_ledger_nothing_is_known(local: Any) -> None:
     async with serving(local) as made:
         check_error(await made.public.get(PATH.format("cmpl-1")), 404)

@@ -14,6 +14,7 @@ from headway.errors import LedgerError
 from headway.observe.account import Account, for_tenant
 from headway.observe.explain import as_dict
 from headway.observe.ledger import Ledger
+from headway.server.edge import MAX_ID_CHARS
 from headway.server.encoding import JsonResponse
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
 from headway.server.services import Services
@@ -34,7 +35,11 @@ def explanations_router(services: Services) -> APIRouter:
         is_admin = getattr(request.state, "is_admin", False)
         tenant = None if is_admin else getattr(request.state, "tenant", "")
         account = None
-        if services.ledger is not None:
+        # Ids are short and printable; anything else is no question for a database.
+        is_id = (
+            len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
+        )
+        if services.ledger is not None and is_id:
             account = await _find(services.ledger, request_id, tenant)
         if account is None:
             raise ApiError(_UNKNOWN)
