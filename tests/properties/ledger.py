@@ -15,6 +15,7 @@ from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import (
     Admitted,
     Arrived,
+    EngineLost,
     Event,
     Finished,
     Forked,
@@ -87,7 +88,7 @@ class Ledger:
                 self.live[event.request_id] = self._offered.pop(event.request_id)
             elif isinstance(event, Refused):
                 self._offered.pop(event.request_id)
-            elif not isinstance(event, Stepped | Idled):
+            elif not isinstance(event, Stepped | Idled | EngineLost):
                 entry = self.live.get(event.request_id)
                 if isinstance(event, Forked):
                     self._forked(event, entry)
