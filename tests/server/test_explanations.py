@@ -183,7 +183,7 @@ def test_the_command_asks_a_server(fake_server: RunningServer) -> None:
     answer = httpx.post(f"{fake_server.url}/v1/completions", json=body).json()
     ask = ["explain", "--url", fake_server.url]
     result = CliRunner().invoke(command, [*ask, answer["id"]])
-    assert f"Request {answer['id']} arrived" in result.stdout
+    assert f"Request {answer['id']} (tier default) arrived" in result.stdout
     assert "with 5 output tokens" in result.stdout
     unknown = CliRunner().invoke(command, [*ask, "cmpl-none"])
     assert "there is no such request" in str(unknown.exception)
