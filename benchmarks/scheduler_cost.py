@@ -5,7 +5,8 @@ all seats decode, blocks are added as outputs grow, those that finish are replac
 waiting line, and prompts share prefixes. Rounds are interleaved over the cells of the table, so
 that a slow moment of the machine does not fall on one cell alone.
 
-    python benchmarks/scheduler_cost.py [--policy fcfs|priority] [--json FILE] [--profile]
+    python benchmarks/scheduler_cost.py [--policy fair|fcfs|priority] [--tenants 10000]
+                                        [--json FILE] [--profile]
     python benchmarks/scheduler_cost.py --model "$(scripts/get-test-model)"
 
 With a model, the cost is also put beside the time its executor takes for 64 decodes.
@@ -29,6 +30,7 @@ from pathlib import Path
 from headway.config import SchedulerConfig
 from headway.core.events import Event
 from headway.core.executor import Capacity
+from headway.core.orders import ORDERS
 from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
@@ -41,6 +43,7 @@ BLOCK_SIZE = 16
 PREFILL_TOKENS = 512
 STEM = list(range(64))
 SAMPLE = Sample((7,))
+STEP_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,15 @@ class Row:
 class Load:
     """A scheduler kept at `num_running` running and about `num_waiting` waiting."""
 
-    def __init__(self, num_running: int, num_waiting: int, policy: str, seed: int) -> None:
+    def __init__(
+        self, num_running: int, num_waiting: int, policy: str, seed: int, num_tenants: int
+    ) -> None:
         self._rng = random.Random(seed)
+        self._num_tenants = num_tenants
         self._num_running = num_running
         self._num_waiting = num_waiting
         self._num_added = 0
+        self._now = 0.0
         config = SchedulerConfig(
             max_num_seqs=num_running,
             max_num_batched_tokens=num_running + PREFILL_TOKENS,
@@ -97,17 +104,17 @@ class Load:
         stem = STEM if rng.random() < 0.5 else []
         own = rng.randrange(1 << 30)
         self._num_added += 1
-        tenant = str(rng.randrange(4))
+        tenant = str(rng.randrange(self._num_tenants))
         request = Request(
             id=str(self._num_added),
             token_ids=[*stem, *range(own, own + length)],
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
-            arrived_at=0.0,
+            arrived_at=self._now,
             priority=rng.randrange(4),
-            terms=Terms(tenant=tenant, cache_group=tenant),
+            terms=Terms(tenant=tenant, weight=1.0 + int(tenant) % 3, cache_group=tenant),
         )
-        self.scheduler.add(request, 0.0)
+        self.scheduler.add(request, self._now)
 
     def _fill(self) -> None:
         """Arrivals, which are not timed."""
@@ -118,7 +125,8 @@ class Load:
 
     def step(self) -> tuple[float, float]:
         """Seconds taken by schedule and by update."""
-        at = self._num_added * 1e-3
+        self._now += STEP_S
+        at = self._now
         start = time.perf_counter()
         plan = self.scheduler.schedule(at)
         scheduled = time.perf_counter()
@@ -208,16 +216,17 @@ def model_step_s(model: str) -> float:
     return statistics.median(steps)
 
 
-def run_profile(policy: str) -> None:
-    load = Load(256, 10_000, policy, seed=0)
+def run_profile(policy: str, num_tenants: int) -> None:
+    load = Load(256, 10_000, policy, 0, num_tenants)
     profile = cProfile.Profile()
-    for _ in range(1000):
+    for step in range(1000):
+        at = 1000.0 + STEP_S * step
         profile.enable()
-        plan = load.scheduler.schedule(0.0)
+        plan = load.scheduler.schedule(at)
         profile.disable()
         result = canned(plan)
         profile.enable()
-        load.scheduler.update(plan, result, 0.0)
+        load.scheduler.update(plan, result, at)
         profile.disable()
         load._fill()
     pstats.Stats(profile).sort_stats("tottime").print_stats(20)
@@ -225,7 +234,8 @@ def run_profile(policy: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", choices=["fcfs", "priority"], default="fcfs")
+    parser.add_argument("--policy", choices=list(ORDERS), default="fair")
+    parser.add_argument("--tenants", type=int, default=4, help="tenants the requests come from")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="timed steps per cell and round")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
@@ -233,17 +243,20 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
     args = parser.parse_args()
     if args.profile:
-        run_profile(args.policy)
+        run_profile(args.policy, args.tenants)
         return
     cells = [(running, waiting) for running in RUNNING for waiting in WAITING]
     times: dict[tuple[int, int], list[Times]] = {cell: [] for cell in cells}
     for number in range(args.rounds):
         for cell in cells:
-            times[cell].append(measure(Load(*cell, args.policy, seed=number), args.steps))
+            load = Load(*cell, args.policy, number, args.tenants)
+            times[cell].append(measure(load, args.steps))
     rows = [summarize(*cell, times[cell]) for cell in cells]
-    print(f"policy {args.policy}, Python {platform.python_version()}, {platform.machine()}")
+    print(f"policy {args.policy}, {args.tenants} tenants")
+    print(f"Python {platform.python_version()}, {platform.machine()}")
     print_table(rows)
-    report: dict[str, object] = {"policy": args.policy, "rows": [asdict(row) for row in rows]}
+    report: dict[str, object] = {"policy": args.policy, "tenants": args.tenants}
+    report["rows"] = [asdict(row) for row in rows]
     if args.model is not None:
         step_us = report["model_step_us"] = 1e6 * model_step_s(args.model)
         print(f"64 decodes on the model: {step_us / 1000:.1f} ms a step")

@@ -46,10 +46,12 @@ class BlockTable:
     """Blocks held times seconds, up to `counted_at`."""
     counted_at: float = 0.0
 
-    def count(self, now: float) -> None:
-        """Add what was held since; called before the number of blocks changes."""
-        self.block_s += len(self.block_ids) * (now - self.counted_at)
+    def count(self, now: float) -> float:
+        """Add what was held since, and say how much; asked before the number of blocks changes."""
+        block_s = len(self.block_ids) * (now - self.counted_at)
+        self.block_s += block_s
         self.counted_at = now
+        return block_s
 
     def take_unsent(self) -> tuple[int, ...]:
         """The blocks the executor has not been told of; from now on it has."""
@@ -120,17 +122,20 @@ class KVCache:
         for block_id in table.block_ids:
             held[block_id] = held.get(block_id, 0) + 1
 
-    def is_short(self, request: Request) -> bool:
-        """Has it tokens that no block of its table has room for?"""
-        return len(request.token_ids) > len(self.tables[request.id].block_ids) * self.block_size
+    def num_missing(self, request: Request) -> int:
+        """Blocks that a running request's tokens need beyond those of its table."""
+        num_blocks = -(-len(request.token_ids) // self.block_size)
+        return max(0, num_blocks - len(self.tables[request.id].block_ids))
 
-    def extend(self, request: Request, now: float = 0.0) -> None:
-        """One more block at the end of a request's table."""
+    def extend(self, request: Request, now: float = 0.0) -> float:
+        """One more block at the end of a request's table; block-seconds held since it last
+        changed."""
         table = self.tables[request.id]
-        table.count(now)
+        block_s = table.count(now)
         (block_id,) = self.pool.allocate(1)
         table.block_ids.append(block_id)
         self.held[request.terms.tenant][block_id] = 1
+        return block_s
 
     def fork(self, parent: Request, child: Request, now: float = 0.0) -> None:
         """Give `child` the parent's prompt, all but its last token, as its own table.
@@ -171,10 +176,10 @@ class KVCache:
             self.pool.publish(table.block_ids[position], request.block_hashes[position], group)
         table.num_published = num_full
 
-    def free(self, request: Request, now: float = 0.0) -> None:
-        """Let go of a request's blocks."""
+    def free(self, request: Request, now: float = 0.0) -> float:
+        """Let go of a request's blocks; block-seconds held since its table last changed."""
         table = self.tables.pop(request.id)
-        table.count(now)
+        block_s = table.count(now)
         self._block_s[request.id] = table.block_s
         self.pool.free(table.block_ids)
         tenant = request.terms.tenant
@@ -186,6 +191,7 @@ class KVCache:
                 held[block_id] -= 1
         if not held:
             del self.held[tenant]
+        return block_s
 
     def take_block_s(self, request: Request) -> float:
         """Blocks times seconds, over all tables it has had; asked once, when it is gone."""

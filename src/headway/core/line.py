@@ -25,6 +25,9 @@ from headway.core.waits import Waits
 
 MAX_URGENT = 4
 """How many that are not at the head are tried for the seats of weaker ones in a pass."""
+MAX_AGED = 16
+"""How many are found to have waited too long in one pass, the oldest first; so a crowd that came
+together does not make one step slow."""
 EXCESS_STEP = 1024.0
 """Tenants whose service differs by less, in weighted tokens, are alike when one must give way."""
 
@@ -191,11 +194,13 @@ class WaitingLine:
         """A scheduling pass begins: some have become old."""
         self.waits.begin_pass(now)
         self._full_tenants.clear()
-        while self._due and self._due[0][0] <= now:
+        num_left = MAX_AGED
+        while self._due and self._due[0][0] <= now and num_left:
             due_at, _, request = heappop(self._due)
             # It may have left, and come back to wait anew.
             if self._is_due(due_at, request):
                 self._make_old(request, now)
+                num_left -= 1
 
     def end_pass(self, cause: WaitCause, holder: Callable[[], str], now: float) -> None:
         """The pass is over; `cause` kept the strongest of those left from a seat."""

@@ -37,20 +37,31 @@ class Preemption:
         """Its next tokens may need another block."""
         self._outgrown.append(request)
 
-    def find_growing(self, claimant: Request, weaker: list[Request]) -> list[Request]:
-        """Running requests that need a block in this step and would not leave it to the claimant:
-        those not weaker, and the strongest of all, which may take from anybody."""
+    def find_growing(self) -> list[Request]:
+        """Running requests whose tokens have outgrown their blocks."""
+        noted = dict.fromkeys(self._outgrown)
+        return [one for one in noted if one.state is RUNNING and self._kv.num_missing(one)]
+
+    def find_growing_before(self, claimant: Request, weaker: list[Request]) -> list[Request]:
+        """Those of them that would not leave it to the claimant: those not weaker, and the
+        strongest of all, which may take from anybody."""
         first = self._seats.running[0]
         is_first = self._standing(first) < self._standing(claimant)
-        outgrown = self._find_outgrown()
-        return [one for one in outgrown if one not in weaker or (is_first and one is first)]
+        growing = self.find_growing()
+        return [one for one in growing if one not in weaker or (is_first and one is first)]
 
     def grow(self, now: float) -> None:
         """Blocks for new tokens, before any request is put into the plan: so a victim never is."""
-        if self._outgrown:
-            self._outgrown = self._find_outgrown()
-            for request in self._outgrown:
-                self._grow(request, now)
+        self._outgrown = growing = self.find_growing()
+        num_missing = sum(map(self._kv.num_missing, growing))
+        has_shares = any(one.terms.max_kv_share < 1.0 for one in growing)
+        if has_shares or num_missing > self._kv.pool.num_free:
+            # Those that may take from others go before those that others may take from, so that
+            # nobody takes in vain.
+            first, weakness = self._seats.running[0], self._rules.weakness
+            growing.sort(key=lambda one: (one is not first, weakness(one)))
+        for request in growing:
+            self._grow(request, now)
 
     def make_room(self, request: Request, wait: Wait, weaker: list[Request], now: float) -> bool:
         """For a waiting request that does not fit. False if nobody was asked to leave."""
@@ -62,25 +73,16 @@ class Preemption:
             self._preempt(victim, request, cause, now)
         return bool(victims)
 
-    def _find_outgrown(self) -> list[Request]:
-        """Running requests that need one more block: those that may take from others before
-        those that others may take from, so that nobody takes in vain."""
-        is_short, weakness = self._kv.is_short, self._rules.weakness
-        noted = dict.fromkeys(self._outgrown)
-        short = [one for one in noted if one.state is RUNNING and is_short(one)]
-        strongest = self._seats.running[0] if short else None
-        return sorted(short, key=lambda one: (one is not strongest, weakness(one)))
-
     def _grow(self, request: Request, now: float) -> None:
         """By preempting if it must. If it finds no victim it sits this step out, unless it was
         itself the one to go."""
         kv, running = self._kv, self._seats.running
-        while request.state is RUNNING and kv.is_short(request):
+        while request.state is RUNNING and kv.num_missing(request):
             if kv.is_at_share(request):
                 victim = choose_own_victim(request, running, kv, self._rules)
                 cause = WaitCause.TENANT_SHARE
             elif kv.pool.num_free > 0:
-                kv.extend(request, now)
+                self._seats.extend(request, now)
                 continue
             else:
                 victim = choose_victim(request, running, kv, self._rules)

@@ -37,8 +37,8 @@ def standing(claim: Claim, is_aged: bool) -> Claim:
     if not is_aged:
         return claim
     if claim.tenant is None:
-        return claim._replace(rank=-inf)
-    return claim._replace(rank=0, grade=-inf)
+        return Claim(-inf, claim.place)
+    return Claim(0, claim.place, claim.tenant, -inf)
 
 
 class WaitingQueue(Protocol):

@@ -252,12 +252,16 @@ class Scheduler:
             return False
         if self.waiting.is_behind_parked(request):
             return False
-        weaker = list(weaker_than(claim, self.running, self.waiting.standing))
         # Stronger ones grow later in this step: they must not need the place just taken.
-        growing = self._preemption.find_growing(request, weaker)
-        outcome = self._try(request, growing)
-        if isinstance(outcome, Wait) and self._preemption.make_room(request, outcome, weaker, now):
+        outcome = self._try(request, self._preemption.find_growing())
+        if isinstance(outcome, Wait):
+            weaker = weaker_than(claim, self.running, self.waiting.standing)
+            growing = self._preemption.find_growing_before(request, weaker)
             outcome = self._try(request, growing)
+            if isinstance(outcome, Wait) and self._preemption.make_room(
+                request, outcome, weaker, now
+            ):
+                outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
             return False
         self._seats.seat(request, outcome, now)
@@ -284,7 +288,7 @@ class Scheduler:
                 sampled.append(request.terms.tenant)
                 if self._take_in(request, outcome, now):
                     has_left = True
-        self.accounts.charge_step(sampled, self.kv.held, now)
+        self.accounts.charge_output(sampled)
         if has_left:
             self._seats.running = [it for it in self.running if it.state is RUNNING]
 
@@ -307,7 +311,7 @@ class Scheduler:
                 num_accepted += 1
             token_ids = token_ids[:num_accepted]
             logprobs = logprobs[:num_accepted] if logprobs is not None else None
-            self.accounts.charge_output(request, num_accepted - 1)
+            self.accounts.charge_output([request.terms.tenant] * (num_accepted - 1))
         seats.events.append(events.TokensEmitted(request.id, token_ids, logprobs))
         if reason is not None:
             seats.leave(request, reason, now)

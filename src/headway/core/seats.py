@@ -79,6 +79,10 @@ class Seats:
         victim.to(RequestState.PREEMPTED, now)
         self._line.join(victim)
 
+    def extend(self, request: Request, now: float) -> None:
+        """One more block for a running request; one is free."""
+        self._accounts.charge_blocks(request, self._kv.extend(request, now))
+
     def fork(self, parent: Request, now: float) -> None:
         """The prompt is computed: its other samples begin, sharing the prompt's blocks.
 
@@ -135,12 +139,12 @@ class Seats:
 
     def _sit_down(self, request: Request, now: float) -> None:
         request.to(RUNNING, now)
-        self._accounts.seat(request, request.params.n, now)
+        self._accounts.seat(request, request.params.n)
         insort(self.running, request, key=self._line.standing)
 
     def _vacate(self, request: Request, now: float) -> None:
         """Let go of a seat and its blocks."""
-        self._kv.free(request, now)
+        self._accounts.charge_blocks(request, self._kv.free(request, now))
         self._accounts.give_back_prompt(request)
         self._accounts.unseat(request, request.params.n)
         self._line.release(request.terms.tenant)

@@ -8,7 +8,7 @@ over time. Tokens computed again after a preemption are not charged again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
@@ -37,10 +37,8 @@ class Account:
     num_in_line: int = 0
     """Its requests that wait for their turn; those waiting for blocks of its own do not count."""
     num_seats: int = 0
-    held_at: float = 0.0
-    """Until when its blocks have been charged."""
     grades: Counter[int] = field(default_factory=Counter[int])
-    """How many of its running requests have which priority."""
+    """How many seats of its requests have which priority; those that have aged do not count."""
 
     def charge(self, amount: float) -> None:
         self.served += amount
@@ -100,21 +98,22 @@ class Accounts:
 
     # ------------------------------------------------------------------- seats
 
-    def seat(self, request: Request, num_seats: int, now: float) -> None:
+    def seat(self, request: Request, num_seats: int) -> None:
         account = self.of(request)
         if not account.num_seats:
             self.seated[account.tenant] = account
-            account.held_at = now
         account.num_seats += num_seats
-        account.grades[request.priority] += num_seats
+        if not request.is_aged:
+            account.grades[request.priority] += num_seats
         self.num_seats += num_seats
 
     def unseat(self, request: Request, num_seats: int) -> None:
         account = self.of(request)
         account.num_seats -= num_seats
-        account.grades[request.priority] -= num_seats
-        if not account.grades[request.priority]:
-            del account.grades[request.priority]
+        if not request.is_aged:
+            account.grades[request.priority] -= num_seats
+            if not account.grades[request.priority]:
+                del account.grades[request.priority]
         if not account.num_seats:
             del self.seated[account.tenant]
         self.num_seats -= num_seats
@@ -144,25 +143,26 @@ class Accounts:
     def forget(self, request: Request) -> None:
         self._marks.pop(request.id, None)
 
-    def charge_output(self, request: Request, num_tokens: int) -> None:
-        self.of(request).charge(OUTPUT_COST * num_tokens)
+    def charge_blocks(self, request: Request, block_s: float) -> None:
+        """Blocks times seconds that it held, since it was last asked."""
+        self.of(request).charge(BLOCK_S_COST * block_s)
 
-    def charge_step(self, sampled: Iterable[str], held: Mapping[str, Sized], now: float) -> None:
-        """One output token for each time a tenant is in `sampled`, and its blocks until now."""
+    def charge_output(self, sampled: Iterable[str]) -> None:
+        """One token for each time a tenant is in `sampled`."""
         for tenant, num_tokens in Counter(sampled).items():
-            account = self._accounts[tenant]
-            block_s = len(held.get(tenant, ())) * (now - account.held_at)
-            account.held_at = now
-            account.charge(OUTPUT_COST * num_tokens + BLOCK_S_COST * block_s)
+            self._accounts[tenant].charge(OUTPUT_COST * num_tokens)
 
     def check(self, running: Iterable[Request]) -> None:
         seats: Counter[str] = Counter()
+        grades: dict[str, Counter[int]] = {}
         for request in running:
             seats[request.terms.tenant] += request.params.n
+            counted = 0 if request.is_aged else request.params.n
+            grades.setdefault(request.terms.tenant, Counter())[request.priority] += counted
         if seats != {tenant: account.num_seats for tenant, account in self.seated.items()}:
             raise AssertionError(f"seats {seats} are not those of the accounts")
         if seats.total() != self.num_seats:
             raise AssertionError(f"{seats.total()} seats are taken, {self.num_seats} counted")
         for account in self.seated.values():
-            if account.grades.total() != account.num_seats:
+            if account.grades != grades[account.tenant]:
                 raise AssertionError(f"{account} miscounts its priorities")

@@ -7,8 +7,8 @@ block anyone for ever.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.core.admission import Wait
@@ -99,12 +99,14 @@ def _would_end(wait: Wait, tenant: str, victims: Sequence[Request], kv: KVCache)
 
 def weaker_than(
     claim: Claim, running: Sequence[Request], standing: Callable[[Request], Claim]
-) -> Iterator[Request]:
+) -> list[Request]:
     """The running requests that one with this claim may preempt: those of weaker rank, and those
     of its own tenant and rank but weaker grade."""
-    for request in running:
+    start = bisect_right(running, claim.rank, key=lambda request: standing(request).rank)
+    own = [request for request in running[:start] if request.terms.tenant == claim.tenant]
+
+    def is_weaker(request: Request) -> bool:
         other = standing(request)
-        if claim.rank < other.rank or (
-            (claim.rank, claim.tenant) == (other.rank, other.tenant) and claim.grade < other.grade
-        ):
-            yield request
+        return other.rank == claim.rank and claim.grade < other.grade
+
+    return [*filter(is_weaker, own), *running[start:]]
