@@ -1,0 +1,117 @@
+"""Every wait has a bound: from then on nobody goes before one that has waited so long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.events import Admitted, Preempted
+from headway.core.line import MAX_AGED
+from headway.core.terms import Terms
+from tests.harness import Harness
+
+
+def endless(engine: Harness, num_steps: int = 1000, **fields: Any) -> float:
+    """Keep the line full of stronger requests until `low` is seated; how long it waited."""
+    engine.add("first", 4, max_tokens=6)
+    engine.add("second", 4, max_tokens=6)
+    engine.step()
+    engine.add("low", 4, max_tokens=2, **{"priority": 9, **fields})
+    for at in range(num_steps):
+        engine.add(f"high{at}", 4, max_tokens=6)
+        engine.step()
+        engine.advance(0.1)
+        seated = engine.seen(Admitted, "low")
+        if seated:
+            assert not engine.seen(Preempted, "low")
+            return seated[0].waited_s
+    raise AssertionError(f"it waited for {engine.clock.now()} s")
+
+
+LONGEST_RUN_S = 0.7
+"""Six tokens at a tenth of a second, and the step in which it comes."""
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+@pytest.mark.parametrize("max_wait_s", [0.0, 2.0, 20.0])
+def test_an_endless_stream_of_stronger_ones_delays_nobody_past_the_bound(
+    policy: str, max_wait_s: float
+):
+    engine = Harness(max_num_seqs=2, scheduling_policy=policy, max_wait_s=max_wait_s)
+    waited_s = endless(engine)
+    assert max_wait_s <= waited_s <= max_wait_s + LONGEST_RUN_S
+
+
+def test_spot_is_served_after_the_bound_as_well():
+    engine = Harness(max_num_seqs=2, max_wait_s=3.0)
+    waited_s = endless(engine, terms=Terms("s", is_spot=True))
+    assert 3.0 <= waited_s <= 3.0 + LONGEST_RUN_S
+
+
+def test_without_the_bound_it_would_wait_for_ever():
+    engine = Harness(max_num_seqs=2, scheduling_policy="priority", max_wait_s=1e9)
+    with pytest.raises(AssertionError, match="it waited for"):
+        endless(engine)
+
+
+def test_once_seated_it_is_not_thrown_out_by_stronger_arrivals():
+    engine = Harness(max_num_seqs=1, scheduling_policy="priority", max_wait_s=1.0)
+    engine.add("high", 4, max_tokens=15)
+    engine.add("low", 4, max_tokens=10, priority=9)
+    while "low" not in engine.running:
+        engine.step()
+        engine.advance(0.1)
+    engine.add("vip", 4, max_tokens=1, priority=-5)
+    engine.step()
+    assert engine.running == ["low"]
+    engine.run()
+
+
+def test_a_long_wait_is_no_reason_to_throw_anybody_out():
+    engine = Harness(max_num_seqs=1, scheduling_policy="priority", max_wait_s=1.0)
+    engine.add("first", 4, max_tokens=30)
+    engine.step()
+    engine.add("peer", 4)
+    for _ in range(20):
+        engine.step()
+        engine.advance(0.1)
+    assert engine.scheduler.requests["peer"].is_aged
+    assert not engine.seen(Preempted)
+
+
+def test_smaller_ones_do_not_pass_one_that_is_old():
+    engine = Harness(num_blocks=16, block_size=4, max_wait_s=1.0, max_bypass_s=1000.0)
+    engine.add("holder", 40, max_tokens=24)
+    engine.step()
+    engine.add("big", 40, max_tokens=1)
+    engine.add("small", 4, max_tokens=1)
+    assert "small" in engine.step()
+    engine.advance(1.0)
+    engine.add("small2", 4, max_tokens=1)
+    assert "small2" not in engine.step()
+
+
+def test_a_tenants_long_line_is_its_own_affair():
+    engine = Harness(max_num_seqs=1, max_wait_s=1.0)
+    for at in range(30):
+        engine.add(f"f{at}", 4, max_tokens=4, terms=Terms("flood"))
+    for _ in range(20):
+        engine.step()
+        engine.advance(0.1)
+    engine.add("quiet", 4, terms=Terms("q"))
+    num_before = len(engine.seen(Admitted))
+    engine.until(lambda: "quiet" in engine.running)
+    # Of two tenants given as much, the earlier request goes first, and then it is its turn.
+    assert len(engine.seen(Admitted)) <= num_before + 2
+
+
+def test_a_crowd_grows_old_a_few_at_a_time_and_in_order():
+    engine = Harness(max_num_seqs=1, max_wait_s=1.0)
+    for at in range(3 * MAX_AGED):
+        engine.add(f"r{at}", 4, max_tokens=20)
+    engine.step()
+    engine.advance(1.5)
+    engine.step()
+    old = [it.place for it in engine.scheduler.waiting if it.is_aged]
+    assert sorted(old) == list(range(2, MAX_AGED + 2))

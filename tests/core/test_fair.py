@@ -1,0 +1,318 @@
+"""Fair shares: who is next among tenants, what is charged, and what is not saved up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headway.core.events import Admitted, Preempted
+from headway.core.fair import FairQueue
+from headway.core.request import Request
+from headway.core.service import (
+    BLOCK_S_COST,
+    CACHED_COST,
+    MAX_IDLE_ACCOUNTS,
+    OUTPUT_COST,
+    PROMPT_COST,
+    Accounts,
+)
+from headway.core.terms import Terms
+from tests.harness import Harness, make_request
+
+
+def terms(tenant: str, **fields: Any) -> Terms:
+    return Terms(tenant, cache_group=tenant, **fields)
+
+
+def served(engine: Harness, tenant: str) -> float:
+    account = engine.scheduler.accounts.get(tenant)
+    assert account is not None
+    return account.served
+
+
+class Line:
+    """A fair queue and its accounts, with places given in order of joining."""
+
+    def __init__(self) -> None:
+        self.accounts = Accounts()
+        self.queue = FairQueue(self.accounts)
+        self._num = 0
+
+    def join(self, request_id: str, tenant: str, **fields: Any) -> Request:
+        self._num += 1
+        spot = fields.pop("is_spot", False)
+        weight = fields.pop("weight", 1.0)
+        request = make_request(request_id, place=self._num, **fields)
+        request.terms = terms(tenant, is_spot=spot, weight=weight)
+        account = self.accounts.open(request)
+        self.queue.push(request)
+        account.num_in_line += 1
+        return request
+
+    def take(self) -> str:
+        request = self.queue.pop()
+        assert request is not None
+        self.accounts.of(request).num_in_line -= 1
+        return request.id
+
+    def charge(self, tenant: str, amount: float) -> None:
+        account = self.accounts.get(tenant)
+        assert account is not None
+        account.charge(amount)
+
+
+# ------------------------------------------------------------------------ the order
+
+
+def test_the_tenant_given_least_is_next():
+    line = Line()
+    for at in range(3):
+        line.join(f"a{at}", "a")
+        line.join(f"b{at}", "b")
+    assert line.take() == "a0"
+    line.charge("a", 10)
+    assert line.take() == "b0"
+    line.charge("b", 4)
+    assert line.take() == "b1"
+    line.charge("b", 4)
+    assert line.take() == "b2"
+    assert line.take() == "a1"
+
+
+def test_twice_the_weight_is_twice_the_service():
+    line = Line()
+    for at in range(30):
+        line.join(f"a{at}", "a", weight=2.0)
+        line.join(f"b{at}", "b")
+    taken: Counter[str] = Counter()
+    for _ in range(30):
+        tenant = line.take()[0]
+        taken[tenant] += 1
+        line.charge(tenant, 5)
+    assert taken == {"a": 20, "b": 10}
+
+
+def test_within_a_tenant_priority_goes_first_and_then_the_place():
+    line = Line()
+    line.join("late", "a", priority=1)
+    line.join("first", "a")
+    line.join("second", "a")
+    assert [line.take() for _ in range(3)] == ["first", "second", "late"]
+
+
+def test_priority_is_nothing_to_other_tenants():
+    line = Line()
+    line.join("a", "a")
+    line.join("b", "b", priority=-100)
+    assert line.take() == "a"
+
+
+def test_spot_comes_after_everybody_else_however_little_it_was_given():
+    line = Line()
+    line.join("spot", "s", is_spot=True)
+    line.join("a0", "a")
+    line.charge("a", 1000)
+    line.join("a1", "a")
+    assert [line.take() for _ in range(3)] == ["a0", "a1", "spot"]
+
+
+# --------------------------------------------------------------------------- lifting
+
+
+def test_idleness_is_not_saved_up():
+    line = Line()
+    line.join("a0", "a")
+    line.join("idle", "b")
+    assert [line.take(), line.take()] == ["a0", "idle"]
+    for at in range(1, 6):
+        line.join(f"a{at}", "a")
+    line.charge("a", 100)
+    # b was away while a was given 100: it comes back as if it had been given as much.
+    line.join("b1", "b")
+    line.join("b2", "b")
+    account = line.accounts.get("b")
+    assert account is not None
+    assert account.counter == 100
+
+
+def test_what_was_given_beyond_the_share_is_not_forgotten_by_going_away():
+    line = Line()
+    line.join("a0", "a")
+    line.join("b0", "b")
+    line.take()
+    line.charge("a", 500)
+    line.join("a1", "a")
+    assert line.take() == "b0"
+
+
+def test_one_who_is_put_back_is_not_lifted():
+    line = Line()
+    line.join("a", "a")
+    line.join("b", "b")
+    line.charge("b", 50)
+    request = line.queue.pop()
+    assert request is not None
+    line.queue.push(request)
+    account = line.accounts.get("a")
+    assert account is not None
+    assert account.counter == 0
+
+
+def test_accounts_of_tenants_long_gone_are_forgotten():
+    accounts = Accounts()
+    for at in range(MAX_IDLE_ACCOUNTS + 10):
+        request = make_request(f"r{at}", terms=terms(str(at)))
+        accounts.open(request)
+        accounts.close_if_idle(request)
+    assert len(accounts) == MAX_IDLE_ACCOUNTS
+
+
+# --------------------------------------------------------------------------- charges
+
+
+def test_prompt_output_and_blocks_are_charged():
+    engine = Harness(block_size=4)
+    engine.add("a", 6, max_tokens=3, terms=terms("t"))
+    engine.step()
+    assert served(engine, "t") == 6 * PROMPT_COST + OUTPUT_COST
+    engine.advance(2.0)
+    engine.run()
+    held = engine.finish("a").kv_block_s
+    assert held == pytest.approx(4.0, abs=0.1), "two blocks for two seconds"
+    assert served(engine, "t") == pytest.approx(
+        6 * PROMPT_COST + 3 * OUTPUT_COST + held * BLOCK_S_COST
+    )
+
+
+def test_a_cached_prompt_is_charged_less():
+    engine = Harness(block_size=4)
+    prompt = list(range(9))
+    engine.add("a", prompt, max_tokens=1, terms=terms("t"))
+    engine.run()
+    before = served(engine, "t")
+    engine.add("b", prompt, max_tokens=1, terms=terms("t"))
+    engine.run()
+    gained = served(engine, "t") - before
+    assert gained == pytest.approx(8 * CACHED_COST + PROMPT_COST + OUTPUT_COST, abs=0.01)
+
+
+def test_eight_samples_are_charged_as_eight():
+    engine = Harness(max_num_seqs=8, max_num_batched_tokens=64)
+    engine.add("one", 4, max_tokens=5, terms=terms("one"))
+    engine.run()
+    engine.add("many", 4, max_tokens=5, n=8, terms=terms("many"))
+    engine.run()
+    assert served(engine, "one") == pytest.approx(4 + 10, abs=0.5)
+    assert served(engine, "many") == pytest.approx(4 + 80, abs=0.5)
+
+
+def test_what_is_computed_again_is_not_charged_again():
+    def charged(num_blocks: int) -> tuple[float, int]:
+        engine = Harness(num_blocks=num_blocks, block_size=4, enable_prefix_caching=False)
+        for request_id in "abc":
+            engine.add(request_id, 8, max_tokens=8, terms=terms("t"))
+        engine.run()
+        return served(engine, "t"), len(engine.seen(Preempted))
+
+    calm, num_none = charged(64)
+    tight, num_some = charged(6)
+    assert num_none == 0
+    assert num_some > 0
+    # Blocks are held for no time at all between steps of this clock, but for rounding.
+    assert tight == pytest.approx(calm, abs=0.1)
+
+
+def test_a_prompt_that_is_given_up_half_way_is_paid_half_way():
+    engine = Harness(max_num_batched_tokens=5)
+    engine.add("a", 16, terms=terms("t"))
+    engine.step()
+    assert served(engine, "t") == 16
+    engine.abort("a")
+    assert served(engine, "t") == pytest.approx(5, abs=0.01)
+    # The counter does not fall; what was given back is credit for the next prompt.
+    account = engine.scheduler.accounts.get("t")
+    assert account is not None
+    before = account.counter
+    engine.add("b", 4, max_tokens=1, terms=terms("t"))
+    engine.step()
+    assert account.counter == pytest.approx(before, abs=0.01)
+
+
+# -------------------------------------------------------------------- in the engine
+
+
+def flood(engine: Harness, tenant: str, count: int, **fields: Any) -> None:
+    for at in range(count):
+        engine.add(f"{tenant}{at}", 4, terms=terms(tenant, **fields), max_tokens=8)
+
+
+def test_a_flood_delays_another_tenant_by_one_seat_only():
+    engine = Harness(max_num_seqs=2)
+    flood(engine, "f", 20)
+    engine.step()
+    engine.add("quiet", 4, terms=terms("q"), max_tokens=8)
+    engine.until(lambda: "quiet" in engine.running)
+    third = engine.seen(Admitted)[2]
+    assert third.request_id == "quiet", "the next free seat was its own"
+    engine.run()
+
+
+def test_spot_gives_its_seat_to_anybody_else():
+    engine = Harness(max_num_seqs=2)
+    flood(engine, "s", 2, is_spot=True)
+    engine.step()
+    engine.add("a", 4, terms=terms("a"))
+    assert "a" in engine.step()
+    assert [event.request_id for event in engine.seen(Preempted)] == ["s1"]
+    engine.run()
+
+
+def test_spot_is_the_first_to_lose_its_blocks_and_then_the_tenant_given_most():
+    engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
+    engine.add("old", 16, max_tokens=8, terms=terms("rich"))
+    engine.add("spot", 16, max_tokens=8, terms=terms("s", is_spot=True))
+    engine.add("young", 16, max_tokens=8, terms=terms("a"))
+    engine.steps(2)
+    assert [event.request_id for event in engine.seen(Preempted)] == ["spot"]
+
+
+def test_the_tenant_given_most_loses_its_blocks_before_a_younger_request():
+    engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
+    engine.add("first", 16, max_tokens=8, terms=terms("a"))
+    engine.add("rich", 16, max_tokens=8, terms=terms("rich"))
+    engine.add("young", 16, max_tokens=8, terms=terms("b"))
+    engine.step()
+    account = engine.scheduler.accounts.get("rich")
+    assert account is not None
+    account.charge(5000)
+    engine.step()
+    assert [event.request_id for event in engine.seen(Preempted)] == ["rich"]
+    engine.run()
+
+
+@pytest.mark.parametrize("at_head", [True, False])
+def test_priority_works_at_a_full_batch_within_a_tenant(at_head: bool):
+    engine = Harness(max_num_seqs=3)
+    engine.add("a0", 4, terms=terms("a"), max_tokens=30, priority=5)
+    engine.add("b0", 4, terms=terms("b"), max_tokens=30, priority=9)
+    engine.add("a1", 4, terms=terms("a"), max_tokens=30, priority=7)
+    engine.step()
+    if not at_head:
+        engine.add("other", 4, terms=terms("c"))
+        engine.step()
+    engine.add("vip", 4, terms=terms("a"), priority=0)
+    engine.step()
+    assert [event.request_id for event in engine.seen(Preempted)] == ["a1"]
+    assert "vip" in engine.running
+    engine.run()
+
+
+def test_priority_preempts_nobody_of_another_tenant():
+    engine = Harness(max_num_seqs=1)
+    engine.add("b", 4, terms=terms("b"), max_tokens=30, priority=9)
+    engine.step()
+    engine.add("vip", 4, terms=terms("a"), priority=0)
+    engine.steps(3)
+    assert engine.seen(Preempted) == []

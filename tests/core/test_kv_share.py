@@ -1,0 +1,164 @@
+"""What one tenant may hold, in blocks of running requests and in cached ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.admission import Demand, refuse_if_never_fits
+from headway.core.events import Admitted, Preempted
+from headway.core.eviction import CachedBlocks
+from headway.core.executor import Capacity
+from headway.core.terms import Terms
+from headway.core.waits import WaitCause
+from tests.harness import Harness
+
+
+def half(tenant: str = "t") -> Terms:
+    return Terms(tenant, max_kv_share=0.5, cache_group=tenant)
+
+
+def num_held(engine: Harness, tenant: str) -> int:
+    return len(engine.scheduler.kv.held.get(tenant, ()))
+
+
+def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
+    engine = Harness(num_blocks=16, block_size=4, max_skips=0, max_bypasses=0)
+    for at in range(4):
+        engine.add(f"t{at}", 12, max_tokens=1, terms=half())
+    engine.add("other", 12, max_tokens=1, terms=Terms("o"))
+    engine.step()
+    admitted = [event.request_id for event in engine.seen(Admitted)]
+    assert sorted(admitted) == ["other", "t0", "t1"]
+    engine.run()
+
+
+def test_the_cause_of_such_a_wait_is_the_tenants_share():
+    engine = Harness(num_blocks=16, block_size=4)
+    engine.add("t0", 24, max_tokens=8, terms=half())
+    engine.add("t1", 24, max_tokens=1, terms=half())
+    engine.step()
+    request = engine.scheduler.requests["t1"]
+    assert engine.scheduler.waiting.waits.cause_of(request) is WaitCause.TENANT_SHARE
+    while "t1" in engine.waiting:
+        engine.advance(1.0)
+        engine.step()
+    (event,) = engine.seen(Admitted, "t1")
+    causes = dict(event.causes)
+    assert causes[WaitCause.TENANT_SHARE] == pytest.approx(event.waited_s)
+    engine.run()
+
+
+def test_requests_that_stand_aside_come_back_in_order_whatever_happens_to_them():
+    engine = Harness(num_blocks=16, block_size=4)
+    for at in range(6):
+        engine.add(f"t{at}", 24, max_tokens=3, terms=half())
+    engine.steps(2)
+    engine.abort("t1")
+    engine.abort("t3")
+    engine.run()
+    assert [event.request_id for event in engine.seen(Admitted)] == ["t0", "t2", "t4", "t5"]
+
+
+def test_a_tenant_that_outgrows_its_share_takes_from_itself():
+    engine = Harness(num_blocks=16, block_size=4, max_num_batched_tokens=64)
+    engine.add("t0", 16, max_tokens=9, terms=half())
+    engine.add("t1", 16, max_tokens=9, terms=half())
+    engine.add("other", 16, max_tokens=9, terms=Terms("o"))
+    while engine.core.has_work:
+        engine.step()
+        assert num_held(engine, "t") <= 8
+    (event,) = engine.seen(Preempted)
+    assert (event.request_id, event.by, event.cause) == ("t1", "t0", WaitCause.TENANT_SHARE)
+
+
+def test_shared_blocks_count_once():
+    engine = Harness(num_blocks=16, block_size=4, max_num_batched_tokens=64)
+    engine.add("p", 17, max_tokens=3, n=4, terms=half())
+    engine.steps(2)
+    assert num_held(engine, "t") == 8, "four of the prompt, and one for each sample"
+    assert len(engine.running) == 4
+    engine.run()
+
+
+def test_what_exceeds_the_share_is_refused_with_the_numbers():
+    capacity = Capacity(num_blocks=10, block_size=4, max_model_len=100)
+    refusal = refuse_if_never_fits(Demand(12, 10, 1, max_kv_share=0.5), capacity, 8)
+    assert refusal is not None
+    assert "need 6 KV blocks of 4 tokens; this tenant may hold 5" in refusal.message
+    assert refuse_if_never_fits(Demand(12, 9, 1, max_kv_share=0.5), capacity, 8) is None
+
+
+# ------------------------------------------------------------------------- eviction
+
+
+def cached(*groups: str) -> CachedBlocks:
+    blocks = CachedBlocks()
+    for block_id, group in enumerate(groups):
+        blocks.add(block_id, group)
+    return blocks
+
+
+def test_the_least_recently_used_goes_first_while_nobody_has_too_much():
+    blocks = cached("a", "b", "c", "b")
+    assert [blocks.pop() for _ in range(2)] == [0, 1]
+    blocks.check()
+
+
+def test_a_group_above_its_share_loses_its_own_blocks_first():
+    blocks = cached("a", "b", *["flood"] * 6)
+    assert [blocks.pop() for _ in range(4)] == [2, 3, 4, 5]
+    # Two of four are no more than half: it is age again, until the group grows again.
+    assert blocks.pop() == 0
+    blocks.add(8, "flood")
+    assert blocks.pop() == 6
+    blocks.check()
+
+
+def test_a_single_group_may_fill_the_cache():
+    blocks = cached(*["a"] * 4)
+    assert [blocks.pop() for _ in range(4)] == [0, 1, 2, 3]
+    assert len(blocks) == 0
+
+
+def test_a_block_in_use_again_is_out_of_reach():
+    blocks = cached("a", "b", "c")
+    blocks.remove(0)
+    assert 0 not in blocks
+    assert blocks.pop() == 1
+
+
+def run_one(engine: Harness, request_id: str, tenant: str, **fields: Any) -> int:
+    fields.setdefault("prompt", 12)
+    engine.add(request_id, max_tokens=1, terms=Terms(tenant, cache_group=tenant), **fields)
+    engine.run()
+    return engine.seen(Admitted, request_id)[0].num_cached_tokens
+
+
+def test_a_flood_of_prompts_does_not_throw_out_what_others_have_cached():
+    engine = Harness(num_blocks=16, block_size=4)
+    prompt = list(range(12))
+    run_one(engine, "quiet", "q", prompt=prompt)
+    for at in range(20):
+        run_one(engine, f"f{at}", "flood")
+    assert run_one(engine, "again", "q", prompt=prompt) == 8
+
+
+# ---------------------------------------------------------------------- block-seconds
+
+
+def test_blocks_times_seconds_are_counted_over_all_tables_a_request_had():
+    engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
+    for request_id in "abc":
+        engine.add(request_id, 16, max_tokens=6)
+    num_block_s = dict.fromkeys("abc", 0.0)
+    while engine.core.has_work:
+        engine.step()
+        tables = engine.scheduler.kv.tables
+        for request_id in set("abc") & tables.keys():
+            num_block_s[request_id] += len(tables[request_id].block_ids)
+        engine.advance(1.0)
+    assert engine.seen(Preempted)
+    for request_id, block_s in num_block_s.items():
+        assert engine.finish(request_id).kv_block_s == pytest.approx(block_s, rel=0.01)
