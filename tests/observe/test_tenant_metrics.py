@@ -11,7 +11,7 @@ from headway.core.terms import Targets, Terms
 from headway.observe import Metrics
 from headway.observe.account import Share
 from headway.observe.goodput import Fairness
-from tests.observe.test_audit import tokens
+from tests.observe.stories import tokens
 from tests.observe.test_metrics import Reader, step
 
 STOP, ABORT, ERROR = FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR

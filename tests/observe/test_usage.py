@@ -13,7 +13,7 @@ from headway.core.request import FinishReason
 from headway.observe.account import Account
 from headway.observe.usage import cost_e12, row_of
 from tests.observe.rows import DAY, Price, make_row, totals
-from tests.observe.test_audit import A, Story, tokens
+from tests.observe.stories import A, Story, tokens
 from tests.observe.test_metrics import step
 
 ABORT, ERROR = FinishReason.ABORT, FinishReason.ERROR
