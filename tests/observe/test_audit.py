@@ -116,10 +116,10 @@ def test_a_preemption_and_what_it_cost() -> None:
     assert story.now("r-1", 2.5).state == "waiting"
     assert "did not run again" in paragraph(story.now("r-1", 2.5))
     waited = causes(kv_blocks=0.4)
-    story.tell(Admitted("r-1", 2.4, 0.4, 48, 111, True, waited, "b"))
+    story.tell(Admitted("r-1", 2.4, 0.4, 48, 111, True, waited, "b", num_recomputed=62))
     story.tell(tokens("r-1"), Finished("r-1", 3.0, STOP, 12), step(3.0))
     found = story.only
-    assert found.num_recomputed_tokens == 110 - 48
+    assert found.num_recomputed_tokens == 62
     assert (found.num_output_tokens, found.num_cached_tokens) == (12, 0)
     (preempted,) = entries(found, "preempted")
     assert (preempted.by, preempted.by_tenant, preempted.num_tokens) == ("r-2", "b", 110)
@@ -133,22 +133,15 @@ def test_a_preemption_and_what_it_cost() -> None:
     assert "62 tokens had to be computed again, which is not billed." in text
 
 
-def test_trimmed_tokens_are_recomputed_only_as_far_as_they_are_missing() -> None:
+def test_an_engine_lost_after_a_preemption_counts_what_is_computed_again_once() -> None:
     story = Story(
         [Arrived("r-1", 0.0, 100), Admitted("r-1", 0.0, 0.0, 0, 100, False), tokens("r-1", 11)],
-        [Preempted("r-1", 2.0, "r-2", 30, PreemptionMethod.TRIM)],
-        [Admitted("r-1", 2.4, 0.4, 80, 111, True), Finished("r-1", 3.0, STOP, 11)],
+        [Preempted("r-1", 2.0, "r-2", 110)],
+        [EngineLost(3.0)],
+        [Resent("r-1", 4.0), Admitted("r-1", 4.0, 4.0, 16, 111, False)],
+        [Finished("r-1", 5.0, STOP, 11)],
     )
-    assert story.only.num_recomputed_tokens == 30
-
-
-def test_what_was_checkpointed_is_not_recomputed() -> None:
-    story = Story(
-        [Arrived("r-1", 0.0, 100), Admitted("r-1", 0.0, 0.0, 0, 100, False), tokens("r-1", 11)],
-        [Preempted("r-1", 2.0, "r-2", 110, PreemptionMethod.CHECKPOINT)],
-        [Admitted("r-1", 2.4, 0.4, 110, 111, True), Finished("r-1", 3.0, STOP, 11)],
-    )
-    assert story.only.num_recomputed_tokens == 0
+    assert story.only.num_recomputed_tokens == 110 - 16
 
 
 def test_admitted_and_preempted_in_one_batch() -> None:

@@ -120,7 +120,7 @@ def test_a_timeline_is_bounded_and_its_sums_are_not_cut() -> None:
     for number in range(500):
         story.tell(Preempted("r-1", 2.0 * number, "r-2", 5))
         waited = causes(kv_blocks=1.0)
-        story.tell(Admitted("r-1", 2.0 * number + 1.0, 1.0, 0, 10, True, waited))
+        story.tell(Admitted("r-1", 2.0 * number + 1.0, 1.0, 0, 10, True, waited, num_recomputed=5))
     story.tell(Finished("r-1", 1000.0, STOP, 0))
     found = story.only
     assert len(found.timeline) < 100

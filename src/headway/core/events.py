@@ -50,6 +50,8 @@ class Admitted:
     """What it waited for; the seconds add up to `waited_s`."""
     held_by: str = ""
     """The tenant that held most of what it waited for, if it waited for seats or blocks."""
+    num_recomputed: int = 0
+    """Tokens it had computed before it was preempted, and has to compute again."""
 
 
 @dataclass(frozen=True, slots=True)

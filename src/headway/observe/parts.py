@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
+from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import Admitted, Finished, Forked, Preempted
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
@@ -53,7 +53,7 @@ class Part:
     known: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     """What is known already of the wait it is in."""
     to_recompute: int = 0
-    was_trimmed: bool = False
+    """Tokens that were computed in an engine that failed."""
     num_cached_tokens: int | None = None
     """Of its prompt, when it was first admitted; None before."""
     num_output_tokens: int = 0
@@ -104,18 +104,13 @@ class Part:
         self._note(Entry(event.at, "admitted", num_tokens=event.num_cached_tokens))
         if self.num_cached_tokens is None:
             self.num_cached_tokens = event.num_cached_tokens
-        else:
-            self._count_recomputed(event)
+        self.num_recomputed_tokens += event.num_recomputed
+        self.num_recomputed_tokens += max(0, self.to_recompute - event.num_cached_tokens)
         self.to_recompute = 0
         if self.early is not None:
             (preempted, by_tenant), self.early = self.early, None
             self.preempt(preempted, by_tenant)
         return shares
-
-    def _count_recomputed(self, event: Admitted) -> None:
-        num_computed = event.num_tokens - 1 if self.was_trimmed else self.to_recompute
-        num_missing = max(0, num_computed - event.num_cached_tokens)
-        self.num_recomputed_tokens += min(self.to_recompute, num_missing)
 
     def fork(self, event: Forked) -> Part:
         """Another sample of the same prompt, which runs unless something says that it waits."""
@@ -133,8 +128,6 @@ class Part:
             self.early = (event, by_tenant)
             return
         self.waiting_since = self.unexplained_since = event.at
-        self.to_recompute = event.num_tokens_lost
-        self.was_trimmed = event.method is PreemptionMethod.TRIM
         self.num_preemptions += 1
         self._interrupt(
             Entry(
@@ -152,13 +145,13 @@ class Part:
         """The engine is gone, and with it what it knew of a wait that is not over."""
         if self.lost_at is not None:
             return
+        # The last token known is yet to be computed; and no event says how far a prompt had come
+        # before its first token.
+        has_output = self.num_output_tokens > 0
+        num_known = self.num_prompt_tokens + self.num_output_tokens
+        self.to_recompute = num_known - 1 if has_output else 0
         if self.waiting_since is None:
             self.waiting_since = at
-            # No event says how far a prompt had come before its first token.
-            has_output = self.num_output_tokens > 0
-            num_known = self.num_prompt_tokens + self.num_output_tokens
-            self.to_recompute = num_known - 1 if has_output else 0
-            self.was_trimmed = False
         else:
             since = self.unexplained_since
             self.known.append((UNRECORDED, at - (self.waiting_since if since is None else since)))
