@@ -1,0 +1,210 @@
+"""How long a step takes, learned from the steps that were.
+
+A step's time is a sum of non-negative parts: a constant, the tokens and rows it computes, the
+context its decodes read and the attention of its prefill chunks. The coefficients are a
+non-negative least squares fit over the recent past, in relative error, so that short steps count
+as much as long ones. A machine that as a whole becomes slower or faster is followed by one factor,
+which moves much faster than the fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.core.plan import StepPlan
+
+FORGETTING = 0.998
+"""What a step weighs after the next one; about the last 500 count."""
+RIDGE = 0.5
+"""How many steps of evidence the coefficients one begins with are worth, each."""
+FOLLOWING = 0.4
+"""How far the factor goes to meet a step that was slower or faster than predicted: what slows a
+machine down mostly lasts for a few steps."""
+OUTLOOK = 0.02
+"""The same for what lies further ahead than the next steps."""
+MAX_RATIO = 1.5
+"""A step further off than this counts as if it had been off by this much."""
+NUM_ERRORS = 128
+MIN_STEPS = 16
+
+
+class StepShape(NamedTuple):
+    """What of a step its time depends on."""
+
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    num_context_tokens: int = 0
+    """Tokens of context that the decodes read, over all of them."""
+    prefill_work: int = 0
+    """For every prefill token, the tokens it attends to."""
+
+    def plus_prefill(self, num_tokens: int, start: int = 0) -> StepShape:
+        """The same step with one more prefill chunk."""
+        return self._replace(
+            num_prefill_tokens=self.num_prefill_tokens + num_tokens,
+            prefill_work=self.prefill_work + prefill_work(num_tokens, start),
+        )
+
+
+def prefill_work(num_tokens: int, start: int = 0) -> int:
+    """Tokens attended to by a chunk that begins at position `start`."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    """The shape of a planned step. A chunk of one token costs what a decode costs."""
+    num_decodes = num_context = work = 0
+    for item in plan.scheduled:
+        count = len(item.token_ids)
+        if count == 1:
+            num_decodes += 1
+            num_context += item.start
+        else:
+            work += prefill_work(count, item.start)
+    return StepShape(num_decodes, plan.num_tokens - num_decodes, num_context, work)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The coefficients of a moment, in seconds: what a step costs, and how far off that may be.
+
+    A plain value, so that another process can predict as well as the one that measures.
+    """
+
+    constant_s: float = 0.008
+    per_decode_s: float = 0.3e-3
+    per_prefill_token_s: float = 0.25e-3
+    per_context_token_s: float = 1e-6
+    per_attended_s: float = 0.1e-6
+    error: float = 1.0
+    """Median relative error of the last predictions."""
+    num_steps: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps were seen to decide anything by it."""
+        return self.num_steps >= MIN_STEPS
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds a step of this shape takes."""
+        return (
+            self.constant_s
+            + self.per_decode_s * shape.num_decodes
+            + self.per_prefill_token_s * shape.num_prefill_tokens
+            + self.per_context_token_s * shape.num_context_tokens
+            + self.per_attended_s * shape.prefill_work
+        )
+
+    def prefill_s(self, num_tokens: int, start: int = 0) -> float:
+        """What a prefill adds to the steps it is part of."""
+        work = self.per_attended_s * prefill_work(num_tokens, start)
+        return self.per_prefill_token_s * num_tokens + work
+
+    def decode_s(self, num_context_tokens: float) -> float:
+        """What one decode adds to a step."""
+        return self.per_decode_s + self.per_context_token_s * num_context_tokens
+
+
+class StepTimeModel:
+    """Learns from each measured step; a few microseconds each."""
+
+    def __init__(self, prior: StepCost | None = None) -> None:
+        cost = prior or StepCost()
+        self._prior = (
+            cost.constant_s,
+            cost.per_decode_s,
+            cost.per_prefill_token_s,
+            cost.per_context_token_s,
+            cost.per_attended_s,
+        )
+        size = len(self._prior)
+        # In units of the prior: each feature is the time it stands for there, each coefficient
+        # begins at 1, and the fit is a matter of shares of a step's time.
+        self._squares = [[0.0] * size for _ in range(size)]
+        self._products = [0.0] * size
+        self._weights = [1.0] * size
+        self._factor = self._slow_factor = 1.0
+        self._num_steps = 0
+        self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
+        self._sorted_errors: list[float] = []
+
+    @property
+    def num_steps(self) -> int:
+        return self._num_steps
+
+    @property
+    def error(self) -> float:
+        """Median relative error of the last predictions, each made before its step was seen."""
+        count = len(self._sorted_errors)
+        return self._sorted_errors[count // 2] if count else 1.0
+
+    @property
+    def cost(self) -> StepCost:
+        """What the next step costs."""
+        return self._cost(self._factor)
+
+    @property
+    def outlook(self) -> StepCost:
+        """What steps cost on the whole: for promises that many of them must keep."""
+        return self._cost(self._slow_factor)
+
+    def _cost(self, factor: float) -> StepCost:
+        a, b, c, d, e = [
+            factor * weight * prior
+            for weight, prior in zip(self._weights, self._prior, strict=True)
+        ]
+        return StepCost(a, b, c, d, e, self.error, self._num_steps)
+
+    def predict(self, shape: StepShape) -> float:
+        """Seconds a step of this shape takes."""
+        features = self._features(shape)
+        pairs = zip(self._weights, features, strict=True)
+        return self._factor * sum([weight * value for weight, value in pairs])
+
+    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+        """A step of this shape took so long."""
+        if not elapsed_s > 0.0:
+            return
+        features = self._features(shape)
+        pairs = zip(self._weights, features, strict=True)
+        base_s = max(sum([weight * value for weight, value in pairs]), 1e-9)
+        ratio = elapsed_s / (self._factor * base_s)
+        if self._num_steps == 0:  # the machine's speed: nothing was known of it
+            self._factor, ratio = ratio, 1.0
+            self._slow_factor = self._factor
+        else:
+            self._note_error(abs(ratio - 1.0) / ratio)
+        self._num_steps += 1
+        ratio = min(MAX_RATIO, max(1.0 / MAX_RATIO, ratio))
+        self._fit([value / base_s for value in features], ratio)
+        self._factor *= ratio ** max(FOLLOWING, 1.0 / self._num_steps)
+        share = max(OUTLOOK, 1.0 / self._num_steps)
+        self._slow_factor += share * (self._factor - self._slow_factor)
+
+    def _features(self, shape: StepShape) -> tuple[float, ...]:
+        a, b, c, d, e = self._prior
+        decodes, tokens, context, work = shape
+        return (a, b * decodes, c * tokens, d * context, e * work)
+
+    def _fit(self, shares: Sequence[float], ratio: float) -> None:
+        """One sweep of coordinate descent over the sums of squares. It starts from the last
+        solution, so that a sweep a step is enough to stay at the optimum."""
+        products, weights = self._products, self._weights
+        for at, (row, share) in enumerate(zip(self._squares, shares, strict=True)):
+            products[at] = FORGETTING * products[at] + share * ratio
+            for other, value in enumerate(shares):
+                row[other] = FORGETTING * row[other] + share * value
+        for at, row in enumerate(self._squares):
+            pull = products[at] + RIDGE - sum([s * w for s, w in zip(row, weights, strict=True)])
+            weights[at] = max(0.0, weights[at] + (pull - RIDGE * weights[at]) / (row[at] + RIDGE))
+
+    def _note_error(self, error: float) -> None:
+        ordered = self._sorted_errors
+        if len(self._errors) == NUM_ERRORS:
+            del ordered[bisect_left(ordered, self._errors[0])]
+        self._errors.append(error)
+        insort(ordered, error)
