@@ -17,6 +17,7 @@ from headway.errors import ConfigError
 ENV_PREFIX = "HEADWAY_"
 SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE"})
 """Read by the scripts of the repository; no settings."""
+MODES = ("auto", "latency", "throughput", "fixed")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -102,6 +103,11 @@ class SchedulerConfig:
     )
     max_skips: int = setting(4, "How many requests that do not fit are passed over in one step.")
     max_preemptions: int = setting(4, "After so many preemptions a request is immune.")
+    mode: str = setting(
+        "auto",
+        "What a step's size follows: auto (the tightest TPOT target that is active), latency (the "
+        "same, and short steps where nobody has a target), throughput (large steps) or fixed.",
+    )
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "max_num_seqs", "max_preemptions", "prefill_floor")
@@ -115,6 +121,8 @@ class SchedulerConfig:
             raise ConfigError(
                 f"prefill_cap ({self.prefill_cap}) is below prefill_floor ({self.prefill_floor})"
             )
+        if self.mode not in MODES:
+            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if not 0.0 <= self.kv_watermark < 1.0:
             raise ConfigError(f"kv_watermark must be in [0, 1), got {self.kv_watermark}")
 

@@ -3,7 +3,9 @@
 Each tenant has a virtual counter of the service it was given (headway.core.service), after
 "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024). A tenant that comes back
 from idleness is lifted to the least counter among those that wait, so that idleness is not saved
-up. Within a tenant the lower priority number goes first, then the earlier place.
+up. Within a tenant the lower priority number goes first, then what must be begun first to keep a
+promise, then the earlier place: promises are kept within a tenant's share, and not at the cost of
+another's.
 
 The bound: let two tenants wait without a break. Then the services given to them in that time,
 each divided by its weight, differ by at most
@@ -24,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
-from headway.core.queue import Claim, HeapQueue, standing
+from headway.core.queue import Claim, HeapQueue, due_us, standing
 from headway.core.request import Request
 from headway.core.service import Account, Accounts
 
 
 def _within_tenant(request: Request) -> Claim:
-    return Claim(request.priority, (request.place, request.index))
+    return Claim(request.priority, (due_us(request), request.place, request.index))
 
 
 class _Lane:
@@ -58,7 +60,7 @@ class FairQueue:
 
     def claim(self, request: Request) -> Claim:
         terms = request.terms
-        place = (request.place, request.index)
+        place = (due_us(request), request.place, request.index)
         return Claim(1 if terms.is_spot else 0, place, terms.tenant, request.priority)
 
     def push(self, request: Request) -> None:

@@ -54,7 +54,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     """A plan is within its budget, and continues each request exactly where it stands."""
     num_tokens = sum(len(item.token_ids) for item in plan.scheduled)
     _require(num_tokens == plan.num_tokens, "the plan miscounts its tokens")
-    _require(num_tokens <= scheduler.config.max_num_batched_tokens, "the plan is over budget")
+    _require(num_tokens <= scheduler.pacer.limits.max_num_batched_tokens, "the plan is over budget")
     ids = [item.request_id for item in plan.scheduled]
     _require(len(set(ids)) == len(ids), "a request is scheduled twice")
     written: set[int] = set()

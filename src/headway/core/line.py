@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
@@ -220,14 +221,19 @@ class WaitingLine:
         return found
 
     def _expect(self, request: Request) -> None:
-        heappush(self._due, (request.changed_at + self._max_wait_s, next(self._numbers), request))
+        heappush(self._due, (self._ages_at(request), next(self._numbers), request))
         if len(self._due) > 2 * len(self._members) + 64:
             self._due = [entry for entry in self._due if self._is_due(entry[0], entry[2])]
             heapify(self._due)
 
     def _is_due(self, due_at: float, request: Request) -> bool:
         is_here = self._members.get(request.id) is request
-        return is_here and due_at == request.changed_at + self._max_wait_s
+        return is_here and due_at == self._ages_at(request)
+
+    def _ages_at(self, request: Request) -> float:
+        """One that was promised a later time is not old before it must be begun."""
+        at = request.changed_at + self._max_wait_s
+        return at if request.due_at == inf else max(at, request.due_at)
 
     def _make_old(self, request: Request, now: float) -> None:
         parked = self._parked.get(request.terms.tenant)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.core.fair import FairQueue
-from headway.core.queue import Claim, HeapQueue, WaitingQueue
+from headway.core.queue import Claim, HeapQueue, WaitingQueue, due_us
 from headway.core.request import Request
 from headway.core.service import Accounts
 from headway.errors import ConfigError
@@ -26,13 +26,21 @@ def priority(request: Request) -> Claim:
     return Claim(request.priority, (request.place, request.index))
 
 
+def deadline(request: Request) -> Claim:
+    """Who must be begun first to keep a promise; those without one by when they came."""
+    return Claim(0, (due_us(request), request.place, request.index))
+
+
 ORDERS: dict[str, Callable[[Accounts], WaitingQueue]] = {
+    "deadline": lambda accounts: HeapQueue(deadline),
     "fair": FairQueue,
     "fcfs": lambda accounts: HeapQueue(fcfs),
     "priority": lambda accounts: HeapQueue(priority),
 }
 HEEDING_PRIORITY = frozenset({"fair", "priority"})
 """The policies under which a request's priority makes a difference."""
+HEEDING_TARGETS = frozenset({"deadline", "fair"})
+"""The policies that order by what was promised, and so may promise something."""
 
 
 def make_queue(policy: str, accounts: Accounts | None = None) -> WaitingQueue:

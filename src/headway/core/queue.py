@@ -41,6 +41,11 @@ def standing(claim: Claim, is_aged: bool) -> Claim:
     return Claim(0, claim.place, claim.tenant, -inf)
 
 
+def due_us(request: Request) -> int:
+    """By when it should be begun, as part of a place; one that was promised nothing, last."""
+    return int(1e6 * min(request.due_at, 1e12))
+
+
 class WaitingQueue(Protocol):
     """The waiting requests, strongest first. Each operation is O(log n)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 
 from headway.core.params import SamplingParams
 from headway.core.prefix import BlockHash
@@ -59,6 +60,8 @@ class Request:
     """Which sample of its prompt this is; part of the key of its random numbers."""
     place: int = 0
     """Its place in line, given once by the scheduler and kept through preemptions."""
+    due_at: float = inf
+    """By when it must be begun to keep what it was promised."""
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_preemptions: int = 0
@@ -133,6 +136,7 @@ class Request:
             terms=self.terms,
             index=index,
             place=self.place,
+            due_at=self.due_at,
             changed_at=now,
         )
 

@@ -21,13 +21,14 @@ from itertools import count
 from headway.config import SchedulerConfig
 from headway.core import events
 from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never_fits, try_admit
-from headway.core.budget import TokenBudget
 from headway.core.causes import WaitCause
+from headway.core.deadlines import Infeasible
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
 from headway.core.orders import make_queue
+from headway.core.pacing import Pacer
 from headway.core.plan import Failure, Sample, StepPlan, StepResult
 from headway.core.preemption import Preemption
 from headway.core.request import FinishReason, Request, RequestState
@@ -54,11 +55,7 @@ class Scheduler:
         self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
         self._seats = Seats(self.kv, self.waiting, self.accounts)
         self._preemption = Preemption(self.kv, self.waiting, self._seats, config.max_preemptions)
-        self._budget = TokenBudget(
-            config.max_num_batched_tokens,
-            config.prefill_floor,
-            config.prefill_cap or config.max_num_batched_tokens,
-        )
+        self.pacer = Pacer(config)
         self._watermark = int(capacity.num_blocks * config.kv_watermark)
         self._places = count(1)
         self._step_ids = count(1)
@@ -87,13 +84,18 @@ class Scheduler:
         return taken
 
     def add(self, request: Request, now: float) -> None:
-        """Accept a request into the waiting line, or refuse one that can never fit."""
+        """Accept a request into the waiting line, or refuse one that can never fit, or that was
+        promised what can no longer be kept."""
         if not self.requests.keys().isdisjoint(request.sample_ids):
             raise ValueError(f"request id {request.id} is in use")
         told = self._seats.events
         refusal = refuse_if_never_fits(demand_of(request), self.capacity, self.config.max_num_seqs)
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
+            return
+        verdict = self.pacer.add(request, self.running, now)
+        if isinstance(verdict, Infeasible):
+            told.append(events.Refused(request.id, now, "deadline", verdict.message))
             return
         request.place = next(self._places)
         self._seats.wait(request)
@@ -116,13 +118,18 @@ class Scheduler:
         self.waiting.begin_pass(now)
         self._seat_stronger_claims(now)
         self._preemption.grow(now)
+        staying = self.pacer.begin(self.running, now)
+        budget = self.pacer.limits.budget
         draft = PlanDraft()
-        limit = self._budget.for_decode(has_prefill=True)
-        late = self._schedule_decodes(draft, self.running, limit)
+        late = self._schedule_decodes(draft, staying, budget.for_decode(has_prefill=True))
         if late and not draft.prefilling and not self._may_admit():
-            self._schedule_decodes(draft, late, self._budget.for_decode(has_prefill=False))
-        limit = draft.num_tokens + self._budget.for_prefill(draft.num_tokens)
+            self._schedule_decodes(draft, late, budget.for_decode(has_prefill=False))
+        limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
+        if self.pacer.has_promises:
+            draft.prefilling.sort(key=lambda request: request.due_at)
         for request in draft.prefilling:
+            if self.pacer.has_promises and not self._preemption.cause:
+                self._admit_waiting(draft, limit, now, request.due_at)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed is for the running: nobody is admitted in such a step.
@@ -131,7 +138,12 @@ class Scheduler:
         return self._seal(draft)
 
     def _may_admit(self) -> bool:
-        return self.waiting.num_in_line > 0 and self.num_seats_used < self.config.max_num_seqs
+        return self.waiting.num_in_line > 0 and self._num_free_seats() > 0
+
+    def _num_free_seats(self) -> int:
+        """Controlled while anybody runs; an empty engine has all the seats there are."""
+        limit = self.pacer.limits.max_num_seqs if self.running else self.config.max_num_seqs
+        return max(0, limit - self.num_seats_used)
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         step_id = next(self._step_ids)
@@ -172,15 +184,18 @@ class Scheduler:
         margin = self._watermark + len(growing) if self.running else 0
         tenant = request.terms.tenant
         room = Room(
-            self.config.max_num_seqs - self.num_seats_used,
+            self._num_free_seats(),
             self.kv.pool.num_free - margin,
             sum([other.terms.tenant == tenant for other in growing]),
         )
         is_immune = request.num_preemptions >= self.config.max_preemptions
         return try_admit(request, self.kv, room, is_immune)
 
-    def _admit_waiting(self, draft: PlanDraft, limit: int, now: float) -> WaitCause:
-        """Fill free seats from the waiting line while tokens are left; what ended it.
+    def _admit_waiting(
+        self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
+    ) -> WaitCause:
+        """Fill free seats from the waiting line while tokens are left; what ended it. With a
+        time, only by those who must be begun before it.
 
         One that does not fit may be passed over by those behind it, a bounded number of times
         and for a bounded time; then the pass ends at it until it fits. One whose tenant holds all
@@ -192,6 +207,9 @@ class Scheduler:
             cause = self._is_full(draft, limit)
             request = line.pop() if cause is None else None
             if request is None:
+                break
+            if due_before is not None and request.due_at >= due_before:
+                line.put_back(request)
                 break
             if line.park_if_behind(request, now):
                 num_parked += 1
@@ -215,11 +233,11 @@ class Scheduler:
         return head_cause or cause or WaitCause.TOKEN_BUDGET
 
     def _is_full(self, draft: PlanDraft, limit: int) -> WaitCause | None:
-        if self.num_seats_used >= self.config.max_num_seqs:
+        if self._num_free_seats() == 0:
             return WaitCause.RUNNING_LIMIT
         if draft.num_tokens < limit:
             return None
-        is_capped = limit < self.config.max_num_batched_tokens
+        is_capped = limit < self.pacer.limits.max_num_batched_tokens
         return WaitCause.PREFILL_CAP if is_capped else WaitCause.TOKEN_BUDGET
 
     def _may_pass(self, passed_over: list[Request], now: float) -> bool:
@@ -289,6 +307,7 @@ class Scheduler:
                 if self._take_in(request, outcome, now):
                     has_left = True
         self.accounts.charge_output(sampled)
+        self.pacer.end(plan, result.elapsed_s, now)
         if has_left:
             self._seats.running = [it for it in self.running if it.state is RUNNING]
 

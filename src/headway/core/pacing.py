@@ -1,0 +1,176 @@
+"""The pace of the engine: what a step may take, who must be in it, and who may still come in.
+
+Owns the step-time model, the controller, and for each live request that was promised something
+when its first token came. The scheduler asks before a step and tells what came of it; where
+nobody was promised anything, all this costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from headway.config import SchedulerConfig
+from headway.core.control import AIM, Controller, Limits, Load
+from headway.core.deadlines import Feasible, Infeasible, Job, Pace, job_of, slack_s
+from headway.core.orders import HEEDING_TARGETS
+from headway.core.plan import StepPlan
+from headway.core.promises import Promises
+from headway.core.request import FinishReason, Request, RequestState
+from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
+from headway.core.terms import NO_TARGETS
+
+MAX_HELD_STEPS = 8
+"""Steps in a row that a decode may give way; then it is in the next one, whatever its slack."""
+MAX_PREFILL_SHARE = 0.7
+"""Of a step's time, the most that decodes leave to urgent prefill."""
+EARLIER = 0.2
+"""Share of the time until the last moment to begin that is kept in hand."""
+ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Pacer:
+    """Decides by slack: the size of a step, the decodes in it, and what may still be promised."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.model = StepTimeModel()
+        self.cost: StepCost = self.model.cost
+        """What the next step costs."""
+        self._config = config
+        self._heeds_targets = config.scheduling_policy in HEEDING_TARGETS
+        self._controller = Controller(config)
+        self._promised: dict[str, Request] = {}
+        """The live requests that have targets."""
+        self._first_token_at: dict[str, float] = {}
+        self._num_held: dict[str, int] = {}
+        self._promises = Promises()
+        self._idle = Load(0, StepShape())
+        self.limits: Limits = self._controller.decide(self._idle, self.cost)
+        """Those of the step that is planned or running."""
+
+    @property
+    def has_promises(self) -> bool:
+        """Whether the order of the step's work should go by what is due."""
+        return self._heeds_targets and bool(self._promised)
+
+    @property
+    def pace(self) -> Pace:
+        """How the engine goes; by this the API process refuses what would be refused here."""
+        outlook, step_s = self.model.outlook, self.limits.step_s
+        if step_s is None:
+            num_tokens = self.limits.max_num_batched_tokens
+            step_s = outlook.constant_s + outlook.prefill_s(num_tokens)
+        return Pace(outlook, step_s)
+
+    # ---------------------------------------------------------------- promises
+
+    def add(
+        self, request: Request, running: Iterable[Request], now: float
+    ) -> Feasible | Infeasible:
+        """A request wants in. If it may, it gets its place in a line by slack."""
+        if request.terms.targets == NO_TARGETS:
+            return Feasible(0.0, 0.0)
+        pace, job = self.pace, self._job(request)
+        verdict: Feasible | Infeasible = Feasible(0.0, 0.0)
+        # One that has output already is continued after a crash: it was promised long ago.
+        if self._heeds_targets and not request.num_output_tokens:
+            others = {one.id: one for one in running} | self._promised
+            jobs = [self._job(other) for other in others.values()]
+            verdict = self._promises.judge(job, jobs, pace, now)
+        if isinstance(verdict, Feasible):
+            self._promised[request.id] = request
+            # Somewhat before the last moment: what follows will not go as expected either.
+            latest_at = job.latest_start_at(pace.cost, pace.step_s)
+            if latest_at < inf:
+                hand_s = EARLIER * max(0.0, latest_at - request.arrived_at)
+                request.due_at = latest_at - hand_s
+        return verdict
+
+    def _job(self, request: Request) -> Job:
+        max_tokens = request.params.max_tokens or 1
+        lengths, num_output = self._promises.lengths, request.num_output_tokens
+        num_left = lengths.expected_left(request.terms.tier, num_output, max_tokens)
+        return job_of(request, num_left, self._first_token_at.get(request.id))
+
+    # ------------------------------------------------------------------- steps
+
+    def begin(self, running: list[Request], now: float) -> list[Request]:
+        """Set the limits of the next step; the running requests that have a part in it."""
+        if not self._promised and self._config.mode != "latency":
+            self.limits = self._controller.decide(self._idle, self.cost)
+            return running
+        tightest_s: float | None = None
+        decoding: list[Request] = []
+        for request in running:
+            if len(request.token_ids) - request.num_computed == 1:
+                decoding.append(request)
+            targets = request.terms.targets
+            if targets is not NO_TARGETS and targets.tpot_s is not None:
+                tightest_s = min(targets.tpot_s, tightest_s or inf)
+        held: dict[str, int] = {}
+        if tightest_s is not None and self._heeds_targets and self.cost.is_known:
+            held = self._hold(running, decoding, AIM * tightest_s, now)
+        self._num_held = held
+        if held:
+            running = [one for one in running if one.id not in held]
+            decoding = [one for one in decoding if one.id not in held]
+        shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
+        load = Load(len(running) + len(held), shape, tightest_s)
+        self.limits = self._controller.decide(load, self.cost)
+        return running
+
+    def _hold(
+        self, running: Sequence[Request], decoding: Sequence[Request], step_s: float, now: float
+    ) -> dict[str, int]:
+        """The decodes that are furthest ahead of their readers leave the step, until it is
+        expected to end in time with what urgent prefill needs. For how many steps each has."""
+        if self._config.mode not in ("auto", "latency"):
+            return {}
+        cost, held = self.cost, dict[str, int]()
+        full_s = cost.constant_s + sum([cost.decode_s(one.num_computed) for one in decoding])
+        excess_s = full_s + self._urgent_prefill_s(running, step_s, now) - step_s
+        if excess_s <= 0.0:
+            return held
+        slacks = [slack_s(self._job(one), now, cost, step_s) for one in decoding]
+        for slack, request in sorted(zip(slacks, decoding, strict=True), key=_slack, reverse=True):
+            if excess_s <= 0.0 or slack < step_s:
+                break
+            num_held = self._num_held.get(request.id, 0)
+            if num_held < MAX_HELD_STEPS:
+                held[request.id] = num_held + 1
+                excess_s -= cost.decode_s(request.num_computed)
+        return held
+
+    def _urgent_prefill_s(self, running: Sequence[Request], step_s: float, now: float) -> float:
+        """Seconds of this step that prefills need so that each is done when it is due."""
+        needed_s = self.cost.prefill_s(self._config.prefill_floor)
+        for request in running:
+            if len(request.token_ids) - request.num_computed > 1:
+                job = self._job(request)
+                left_s = max(step_s, min(job.next_due_at, job.last_due_at) - now - step_s)
+                needed_s += job.prefill_s(self.cost) * step_s / left_s if left_s < inf else 0.0
+        return min(needed_s, MAX_PREFILL_SHARE * step_s)
+
+    def end(self, plan: StepPlan, elapsed_s: float, now: float) -> None:
+        """Learn from a step that was measured."""
+        shape = shape_of(plan)
+        self.model.observe(shape, elapsed_s)
+        self._controller.observe(shape, elapsed_s)
+        self.cost = self.model.cost
+        if self._promised:
+            for request in list(self._promised.values()):
+                self._follow(request, now)
+
+    def _follow(self, request: Request, now: float) -> None:
+        if request.state is RequestState.FINISHED:
+            del self._promised[request.id]
+            self._first_token_at.pop(request.id, None)
+            if request.finish_reason in ENDED:
+                lengths, max_tokens = self._promises.lengths, request.params.max_tokens or 1
+                lengths.observe(request.terms.tier, request.num_output_tokens, max_tokens)
+        elif request.num_output_tokens and request.id not in self._first_token_at:
+            self._first_token_at[request.id] = now
+
+
+def _slack(pair: tuple[float, Request]) -> float:
+    return pair[0]
