@@ -8,6 +8,7 @@ import pytest
 
 from headway.core.deadlines import (
     MAX_RETRY_AFTER_S,
+    Ahead,
     Feasible,
     Infeasible,
     Job,
@@ -118,19 +119,17 @@ def test_an_empty_engine_can_promise_what_it_can_do():
 
 def test_a_first_token_is_expected_behind_the_prefills_that_are_due_before_it():
     new = waiting(CHAT, num_prompt=90)
-    alone_s = expected_ttft_s(new, (), PACE, 0.0)
+    alone_s = expected_ttft_s(new, (), PACE)
     before = [waiting(CHAT, num_prompt=180, arrived_at=-0.5)]
-    assert expected_ttft_s(new, before, PACE, 0.0) - alone_s == pytest.approx(0.2)
+    assert expected_ttft_s(new, before, PACE) - alone_s == pytest.approx(0.2)
     after = [waiting(BATCH, num_prompt=5000), waiting(NO_TARGETS, num_prompt=5000)]
-    assert expected_ttft_s(new, after, PACE, 0.0) == alone_s
+    assert expected_ttft_s(new, after, PACE) == alone_s
 
 
 def test_decodes_take_their_part_of_every_step():
     new = waiting(CHAT, num_prompt=90)
     half = [decoding(NO_TARGETS, 5, 5, 0.0)] * 45
-    ratio = (expected_ttft_s(new, half, PACE, 1.0) - 0.05) / (
-        expected_ttft_s(new, (), PACE, 1.0) - 0.05
-    )
+    ratio = (expected_ttft_s(new, half, PACE) - 0.05) / (expected_ttft_s(new, (), PACE) - 0.05)
     assert ratio == pytest.approx(2.0)
 
 
@@ -167,9 +166,14 @@ def test_one_that_is_late_already_does_not_make_everything_infeasible():
 def test_time_that_tighter_requests_are_about_to_ask_for_is_not_promised():
     job = waiting(Targets(deadline_s=10.0), num_prompt=4000, num_output=1000)
     assert isinstance(feasible(job, (), PACE, 0.0), Feasible)
-    verdict = feasible(job, (), PACE, 0.0, reserved=0.5)
+    verdict = feasible(job, (), PACE, 0.0, Ahead(reserved=0.5))
     assert isinstance(verdict, Infeasible)
     assert verdict.retry_after_s == pytest.approx(5 / 0.31 - 10, rel=0.01)
+
+
+def test_what_other_tenants_are_owed_comes_first():
+    assert isinstance(feasible(waiting(CHAT), (), PACE, 0.0, Ahead(owed_s=0.5)), Feasible)
+    assert isinstance(feasible(waiting(CHAT), (), PACE, 0.0, Ahead(owed_s=0.9)), Infeasible)
 
 
 def test_requests_without_promises_are_always_feasible():

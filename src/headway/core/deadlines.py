@@ -142,20 +142,30 @@ class Pace:
         return max(0.05, 1.0 - self.cost.constant_s / max(self.step_s, 2 * self.cost.constant_s))
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What goes before a request, beside the promises made to others."""
+
+    reserved: float = 0.0
+    """The share of the time that requests with tighter promises, yet to come, will ask for."""
+    owed_s: float = 0.0
+    """Work of other tenants that is first because this one's had more than its share."""
+
+
+NOTHING_AHEAD = Ahead()
+
+
 def feasible(
-    job: Job, others: Iterable[Job], pace: Pace, now: float, reserved: float = 0.0
+    job: Job, others: Iterable[Job], pace: Pace, now: float, ahead: Ahead = NOTHING_AHEAD
 ) -> Feasible | Infeasible:
     """Can this request's promises be kept together with those made to the others?
-
-    `reserved` is the share of the time that requests with tighter promises, yet to come, are
-    expected to ask for.
 
     `others` are all requests in the engine, or on their way to it. Those without promises are
     served after the rest and do not count, but what is decoding stays in every step.
     """
     others = list(others)
     cost, speed = pace.cost, pace.speed * (1.0 - MARGIN)
-    ttft_s = expected_ttft_s(job, others, pace, now)
+    ttft_s = expected_ttft_s(job, others, pace, ahead.owed_s)
     e2e_s = ttft_s + job.num_output_left * pace.step_s
     if now + ttft_s > job.next_due_at:
         return _infeasible("the first token", ttft_s, now + ttft_s - job.next_due_at)
@@ -169,7 +179,7 @@ def feasible(
         )
     late_s = max(
         _lateness_s(job, others, cost, speed, now),
-        _own_lateness_s(job, others, cost, speed - reserved, now),
+        _own_lateness_s(job, others, cost, speed - ahead.reserved, now),
     )
     if late_s > 0.0:
         return _infeasible("the last token", job.last_due_at - now + late_s, late_s)
@@ -185,12 +195,12 @@ def _infeasible(what: str, expected_s: float, late_s: float) -> Infeasible:
     return Infeasible(text, retry_after_s)
 
 
-def expected_ttft_s(job: Job, others: Iterable[Job], pace: Pace, now: float) -> float:
-    """Seconds from now to the first token, behind the prefills that are due before it and beside
-    the decodes, which have their part of every step."""
+def expected_ttft_s(job: Job, others: Iterable[Job], pace: Pace, owed_s: float = 0.0) -> float:
+    """Seconds from now to the first token, behind the prefills that are due before it and what
+    other tenants are owed, and beside the decodes, which have their part of every step."""
     cost = pace.cost
     start_at = job.latest_start_at(cost, pace.step_s)
-    work_s, decode_s = job.prefill_s(cost), 0.0
+    work_s, decode_s = job.prefill_s(cost) + owed_s, 0.0
     for other in others:
         if other.num_prefill_left == 0:
             decode_s += cost.decode_s(other.num_context)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
+from headway.core.deadlines import Pace
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
@@ -115,6 +116,9 @@ class Stepped:
     num_waiting: int
     num_blocks_used: int
     num_blocks: int
+    pace: Pace | None = None
+    """How the engine goes now: what a step costs by the model, its error, and how long one may
+    take."""
 
 
 @dataclass(frozen=True, slots=True)

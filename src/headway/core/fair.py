@@ -4,8 +4,12 @@ Each tenant has a virtual counter of the service it was given (headway.core.serv
 "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024). A tenant that comes back
 from idleness is lifted to the least counter among those that wait, so that idleness is not saved
 up. Within a tenant the lower priority number goes first, then what must be begun first to keep a
-promise, then the earlier place: promises are kept within a tenant's share, and not at the cost of
-another's.
+promise, then the earlier place.
+
+Between tenants a promise counts within a bound of its own: the tenant of whoever must be begun
+first goes first while its counter exceeds the least by at most URGENT_LEAD. Short requests that
+were promised a quick start need that much at most; a flood of them exhausts it, and waits for its
+turn like anybody else's.
 
 The bound: let two tenants wait without a break. Then the services given to them in that time,
 each divided by its weight, differ by at most
@@ -16,7 +20,8 @@ where L is the longest prompt, M the most tokens that running requests of one te
 together, w_p the cost of a prompt token and w_q that of an output token. For a tenant is given
 a seat only while its counter is the least; from then on the counter grows by that prompt and by
 what its running requests still put out, and the other's does not fall. Requests that overtake
-one that does not fit add what they are given: at most `max_bypasses` requests.
+one that does not fit add what they are given: at most `max_bypasses` requests. Where promises
+were made, URGENT_LEAD is added to the bound.
 
 Spot requests come after all others, by the same rule among themselves.
 """
@@ -25,10 +30,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
+from math import inf
 
 from headway.core.queue import Claim, HeapQueue, due_us, standing
 from headway.core.request import Request
 from headway.core.service import Account, Accounts
+
+URGENT_LEAD = 16384.0
+"""By how much service a tenant may be ahead and still go first for a promise, in weighted tokens
+over its weight: what two prompts of 8,192 tokens come to, and about what the bound above allows
+for such prompts."""
+MAX_LOOKS = 4
+"""How many are looked at for one whose tenant is not too far ahead."""
+
+
+def _by_due(request: Request) -> Claim:
+    return Claim(0, (due_us(request), request.place, request.index))
 
 
 def _within_tenant(request: Request) -> Claim:
@@ -56,6 +73,8 @@ class FairQueue:
         self._heaps: dict[float, list[tuple[float, int, str, _Lane]]] = {0: [], 1: []}
         self._least: dict[float, float] = {0: 0.0, 1: 0.0}
         """The least counter when somebody was last taken."""
+        self._urgent: dict[float, HeapQueue] = {0: HeapQueue(_by_due), 1: HeapQueue(_by_due)}
+        """Those who were promised something, over all tenants."""
         self._num_waiting = 0
 
     def claim(self, request: Request) -> Claim:
@@ -72,6 +91,8 @@ class FairQueue:
         if lane is None:
             lane = self._lanes[key] = _Lane(account)
         lane.requests.push(request)
+        if request.due_at < inf:
+            self._urgent[rank].push(request)
         self._num_waiting += 1
         if not lane.is_listed:
             lane.is_listed = True
@@ -84,21 +105,26 @@ class FairQueue:
             if lane is not None:
                 self._least[rank] = max(self._least[rank], lane.account.counter)
                 self._num_waiting -= 1
-                return lane.requests.pop()
+                request = self._preferred(rank, lane).requests.pop()
+                if request is not None and request.due_at < inf:
+                    self._urgent[rank].remove(request)
+                return request
         return None
 
     def peek(self) -> Request | None:
         for rank in self._heaps:
             lane = self._first(rank)
             if lane is not None:
-                return lane.requests.peek()
+                return self._preferred(rank, lane).requests.peek()
         return None
 
     def remove(self, request: Request) -> None:
-        _, key = self._key(request)
+        rank, key = self._key(request)
         if key not in self._lanes:
             raise RuntimeError(f"request {request.id} is not waiting")
         self._lanes[key].requests.remove(request)
+        if request.due_at < inf:
+            self._urgent[rank].remove(request)
         self._num_waiting -= 1
 
     def _key(self, request: Request) -> tuple[float, tuple[float, str]]:
@@ -124,6 +150,22 @@ class FairQueue:
             else:
                 return lane
         return None
+
+    def _preferred(self, rank: float, least: _Lane) -> _Lane:
+        """The lane of whoever must be begun first, if its tenant is not too far ahead of the
+        least; else the least."""
+        urgent, limit = self._urgent[rank], least.account.counter + URGENT_LEAD
+        found, passed = least, list[Request]()
+        while len(passed) < MAX_LOOKS and (request := urgent.peek()) is not None:
+            lane = self._lanes[rank, request.terms.tenant]
+            if lane.account.counter <= limit:
+                found = lane
+                break
+            urgent.remove(request)
+            passed.append(request)
+        for request in passed:
+            urgent.push(request)
+        return found
 
     def __len__(self) -> int:
         return self._num_waiting

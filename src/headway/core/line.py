@@ -18,6 +18,7 @@ from itertools import count
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
+from headway.core.fair import URGENT_LEAD
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
 from headway.core.request import Request
 from headway.core.service import Accounts
@@ -75,6 +76,16 @@ class WaitingLine:
         excess = account.counter // EXCESS_STEP
         grade = -1 if request.is_aged else sum(it < request.priority for it in account.grades)
         return claim.rank, excess, grade, claim.place
+
+    def lead(self, request: Request) -> float:
+        """Service that others are owed before a request of this tenant is next, in weighted
+        tokens; 0 where tenants have no shares."""
+        head = self._queue.peek()
+        account = self._accounts.get(request.terms.tenant)
+        if head is None or account is None or self._queue.claim(head).tenant is None:
+            return 0.0
+        other = self._accounts.of(head)
+        return max(0.0, account.counter - other.counter - URGENT_LEAD) * other.weight
 
     def may_preempt(self, request: Request, claim: Claim, running: Sequence[Request]) -> bool:
         """Is anybody of weaker claim running? It spares a look at all of them."""

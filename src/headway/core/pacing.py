@@ -65,9 +65,10 @@ class Pacer:
     # ---------------------------------------------------------------- promises
 
     def add(
-        self, request: Request, running: Iterable[Request], now: float
+        self, request: Request, running: Iterable[Request], num_owed: float, now: float
     ) -> Feasible | Infeasible:
-        """A request wants in. If it may, it gets its place in a line by slack."""
+        """A request wants in. If it may, it gets its place in a line by slack. `num_owed` is the
+        service, in weighted tokens, that its tenant must leave to others first."""
         if request.terms.targets == NO_TARGETS:
             return Feasible(0.0, 0.0)
         pace, job = self.pace, self._job(request)
@@ -76,7 +77,8 @@ class Pacer:
         if self._heeds_targets and not request.num_output_tokens:
             others = {one.id: one for one in running} | self._promised
             jobs = [self._job(other) for other in others.values()]
-            verdict = self._promises.judge(job, jobs, pace, now)
+            owed_s = num_owed * pace.cost.per_prefill_token_s
+            verdict = self._promises.judge(job, jobs, pace, now, owed_s)
         if isinstance(verdict, Feasible):
             self._promised[request.id] = request
             # Somewhat before the last moment: what follows will not go as expected either.

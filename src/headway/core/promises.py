@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import exp, inf
 
-from headway.core.deadlines import Feasible, Infeasible, Job, Pace, feasible
+from headway.core.deadlines import Ahead, Feasible, Infeasible, Job, Pace, feasible
 
 RATE_WINDOW_S = 20.0
 MIN_WINDOW_S = 2.0
@@ -82,7 +82,7 @@ class Promises:
         self._tighter = TighterLoad()
 
     def judge(
-        self, job: Job, others: Iterable[Job], pace: Pace, now: float
+        self, job: Job, others: Iterable[Job], pace: Pace, now: float, owed_s: float = 0.0
     ) -> Feasible | Infeasible:
         """Can what this request asks for be promised, beside what the others were? It counts as
         asked for either way."""
@@ -92,4 +92,4 @@ class Promises:
             return Feasible(0.0, 0.0)
         reserved = self._tighter.share(horizon_s, now)
         self._tighter.add(horizon_s, job.prefill_s(cost) + job.decode_s(cost), now)
-        return feasible(job, others, pace, now, reserved)
+        return feasible(job, others, pace, now, Ahead(reserved, owed_s))

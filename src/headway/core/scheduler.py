@@ -93,7 +93,8 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        verdict = self.pacer.add(request, self.running, now)
+        lead = self.waiting.lead(request)
+        verdict = self.pacer.add(request, self.running, lead, now)
         if isinstance(verdict, Infeasible):
             told.append(events.Refused(request.id, now, "deadline", verdict.message))
             return

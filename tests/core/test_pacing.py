@@ -1,0 +1,233 @@
+"""The pacer in the engine: refusals, order by slack, decodes that give way, steps in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core.events import Admitted, Finished, Refused, Stepped
+from headway.core.executor import Capacity, Ticket
+from headway.core.pacing import MAX_HELD_STEPS
+from headway.core.plan import StepPlan
+from headway.core.steptime import StepCost, StepShape, shape_of
+from headway.core.terms import Targets, Terms
+from headway.executors.fake import FakeExecutor
+from tests.harness import Harness
+
+COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
+"""A prefill token and a decode take a millisecond each, a step 10 ms by itself."""
+CAPACITY = Capacity(num_blocks=1000, block_size=4, max_model_len=10_000)
+
+
+class TimedExecutor(FakeExecutor):
+    """Says that each step took what it costs."""
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self._step_s = COST.predict(shape_of(plan))
+        return super().submit(plan)
+
+
+class Paced(Harness):
+    """An engine whose clock moves with its steps, and which knows what they cost."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"max_num_batched_tokens": 512, "prefill_floor": 8, **settings}
+        settings = {"scheduling_policy": "deadline", "max_num_seqs": 64, **settings}
+        super().__init__(1000, 4, False, TimedExecutor(CAPACITY), **settings)
+        for number in range(300):
+            shape = StepShape(number % 37, 64 * (number % 5), number % 37 * 40)
+            self.scheduler.pacer.model.observe(shape, COST.predict(shape))
+        self.add("first", 4, max_tokens=4)
+        self.run()
+        self.events.clear()
+
+    def end(self) -> None:
+        self.advance(self.plan_s)
+        super().end()
+
+    def begin(self) -> StepPlan | None:
+        plan = super().begin()
+        self.plan_s = COST.predict(shape_of(plan)) if plan is not None else 0.0
+        return plan
+
+    def ask(
+        self, name: str, prompt: int, max_tokens: int, tenant: str = "", **targets: float
+    ) -> None:
+        terms = Terms(tenant=tenant, targets=Targets(**targets))
+        self.add(name, prompt, max_tokens=max_tokens, terms=terms)
+
+    def refusal(self, name: str) -> Refused | None:
+        return next(iter(self.seen(Refused, name)), None)
+
+
+def test_what_cannot_be_promised_is_refused_with_a_reason():
+    engine = Paced()
+    engine.ask("hopeless", 2000, 5, ttft_s=1.0)
+    refused = engine.refusal("hopeless")
+    assert refused is not None
+    assert refused.reason == "deadline"
+    assert "the first token is expected in" in refused.message
+    engine.ask("fine", 200, 5, ttft_s=1.0)
+    assert engine.refusal("fine") is None
+    engine.run()
+
+
+def test_a_refusal_is_for_the_promises_already_made():
+    engine = Paced()
+    for number in range(6):
+        engine.ask(f"a{number}", 200, 2, ttft_s=1.5)
+    refused = [number for number in range(6) if engine.refusal(f"a{number}")]
+    assert refused in ([4, 5], [5]), "as many as a second and a half has room for"
+    engine.run()
+    for number in set(range(6)) - set(refused):
+        first_at = engine.finish(f"a{number}").at
+        assert first_at <= engine.seen(Admitted)[0].at + 1.6
+
+
+def test_nothing_is_refused_before_the_cost_of_a_step_is_known():
+    engine = Harness(scheduling_policy="deadline")
+    engine.add("a", 100, terms=Terms(targets=Targets(ttft_s=0.0001)))
+    assert not engine.seen(Refused)
+    engine.run()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_policies_that_do_not_heed_targets_refuse_nothing(policy: str):
+    engine = Paced(scheduling_policy=policy)
+    engine.ask("a", 2000, 5, ttft_s=0.1)
+    assert engine.refusal("a") is None
+    engine.run()
+
+
+def test_one_that_comes_back_after_a_crash_is_not_refused():
+    engine = Paced()
+    terms = Terms(targets=Targets(ttft_s=0.001))
+    engine.add("a", 100, num_prompt_tokens=90, max_tokens=30, terms=terms)
+    assert engine.refusal("a") is None
+    engine.run()
+
+
+@pytest.mark.parametrize("policy", ["deadline", "fair"])
+def test_who_must_be_begun_first_is_first(policy: str):
+    engine = Paced(max_num_seqs=1, scheduling_policy=policy)
+    engine.add("running", 4, max_tokens=20)
+    engine.step()
+    engine.add("whenever", 20, max_tokens=2)
+    engine.ask("later", 20, 2, deadline_s=30.0)
+    engine.ask("soon", 20, 2, ttft_s=2.0)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["running", "soon", "later", "whenever"]
+
+
+def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one():
+    engine = Paced(prefill_cap=50)
+    engine.add("decoding", 4, max_tokens=100)
+    engine.step()
+    engine.ask("long", 1000, 2, deadline_s=60.0)
+    engine.step()
+    engine.ask("short", 40, 2, ttft_s=1.0)
+    step = engine.step()
+    assert len(step["short"].token_ids) == 40
+    assert len(step["long"].token_ids) == 10
+    engine.run()
+
+
+def test_prefill_is_cut_so_that_the_step_ends_in_time():
+    engine = Paced()
+    engine.ask("reader", 4, 200, tpot_s=0.1)
+    engine.step()
+    engine.add("long", 1000, max_tokens=2)
+    for _ in range(3):
+        step = engine.step()
+        assert 40 < len(step["long"].token_ids) < 100
+        assert engine.plan_s <= 0.1
+    engine.run()
+
+
+def test_the_prefill_of_a_step_is_not_cut_where_nobody_reads():
+    engine = Paced()
+    engine.add("other", 4, max_tokens=200)
+    engine.step()
+    engine.add("long", 1000, max_tokens=2)
+    assert len(engine.step()["long"].token_ids) == 511
+
+
+def test_decodes_without_haste_give_way_to_those_behind_their_readers():
+    engine = Paced()
+    for number in range(40):
+        engine.ask(f"batch{number}", 4, 60, deadline_s=120.0)
+    while len(engine.step()) < 40 or engine.scheduler.num_seats_used < 40:
+        pass
+    engine.ask("reader", 4, 30, tpot_s=0.04)
+    engine.until(lambda: bool(engine.output("reader")))
+    times = []
+    for _ in range(10):
+        began_at = engine.clock.now()
+        step = engine.step()
+        times.append(engine.clock.now() - began_at)
+        assert "reader" in step
+    assert len(step) < 41
+    assert sorted(times)[5] <= 0.04
+    engine.run()
+    assert all(event.at < 120.0 for event in engine.seen(Finished))
+
+
+def test_nobody_gives_way_for_ever():
+    engine = Paced()
+    for number in range(60):
+        engine.ask(f"batch{number}", 4, 40, deadline_s=1000.0)
+    while engine.scheduler.num_seats_used < 60:
+        engine.step()
+    engine.ask("reader", 4, 60, tpot_s=0.03)
+    last_in = dict.fromkeys(engine.running, 0)
+    for number in range(1, 40):
+        for name in engine.step():
+            last_in[name] = number
+        for name in engine.running:
+            assert number - last_in.setdefault(name, number) <= MAX_HELD_STEPS + 1
+    engine.run()
+
+
+def test_the_step_event_carries_how_the_engine_goes():
+    engine = Paced()
+    engine.ask("reader", 4, 5, tpot_s=0.1)
+    engine.step()
+    engine.step()
+    pace = engine.seen(Stepped)[-1].pace
+    assert pace is not None
+    assert pace.step_s == pytest.approx(0.09)
+    assert pace.cost.predict(StepShape(10, 20)) == pytest.approx(0.04, rel=0.1)
+    assert pace.cost.error < 0.05
+
+
+def test_a_prompt_of_many_samples_gets_its_seats_however_low_the_limit_is():
+    engine = Paced(max_num_seqs=16)
+    pacer = engine.scheduler.pacer
+    for number in range(6):
+        engine.ask(f"r{number}", 4, 40, tpot_s=0.011)
+    engine.steps(30)
+    assert pacer.limits.max_num_seqs < 8
+    engine.add("many", 4, max_tokens=4, n=8)
+    engine.run()
+    assert engine.output("many")
+    assert engine.output("many#7")
+
+
+def test_throughput_mode_takes_larger_steps_than_the_budget_says():
+    engine = Paced(mode="throughput", max_num_batched_tokens=64)
+    engine.add("long", 250, max_tokens=2)
+    assert len(engine.step()["long"].token_ids) == 250
+    engine.run()
+
+
+def test_what_is_kept_of_a_promise_goes_with_the_request():
+    engine = Paced()
+    for number in range(5):
+        engine.ask(f"a{number}", 4, 5, ttft_s=5.0, tpot_s=0.5)
+    engine.abort("a0")
+    engine.run()
+    pacer = engine.scheduler.pacer
+    assert not pacer._promised
+    assert not pacer._first_token_at
