@@ -4,6 +4,7 @@ HeadwayError
 ├── InvalidRequestError     the caller's request is wrong; `param` names the field (HTTP 400)
 │   └── NeverFitsError      well formed, but larger than this server can ever hold (HTTP 400)
 ├── OverloadedError         no room now; `retry_after_s` says when to come back (HTTP 503)
+│   ├── DeadlineError       it could not be answered within its targets (HTTP 503)
 │   └── TenantLimitError    the caller has its share already (HTTP 429)
 │       └── QuotaError      the caller's tenant has used up a quota; `quota` names it (HTTP 429)
 ├── QuarantinedError        the request took the engine down twice (HTTP 500)
@@ -45,6 +46,10 @@ class OverloadedError(HeadwayError):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(OverloadedError):
+    """What the request was to be promised cannot be kept, or only by breaking what others were."""
 
 
 class TenantLimitError(OverloadedError):

@@ -117,20 +117,23 @@ def test_an_empty_engine_can_promise_what_it_can_do():
     assert isinstance(feasible(waiting(CHAT, num_prompt=2000), (), PACE, 0.0), Infeasible)
 
 
+def test_an_idle_engine_begins_at_once():
+    assert expected_ttft_s(waiting(CHAT, num_prompt=90), (), PACE) == pytest.approx(0.01 + 0.1)
+
+
 def test_a_first_token_is_expected_behind_the_prefills_that_are_due_before_it():
     new = waiting(CHAT, num_prompt=90)
-    alone_s = expected_ttft_s(new, (), PACE)
-    before = [waiting(CHAT, num_prompt=180, arrived_at=-0.5)]
-    assert expected_ttft_s(new, before, PACE) - alone_s == pytest.approx(0.2)
     after = [waiting(BATCH, num_prompt=5000), waiting(NO_TARGETS, num_prompt=5000)]
-    assert expected_ttft_s(new, after, PACE) == alone_s
+    behind_s = expected_ttft_s(new, after, PACE)
+    assert behind_s == pytest.approx(0.05 + 0.1), "half a step, and its own tokens in the rest"
+    before = [waiting(CHAT, num_prompt=180, arrived_at=-0.5)]
+    assert expected_ttft_s(new, [*after, *before], PACE) - behind_s == pytest.approx(0.2)
 
 
 def test_decodes_take_their_part_of_every_step():
-    new = waiting(CHAT, num_prompt=90)
     half = [decoding(NO_TARGETS, 5, 5, 0.0)] * 45
-    ratio = (expected_ttft_s(new, half, PACE) - 0.05) / (expected_ttft_s(new, (), PACE) - 0.05)
-    assert ratio == pytest.approx(2.0)
+    expected_s = expected_ttft_s(waiting(CHAT, num_prompt=90), half, PACE)
+    assert expected_s == pytest.approx(0.05 + 0.2), "45 of 90 ms are left to prefill"
 
 
 def test_a_pace_no_step_can_have_is_refused_whatever_the_load():

@@ -163,10 +163,11 @@ class Ledger:
             if claimant is not None and event.by != event.request_id:
                 require(claimant.place != "waiting", f"{event}: in vain")
 
-    def _claim(self, entry: Entry) -> tuple[float, int, int]:
+    def _claim(self, entry: Entry) -> tuple[float, float, int, int]:
         request = entry.request
         rank = request.priority if self._policy == "priority" else 0
-        return -inf if request.is_aged else rank, request.place, entry.index
+        due_at = request.due_at if self._policy == "deadline" else 0.0
+        return -inf if request.is_aged else rank, due_at, request.place, entry.index
 
     def _emitted(self, event: TokensEmitted, entry: Entry) -> None:
         require(entry.place in ("running", "forked"), f"{event} while {entry.place}")

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.terms import Terms
-from tests.properties.rig import Rig, Wish, terms_of
+from tests.properties.rig import TARGETS, Rig, Wish, terms_of
 
 WISHES = st.builds(
     Wish,
@@ -37,7 +37,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(floor + 1, 16)),
-        scheduling_policy=draw(st.sampled_from(["fair", "fair", "fcfs", "priority"])),
+        scheduling_policy=draw(st.sampled_from(["fair", "fair", "fcfs", "priority", "deadline"])),
         prefill_floor=floor,
         prefill_cap=draw(st.none() | st.integers(floor, 8)),
         kv_watermark=draw(st.sampled_from([0.0, 0.1, 0.4])),
@@ -53,7 +53,10 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 def all_terms(draw: st.DrawFn) -> tuple[Terms, ...]:
     """One for each tenant; some may hold only part of the blocks."""
     weights, shares = st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.3, 0.6, 1.0, 1.0])
-    return tuple(terms_of(tenant, draw(weights), draw(shares)) for tenant in range(4))
+    targets = st.sampled_from(TARGETS)
+    return tuple(
+        terms_of(tenant, draw(weights), draw(shares), draw(targets)) for tenant in range(4)
+    )
 
 
 class EngineMachine(RuleBasedStateMachine):

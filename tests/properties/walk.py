@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
-from tests.properties.rig import Rig, Wish, terms_of
+from tests.properties.rig import TARGETS, Rig, Wish, terms_of
 
 STEPS_PER_EPOCH = 500
 STEPS_PER_CHECK = 50
@@ -46,7 +46,7 @@ def draw_rig(rng: random.Random) -> Rig:
     config = SchedulerConfig(
         max_num_seqs=rng.randint(1, 12),
         max_num_batched_tokens=floor + rng.randint(1, 24),
-        scheduling_policy=rng.choice(["fair", "fair", "fcfs", "priority"]),
+        scheduling_policy=rng.choice(["fair", "fair", "fcfs", "priority", "deadline"]),
         prefill_floor=floor,
         prefill_cap=rng.choice([None, floor + rng.randint(0, 8)]),
         kv_watermark=rng.choice([0.0, 0.1, 0.4]),
@@ -58,7 +58,12 @@ def draw_rig(rng: random.Random) -> Rig:
     )
     capacity = Capacity(rng.randint(4, 48), rng.randint(1, 6), rng.randint(16, 64))
     terms = tuple(
-        terms_of(tenant, rng.choice([0.5, 1.0, 3.0]), rng.choice([0.3, 0.6, 1.0, 1.0]))
+        terms_of(
+            tenant,
+            rng.choice([0.5, 1.0, 3.0]),
+            rng.choice([0.3, 0.6, 1.0, 1.0]),
+            rng.choice(TARGETS),
+        )
         for tenant in range(4)
     )
     return Rig(config, capacity, rng.random() < 0.7, terms)

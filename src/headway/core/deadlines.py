@@ -200,16 +200,20 @@ def expected_ttft_s(job: Job, others: Iterable[Job], pace: Pace, owed_s: float =
     other tenants are owed, and beside the decodes, which have their part of every step."""
     cost = pace.cost
     start_at = job.latest_start_at(cost, pace.step_s)
-    work_s, decode_s = job.prefill_s(cost) + owed_s, 0.0
+    work_s, decode_s, other_s = job.prefill_s(cost) + owed_s, 0.0, 0.0
     for other in others:
+        prefill_s = other.prefill_s(cost)
+        other_s += prefill_s
         if other.num_prefill_left == 0:
             decode_s += cost.decode_s(other.num_context)
         elif other.latest_start_at(cost, pace.step_s) <= start_at:
-            work_s += other.prefill_s(cost)
+            work_s += prefill_s
     step_s = max(pace.step_s, 2 * cost.constant_s)
     # Decodes leave prefill a part of each step, however many they are.
     free = max(0.1, 1.0 - (cost.constant_s + decode_s) / step_s)
-    return step_s / 2 + work_s / free
+    # About half of the step that is running is still to come, if one is.
+    running_s = min(step_s / 2, cost.constant_s + decode_s + other_s)
+    return running_s + work_s / free
 
 
 def _demands(job: Job, cost: StepCost) -> tuple[tuple[float, float], ...]:

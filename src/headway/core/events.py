@@ -35,6 +35,8 @@ class Refused:
     at: float
     reason: str
     message: str
+    retry_after_s: float = 0.0
+    """When it may be different; 0 if that is not known, or never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Pacer:
             verdict = self._promises.judge(job, jobs, pace, now, owed_s)
         if isinstance(verdict, Feasible):
             self._promised[request.id] = request
+            self._first_token_at.pop(request.id, None)  # an earlier one may have had this id
             # Somewhat before the last moment: what follows will not go as expected either.
             latest_at = job.latest_start_at(pace.cost, pace.step_s)
             if latest_at < inf:
@@ -134,7 +135,8 @@ class Pacer:
         if excess_s <= 0.0:
             return held
         slacks = [slack_s(self._job(one), now, cost, step_s) for one in decoding]
-        for slack, request in sorted(zip(slacks, decoding, strict=True), key=_slack, reverse=True):
+        ranked = sorted(zip(slacks, decoding, strict=True), key=_slack, reverse=True)
+        for slack, request in ranked[:-1]:  # one stays: a step without work would be no step
             if excess_s <= 0.0 or slack < step_s:
                 break
             num_held = self._num_held.get(request.id, 0)

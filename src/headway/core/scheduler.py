@@ -96,7 +96,8 @@ class Scheduler:
         lead = self.waiting.lead(request)
         verdict = self.pacer.add(request, self.running, lead, now)
         if isinstance(verdict, Infeasible):
-            told.append(events.Refused(request.id, now, "deadline", verdict.message))
+            again_s = verdict.retry_after_s
+            told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))
             return
         request.place = next(self._places)
         self._seats.wait(request)

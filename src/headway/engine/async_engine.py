@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 from headway.engine.inputs import draw_seed, resolve_params
 from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
+from headway.engine.outlook import Outlook
 from headway.engine.outputs import SampleDelta
 from headway.engine.quarantine import Quarantine
 from headway.engine.streams import RequestStream
@@ -31,6 +33,7 @@ from headway.engine.supervision import RestartLimits
 from headway.engine.supervisor import Launch, Progress, RestartListener, Supervisor
 from headway.engine.waiting import WaitingLine
 from headway.errors import (
+    DeadlineError,
     EngineDeadError,
     EngineError,
     HeadwayError,
@@ -70,6 +73,7 @@ class AsyncEngine:
         self._leaving: dict[str, Finished] = {}
         """Samples the engine was told to end and has not yet said it did."""
         self._quarantine = Quarantine()
+        self._outlook = Outlook()
         self._listeners: list[Listener] = []
         self._error: EngineError | None = None
         self.has_given_up = False
@@ -164,6 +168,8 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
+        policy, live = self.info.scheduling_policy, self._streams.values()
+        self._outlook.check(command, policy, live, command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
         self._streams[request_id] = stream
         self._waiting.add(stream)
@@ -243,6 +249,7 @@ class AsyncEngine:
         """No request is in an engine now. Those in the step that did not end may be its cause:
         they will be tried one by one. Twice, with nobody else to blame, is no accident."""
         on_trial, self._on_trial = self._on_trial, None
+        self._outlook.reset()
         lost = list(self._leaving.values())
         self._leaving.clear()
         sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
@@ -302,6 +309,11 @@ class AsyncEngine:
 
     async def take_in(self, report: EventBatch) -> None:
         at = report.stepped[-1].at if report.stepped else self._clock.now()
+        self._outlook.observe(report)
+        for one in report.refused:
+            stream = self._owner_of.get(one.request_id) if one.retry_after_s else None
+            if stream is not None:
+                self._forget(stream, DeadlineError(one.message, ceil(one.retry_after_s)))
         refused = [
             Finished(one.request_id, at, FinishReason.ERROR, 0, one.message)
             for one in report.refused
@@ -379,6 +391,7 @@ class AsyncEngine:
         if stream is None:
             return
         stream.end(event.request_id)
+        self._outlook.note_end(stream.command, event)
         sample = stream.samples[event.request_id]
         # A prompt forks at its first token: ended before that, none of its samples will come.
         is_unforked = sample.index == 0 and sample.num_tokens == 0

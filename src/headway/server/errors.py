@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headway.errors import (
+    DeadlineError,
     EngineError,
     HeadwayError,
     InvalidRequestError,
@@ -89,7 +90,9 @@ def translate(error: Exception) -> ErrorAnswer:
             return ErrorAnswer(429, str(error), kind, code, headers=headers)
         case OverloadedError():
             headers = {"Retry-After": str(error.retry_after_s)}
-            kind, code = "service_unavailable_error", "server_is_overloaded"
+            is_late = isinstance(error, DeadlineError)
+            kind = "service_unavailable_error"
+            code = "deadline_not_feasible" if is_late else "server_is_overloaded"
             return ErrorAnswer(503, str(error), kind, code, headers=headers)
         case QuarantinedError():
             # Asked again it would be refused again: OpenAI's clients heed this header.
@@ -122,6 +125,8 @@ def refusal_reason(error: Exception) -> str:
             return error.quota
         case TenantLimitError():
             return "tenant_limit"
+        case DeadlineError():
+            return "deadline"
         case OverloadedError():
             return "overloaded"
         case QuarantinedError():
