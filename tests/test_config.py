@@ -193,6 +193,26 @@ def test_the_cache_takes_half_of_what_the_weights_leave():
     assert "half of the free memory" in choice.reasons[-1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_slots", "why"),
+    [
+        ({}, 16, "a quarter of the KV cache"),
+        ({"preemption_store_bytes": "1M"}, 16, "as asked"),
+        ({"preemption_store_bytes": 0}, 0, "as asked"),
+    ],
+)
+def test_the_second_store_is_a_quarter_of_the_cache_or_as_asked(settings, num_slots, why):
+    choice = resolved(kv_cache_memory_bytes="4M", max_model_len=512, **settings)
+    assert choice.num_slots == num_slots
+    assert any("second store" in reason and why in reason for reason in choice.reasons)
+
+
+def test_the_second_store_leaves_most_of_the_memory_alone():
+    machine = Hardware(num_cores=4, available_bytes=4_000_000 + 256 * 64 * 1024)
+    choice = resolved(machine, kv_cache_memory_bytes="64M", max_model_len=512)
+    assert choice.num_slots == machine.available_bytes // 16 // (64 * 1024)
+
+
 def test_the_context_shrinks_to_the_cache_unless_it_was_asked_for():
     choice = resolved(kv_cache_memory_bytes="4M")
     assert choice.max_model_len == 64 * 16 + 1

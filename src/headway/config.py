@@ -66,9 +66,13 @@ class CacheConfig:
     )
     kv_cache_dtype: str = setting("auto", "How keys and values are held: auto, bf16 or int8.")
     enable_prefix_caching: bool = setting(True, "Reuse the blocks of equal prefixes.")
+    preemption_store_bytes: int | None = setting(
+        None, "Memory for blocks of preempted requests; 0: none; default: a quarter of the cache."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "block_size", "kv_cache_memory_bytes")
+        _check_at_least(self, 0, "preemption_store_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Resolved:
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    num_slots: int
+    """Blocks of preempted requests that the second store keeps."""
     reasons: tuple[str, ...]
 
 
@@ -70,6 +72,7 @@ WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 KERNELS = ("plain", "avx2", "avx512", "amx")
 _KERNEL_TILE = 16
+_STORE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,9 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
         )
     num_blocks, why_blocks = _resolve_blocks(config, model, hardware, form, max_model_len)
     block_size = config.cache.block_size
-    reasons = [*form.reasons, why_blocks]
+    block_bytes = _block_bytes(config, model, form.kv_dtype)
+    num_slots, why_slots = _resolve_slots(config, hardware, block_bytes, num_blocks)
+    reasons = [*form.reasons, why_slots, why_blocks]
     in_cache = num_blocks * block_size + 1
     if in_cache < max_model_len:
         if config.model.max_model_len is not None:
@@ -116,7 +121,8 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
         max_model_len,
         block_size,
         num_blocks,
-        num_blocks * _block_bytes(config, model, form.kv_dtype),
+        num_blocks * block_bytes,
+        num_slots,
         tuple(reasons),
     )
 
@@ -222,3 +228,19 @@ def _resolve_blocks(
             f"raise kv_cache_memory_bytes or free some memory"
         )
     return num_blocks, f"{why} = {num_blocks} blocks of {block_size} tokens"
+
+
+def _resolve_slots(
+    config: Config, hardware: Hardware, block_bytes: int, num_blocks: int
+) -> tuple[int, str]:
+    """The second store: as asked, or a quarter of the KV cache while that is little memory."""
+    asked = config.cache.preemption_store_bytes
+    if asked is not None:
+        num_slots, why = asked // block_bytes, "as asked"
+    else:
+        in_memory = hardware.available_bytes // _STORE_SHARE // block_bytes
+        num_slots, why = min(num_blocks // 4, in_memory), "a quarter of the KV cache"
+        if num_slots == in_memory:
+            why = f"1/{_STORE_SHARE} of the free memory"
+    size = f"{num_slots * block_bytes / GIB:.2f} GiB"
+    return num_slots, f"second store {size}: {why} = {num_slots} blocks"

@@ -7,14 +7,22 @@ from hypothesis import strategies as st
 
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
-from headway.core.plan import BlockCopy, NewRequest, Sample, ScheduledRequest, StepPlan
+from headway.core.plan import (
+    BlockCopy,
+    BlockLoad,
+    BlockSave,
+    NewRequest,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+)
 from headway.executors.fake import VOCAB_SIZE, FakeExecutor, next_token
 
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 
 
 def executor() -> FakeExecutor:
-    return FakeExecutor(Capacity(num_blocks=8, block_size=4, max_model_len=32), step_s=0.5)
+    return FakeExecutor(Capacity(8, 4, 32, num_slots=2), step_s=0.5)
 
 
 def new(*token_ids: int, seed: int = 7, index: int = 0) -> NewRequest:
@@ -91,6 +99,17 @@ def test_all_sources_are_read_before_any_target_is_written():
     ]
 
 
+def test_a_saved_block_comes_back_after_others_wrote_into_it():
+    target = executor()
+    run(target, StepPlan(1, (first((1, 2, 3), 0),)))
+    thief = first((9, 9, 9), 0, id="thief")
+    run(target, StepPlan(2, (thief,), released_ids=("a",), saves=(BlockSave(0, 1),)))
+    back = ScheduledRequest("a", 3, (4,), (5,), True, new(1, 2, 3, 4))
+    right, wrong = (BlockLoad(1, 5),), (BlockLoad(0, 5),)
+    assert run(target, StepPlan(3, (back,), loads=right)) == [next_token((1, 2, 3, 4), 7, 0)]
+    assert run(target, StepPlan(4, (back,), loads=wrong)) != [next_token((1, 2, 3, 4), 7, 0)]
+
+
 def test_a_released_id_can_come_back_as_new():
     target = executor()
     run(target, StepPlan(1, (first((1, 2), 0),)))
@@ -112,4 +131,4 @@ def test_a_step_is_said_to_take_the_time_it_was_given():
 
 
 def test_capacity_is_what_it_was_given():
-    assert executor().capacity() == Capacity(8, 4, 32)
+    assert executor().capacity() == Capacity(8, 4, 32, num_slots=2)

@@ -55,12 +55,27 @@ class BlockCopy:
     target: int
 
 
+class BlockSave(NamedTuple):
+    """Keep a block's contents in a slot of the second store; the block itself can go."""
+
+    block_id: int
+    slot_id: int
+
+
+class BlockLoad(NamedTuple):
+    """Bring a slot's contents back into a block, which need not be the one it came from."""
+
+    slot_id: int
+    block_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, complete in itself: executor state plus this plan is all that is needed.
 
-    Order of effects: forget `released_ids`, apply `copies` (all sources are read before any
-    target is written), then run `scheduled`.
+    Order of effects: forget `released_ids`; apply `copies` (all sources are read before any
+    target is written), `saves`, `loads`; then run `scheduled`. A block may be saved and be
+    loaded or written into by the same plan, and a slot may be saved into and loaded from.
     """
 
     step_id: int
@@ -71,6 +86,8 @@ class StepPlan:
     num_tokens: int = 0
     num_padding: int = 0
     """Of num_tokens, those computed for nothing: padding and rows of finished requests."""
+    saves: tuple[BlockSave, ...] = ()
+    loads: tuple[BlockLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +125,5 @@ class StepResult:
     step_id: int
     outcomes: tuple[Sample | Failure | None, ...]
     elapsed_s: float
+    copy_s: float = 0.0
+    """Of elapsed_s, the time of the plan's saves and loads."""

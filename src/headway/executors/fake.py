@@ -29,6 +29,7 @@ class FakeExecutor:
         self._capacity = capacity
         self._step_s = step_s
         self._blocks = [[-1] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self._slots = [[-1] * capacity.block_size for _ in range(capacity.num_slots)]
         self._tables: dict[str, list[int]] = {}
         self._requests: dict[str, NewRequest] = {}
         self._results: dict[int, StepResult] = {}
@@ -43,6 +44,10 @@ class FakeExecutor:
         contents = [list(self._blocks[copy.source]) for copy in plan.copies]
         for copy, content in zip(plan.copies, contents, strict=True):
             self._blocks[copy.target] = content
+        for save in plan.saves:
+            self._slots[save.slot_id] = list(self._blocks[save.block_id])
+        for load in plan.loads:
+            self._blocks[load.block_id] = list(self._slots[load.slot_id])
         for item in plan.scheduled:
             self._write(item)
         outcomes = tuple(self._sample(item) for item in plan.scheduled)

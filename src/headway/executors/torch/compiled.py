@@ -20,6 +20,7 @@ from headway.executors.torch import kernels
 from headway.executors.torch.attention import Span
 from headway.executors.torch.model import WeightReader
 from headway.executors.torch.rope import rope_frequencies
+from headway.executors.torch.second_store import SecondStore
 from headway.executors.torch.spec import ModelSpec
 from headway.executors.torch.step_model import LoadOptions, Scores
 from headway.executors.torch.weights import Checkpoint, QuantizedRows
@@ -53,9 +54,15 @@ class CompiledModel:
         self._library = library
         self._packer = _Packer(library, checkpoint, options.dtype, progress)
         self._model = _describe(self._packer, options)
-        num_bytes = library.hw_block_bytes(self._model) * options.num_blocks * self.spec.num_layers
+        block_bytes: int = library.hw_block_bytes(self._model)
+        num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
         # Untouched until used: the kernels clear what they will read.
         self._model.kv = self._packer.allocate(num_bytes)
+        memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
+        shape = (self.spec.num_layers, options.num_blocks, block_bytes)
+        blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
+        self.num_slots = options.num_slots
+        self._second = SecondStore(blocks, options.num_slots)
         isa = kernels.ISA.index(options.kernels or "plain")
         self._engine = library.hw_create(self._model, isa, options.num_threads)
         if not self._engine:
@@ -100,6 +107,12 @@ class CompiledModel:
                 self._engine, _at(source_ids), _at(target_ids), len(source_ids)
             )
         )
+
+    def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
+        self._second.save(block_ids, slot_ids)
+
+    def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self._second.load(slot_ids, block_ids)
 
     def profile(self) -> dict[str, float]:
         """Seconds by part since the last call, as the engine's own thread spent them."""

@@ -10,19 +10,24 @@ from headway.executors.torch.attention import Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
+from headway.executors.torch.second_store import SecondStore
 from headway.executors.torch.step_model import Scores
 
 
 class EagerModel:
     """A Decoder and its KV store, as a StepModel."""
 
-    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder, num_blocks: int, block_size: int, num_slots: int = 0
+    ) -> None:
         self.spec = decoder.spec
         self.device = decoder.device
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_slots = num_slots
         self._decoder = decoder
         self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
+        self._second = SecondStore(self._store.by_block(), num_slots)
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
@@ -44,3 +49,11 @@ class EagerModel:
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._store.copy(sources, targets)
+
+    @torch.inference_mode()
+    def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
+        self._second.save(block_ids, slot_ids)
+
+    @torch.inference_mode()
+    def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self._second.load(slot_ids, block_ids)

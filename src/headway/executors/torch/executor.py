@@ -20,6 +20,7 @@ from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penaltie
 from headway.executors.torch.step_model import StepModel
 
 Outcome = Sample | Failure | None
+COPIES_TO_MEASURE = 8
 PREPARE, MODEL, SAMPLER = "preparation", "model", "sampler"
 
 
@@ -45,8 +46,14 @@ class TorchExecutor:
 
     def __init__(self, model: StepModel, max_model_len: int, clock: Clock) -> None:
         self._model = model
-        self._capacity = Capacity(model.num_blocks, model.block_size, max_model_len)
         self._clock = clock
+        self._capacity = Capacity(
+            model.num_blocks,
+            model.block_size,
+            max_model_len,
+            model.num_slots,
+            self._measure_copy() if model.num_slots else 0.0,
+        )
         self._requests: dict[str, _RequestState] = {}
         self._seconds = {PREPARE: 0.0, MODEL: 0.0, SAMPLER: 0.0}
         self._pending: StepResult | None = None
@@ -58,9 +65,10 @@ class TorchExecutor:
         if self._pending is not None:
             raise RuntimeError(f"step {self._pending.step_id} has not been collected")
         started_at = self._clock.now()
+        copy_s = self._move_blocks(plan)
         outcomes = self._run(plan)
         elapsed_s = self._clock.now() - started_at
-        self._pending = StepResult(plan.step_id, outcomes, elapsed_s)
+        self._pending = StepResult(plan.step_id, outcomes, elapsed_s, copy_s)
         return Ticket(plan.step_id)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -84,13 +92,38 @@ class TorchExecutor:
             seconds["calling the model"] = seconds.pop(MODEL)
         return parts | seconds
 
+    def _measure_copy(self) -> float:
+        """Seconds to move a block to the second store or back; nothing is in either yet."""
+        count = min(COPIES_TO_MEASURE, self._model.num_slots, self._model.num_blocks)
+        ids = range(count)
+        taken: list[float] = []
+        for _ in range(3):  # the first round also pays for the memory it touches first
+            started_at = self._clock.now()
+            self._model.save(ids, ids)
+            self._model.load(ids, ids)
+            taken.append((self._clock.now() - started_at) / (2 * count))
+        return min(taken)
+
+    def _move_blocks(self, plan: StepPlan) -> float:
+        """Copies, saves and loads, in this order; the seconds the last two took."""
+        if plan.copies:
+            sources = [copy.source for copy in plan.copies]
+            self._model.copy(sources, [copy.target for copy in plan.copies])
+        if not plan.saves and not plan.loads:
+            return 0.0
+        started_at = self._clock.now()
+        if plan.saves:
+            block_ids, slot_ids = zip(*plan.saves, strict=True)
+            self._model.save(block_ids, slot_ids)
+        if plan.loads:
+            slot_ids, block_ids = zip(*plan.loads, strict=True)
+            self._model.load(slot_ids, block_ids)
+        return self._clock.now() - started_at
+
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> tuple[Outcome, ...]:
         for request_id in plan.released_ids:
             self._requests.pop(request_id, None)
-        if plan.copies:
-            sources = [copy.source for copy in plan.copies]
-            self._model.copy(sources, [copy.target for copy in plan.copies])
         outcomes: list[Outcome] = [None] * len(plan.scheduled)
         shares: list[_Share] = []
         started_at = self._clock.now()

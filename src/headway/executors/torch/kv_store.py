@@ -72,6 +72,10 @@ class KVStore:
         target_ids = torch.tensor(targets, device=self.device)
         self._data[:, :, target_ids] = self._data[:, :, source_ids]
 
+    def by_block(self) -> torch.Tensor:
+        """The store itself, seen with blocks as its first dimension."""
+        return self._data.movedim(2, 0)
+
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero blocks in all layers.
 

@@ -49,6 +49,7 @@ def options_of(resolved: Resolved) -> LoadOptions:
         num_threads=resolved.num_threads,
         device=resolved.device,
         num_blocks=resolved.num_blocks,
+        num_slots=resolved.num_slots,
         block_size=resolved.block_size,
         max_model_len=resolved.max_model_len,
     )
@@ -61,7 +62,7 @@ def load_model(
     if options.kernels is not None:
         return CompiledModel(checkpoint, options, progress)
     decoder = load_decoder(checkpoint, options.dtype, options.device, progress)
-    return EagerModel(decoder, options.num_blocks, options.block_size)
+    return EagerModel(decoder, options.num_blocks, options.block_size, options.num_slots)
 
 
 def load_decoder(

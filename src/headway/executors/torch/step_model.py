@@ -41,6 +41,7 @@ class LoadOptions:
     num_blocks: int
     block_size: int
     max_model_len: int
+    num_slots: int = 0
     kv_dtype: str = "bf16"
     kernels: str | None = None
     num_threads: int = 1
@@ -54,6 +55,7 @@ class StepModel(Protocol):
     device: torch.device
     num_blocks: int
     block_size: int
+    num_slots: int
 
     def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
         """Compute the spans' tokens, writing the store; the scores of `rows`, if any.
@@ -68,4 +70,12 @@ class StepModel(Protocol):
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks; every source is read before any target is written."""
+        ...
+
+    def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
+        """Copy whole blocks, bit for bit, into slots of the second store."""
+        ...
+
+    def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots back into blocks."""
         ...

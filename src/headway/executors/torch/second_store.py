@@ -1,0 +1,33 @@
+"""The second store: whole KV blocks in host memory, where preempted requests' contents wait.
+
+A slot holds one block of all layers, bit for bit, so that what comes back is what was there.
+Which request a slot belongs to is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class SecondStore:
+    """`num_slots` slots beside a KV store, given as a view with blocks as its first dimension."""
+
+    def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._blocks = blocks
+        # Uninitialized on purpose: memory is taken when a slot is first written.
+        self._slots = torch.empty(
+            (num_slots, *blocks.shape[1:]),
+            dtype=blocks.dtype,
+            pin_memory=num_slots > 0 and blocks.device.type == "cuda",
+        )
+
+    def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
+        for block_id, slot_id in zip(block_ids, slot_ids, strict=True):
+            self._slots[slot_id].copy_(self._blocks[block_id])
+
+    def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        for slot_id, block_id in zip(slot_ids, block_ids, strict=True):
+            self._blocks[block_id].copy_(self._slots[slot_id])
