@@ -71,7 +71,11 @@ class Harness:
         executor: Executor | None = None,
         **settings: Any,
     ) -> None:
-        self.capacity = Capacity(num_blocks, block_size, settings.pop("max_model_len", 10_000))
+        max_model_len, num_slots = (
+            settings.pop("max_model_len", 10_000),
+            settings.pop("num_slots", 0),
+        )
+        self.capacity = Capacity(num_blocks, block_size, max_model_len, num_slots)
         self.scheduler = Scheduler(
             SchedulerConfig(**{**SMALL, **settings}), self.capacity, enable_prefix_caching
         )

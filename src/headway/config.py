@@ -112,6 +112,9 @@ class SchedulerConfig:
         "What a step's size follows: auto (the tightest TPOT target that is active), latency (the "
         "same, and short steps where nobody has a target), throughput (large steps) or fixed.",
     )
+    preemption_method: str = setting(
+        "auto", "How blocks are given up: auto (by cost), trim, checkpoint or recompute."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "max_num_seqs", "max_preemptions", "prefill_floor")

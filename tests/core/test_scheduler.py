@@ -30,7 +30,8 @@ def test_a_request_is_sent_whole_once_and_then_only_what_is_new():
 
 
 def test_a_resumed_request_is_sent_as_new_with_its_output_so_far():
-    engine = Harness(num_blocks=6, block_size=4, enable_prefix_caching=False)
+    settings = {"enable_prefix_caching": False, "preemption_method": "recompute"}
+    engine = Harness(num_blocks=6, block_size=4, **settings)
     engine.add("a", 8, max_tokens=12)
     engine.add("b", 8, max_tokens=8)
     engine.until(lambda: bool(engine.seen(Preempted, "b")))

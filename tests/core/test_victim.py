@@ -21,9 +21,11 @@ def victims(engine: Harness) -> list[tuple[str, str]]:
 # ------------------------------------------------------------- for a block to grow
 
 
-def three_in_twelve_blocks() -> Harness:
+def three_in_twelve_blocks(method: str = "auto") -> Harness:
     """Three requests hold four blocks each and need a fifth at the same step."""
-    engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
+    engine = Harness(
+        num_blocks=12, block_size=4, max_num_batched_tokens=64, preemption_method=method
+    )
     for request_id in "abc":
         engine.add(request_id, 16, max_tokens=8)
     engine.step()
@@ -59,7 +61,7 @@ def test_a_preempted_request_keeps_its_place_in_line():
 
 
 def test_nobody_is_admitted_into_blocks_freed_in_the_same_step():
-    engine = three_in_twelve_blocks()
+    engine = three_in_twelve_blocks("recompute")
     engine.add("late", 1, max_tokens=1)
     step = engine.step()
     assert victims(engine) == [("c", "a")]

@@ -117,6 +117,7 @@ class Ledger:
         elif isinstance(event, Preempted):
             require(entry.place in ("running", "forked"), f"{event} while {entry.place}")
             self._preempted_by_stronger(event, entry)
+            self.counts[f"preempted_{event.method}"] += 1
             entry.place, entry.was_preempted, entry.since = "waiting", True, event.at
         elif isinstance(event, TokensEmitted):
             self._emitted(event, entry)
@@ -210,6 +211,7 @@ class WatchedExecutor:
         self._inner = FakeExecutor(capacity)
         self._capacity = capacity
         self._tables: dict[str, list[int]] = {}
+        self.num_saves = self.num_loads = 0
         self._fail: set[str] = set()
         self._last_step_id = 0
         self._last_plan: StepPlan | None = None
@@ -233,12 +235,21 @@ class WatchedExecutor:
             self._tables.pop(request_id, None)
         targets = [copy.target for copy in plan.copies]
         require(len(set(targets)) == len(targets), "two copies into one block")
+        self._check_moves(plan)
         for item in plan.scheduled:
             require((item.new is not None) != (item.request_id in self._tables), "new or known?")
             self._tables.setdefault(item.request_id, []).extend(item.block_ids)
             require(bool(item.token_ids), f"{item.request_id} is scheduled for nothing")
         self._check_writes(plan)
         return self._inner.submit(plan)
+
+    def _check_moves(self, plan: StepPlan) -> None:
+        """No slot is loaded from twice, and no block is loaded into twice."""
+        self.num_saves += len(plan.saves)
+        self.num_loads += len(plan.loads)
+        slot_ids = {load.slot_id for load in plan.loads}
+        block_ids = {load.block_id for load in plan.loads}
+        require(len(slot_ids) == len(block_ids) == len(plan.loads), "loads get in each other's way")
 
     def _check_writes(self, plan: StepPlan) -> None:
         """A block that is written has one owner among the requests that are still held."""

@@ -27,6 +27,8 @@ CAPACITIES = st.builds(
     num_blocks=st.integers(4, 24),
     block_size=st.integers(1, 5),
     max_model_len=st.integers(16, 40),
+    num_slots=st.sampled_from([0, 1, 3, 24]),
+    block_copy_s=st.sampled_from([0.0, 0.0003, 1.0]),
 )
 
 
@@ -45,6 +47,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_bypass_s=draw(st.sampled_from([0.0, 1.0, 100.0])),
         max_skips=draw(st.integers(0, 3)),
         max_preemptions=draw(st.integers(1, 3)),
+        preemption_method=draw(st.sampled_from(["auto", "trim", "checkpoint", "recompute"])),
         max_wait_s=draw(st.sampled_from([0.0, 1.0, 100.0])),
     )
 

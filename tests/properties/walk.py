@@ -17,7 +17,10 @@ from tests.properties.rig import TARGETS, Rig, Wish, terms_of
 
 STEPS_PER_EPOCH = 500
 STEPS_PER_CHECK = 50
-REPORTED = ("steps", "requests", "preemptions", "aborts", "forks", "bypasses", "refusals")
+REPORTED = (
+    *("steps", "requests", "preemptions", "trim", "checkpoint", "recompute", "saves", "loads"),
+    *("aborts", "forks", "bypasses", "refusals"),
+)
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class Tally:
         self.counts["steps"] += rig.num_steps
         self.counts["requests"] += seen["Arrived"]
         self.counts["preemptions"] += seen["Preempted"]
+        for name in ("trim", "checkpoint", "recompute"):
+            self.counts[name] += seen[f"preempted_{name}"]
+        self.counts["saves"] += rig.executor.num_saves
+        self.counts["loads"] += rig.executor.num_loads
         self.counts["aborts"] += seen["finished_abort"]
         self.counts["forks"] += seen["Forked"]
         self.counts["refusals"] += seen["Refused"]
@@ -54,9 +61,17 @@ def draw_rig(rng: random.Random) -> Rig:
         max_bypass_s=rng.choice([0.0, 0.1, 10.0]),
         max_skips=rng.randint(0, 4),
         max_preemptions=rng.randint(1, 4),
+        preemption_method=rng.choice(["auto", "auto", "trim", "checkpoint", "recompute"]),
         max_wait_s=rng.choice([0.0, 0.3, 3.0, 1000.0]),
     )
-    capacity = Capacity(rng.randint(4, 48), rng.randint(1, 6), rng.randint(16, 64))
+    capacity = Capacity(
+        rng.randint(4, 48),
+        rng.randint(1, 6),
+        rng.randint(16, 64),
+        num_slots=rng.choice([0, 1, 3, 40]),
+        # By the cost of a token as it is before any was measured, either way is cheaper at times.
+        block_copy_s=rng.choice([0.0, 0.0003, 1.0]),
+    )
     terms = tuple(
         terms_of(
             tenant,

@@ -118,12 +118,14 @@ def max_tokens_for(num_prompt_tokens: int, capacity: Capacity) -> int:
     return room
 
 
-def try_admit(request: Request, kv: KVCache, room: Room, is_immune: bool) -> Admit | Wait:
-    """Does it fit now? Room is made for every known token at once, so that a prefill never
-    stops half-way for want of blocks. An immune request, which may not be preempted again,
-    gets room for its whole output, so that it never needs to wait for anyone either."""
+def try_admit(
+    request: Request, match: PrefixMatch, kv: KVCache, room: Room, is_immune: bool
+) -> Admit | Wait:
+    """Does it fit now, beginning with what matched? Room is made for every known token at once,
+    so that a prefill never stops half-way for want of blocks. An immune request, which may not be
+    preempted again, gets room for its whole output, so that it never needs to wait for anyone
+    either."""
     num_tokens = request.max_num_tokens - 1 if is_immune else request.num_tokens
-    match = kv.match(request)
     num_blocks = max(0, kv.blocks_needed(match, num_tokens) - room.num_blocks)
     num_seats = max(0, request.params.n - room.num_seats)
     num_share = num_over_share(request, kv, match, num_tokens + room.num_kept * kv.block_size)

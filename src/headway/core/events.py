@@ -76,12 +76,13 @@ class TokensEmitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request gave up its seat and blocks."""
+    """A running request gave up its seat, and as many of its blocks as were needed."""
 
     request_id: str
     at: float
     by: str
     num_tokens_lost: int
+    """Lost at once. What it kept may be taken later: Admitted says what came to be lost."""
     method: PreemptionMethod = PreemptionMethod.RECOMPUTE
     cause: WaitCause = WaitCause.KV_BLOCKS
     """What the request that caused it was in need of."""

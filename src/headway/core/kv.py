@@ -70,6 +70,9 @@ class KVCache:
         self.tables: dict[str, BlockTable] = {}
         self.held: dict[str, dict[int, int]] = {}
         """Tenant -> block -> in how many tables of the tenant's requests it is."""
+        self.kept: dict[str, list[int]] = {}
+        """Preempted request -> the blocks it still has, from the start of the table it had. The
+        lists are shortened by headway.core.holdings, which frees what it takes out."""
         self._block_s: dict[str, float] = {}
         """What requests without a table held in tables they had before."""
         self._copies: list[BlockCopy] = []
@@ -112,7 +115,8 @@ class KVCache:
         self.pool.share(match.block_ids)
         fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
         block_ids = [*match.block_ids, *self.pool.allocate(max(0, fresh))]
-        self._hold(request, BlockTable(block_ids, num_published=len(match.block_ids)), now)
+        num_published = match.num_tokens // self.block_size
+        self._hold(request, BlockTable(block_ids, num_published=num_published), now)
 
     def _hold(self, request: Request, table: BlockTable, now: float) -> None:
         table.block_s = self._block_s.pop(request.id, 0.0)
@@ -178,10 +182,17 @@ class KVCache:
 
     def free(self, request: Request, now: float = 0.0) -> float:
         """Let go of a request's blocks; block-seconds held since its table last changed."""
+        block_s = self.keep(request, now)
+        self.release(request.id)
+        return block_s
+
+    def keep(self, request: Request, now: float = 0.0) -> float:
+        """A request stops running and keeps its blocks until somebody needs them; its tenant is
+        not taken to hold them. Block-seconds held since its table last changed."""
         table = self.tables.pop(request.id)
         block_s = table.count(now)
         self._block_s[request.id] = table.block_s
-        self.pool.free(table.block_ids)
+        self.kept[request.id] = table.block_ids
         tenant = request.terms.tenant
         held = self.held[tenant]
         for block_id in table.block_ids:
@@ -192,6 +203,10 @@ class KVCache:
         if not held:
             del self.held[tenant]
         return block_s
+
+    def release(self, request_id: str) -> None:
+        """Let go of what a request kept."""
+        self.pool.free(self.kept.pop(request_id))
 
     def take_block_s(self, request: Request) -> float:
         """Blocks times seconds, over all tables it has had; asked once, when it is gone."""
@@ -223,10 +238,17 @@ class KVCache:
         let_go = Counter(id for request in requests for id in self.tables[request.id].block_ids)
         return sum([held[id] == times and id not in kept for id, times in let_go.items()])
 
-    def num_freeable(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
-        """How many blocks freeing all of these would make usable, not counting those `kept`."""
-        tables = (self.tables[request.id].block_ids for request in requests)
-        return self.pool.num_freeable(id for ids in tables for id in ids if id not in kept)
+    def num_freeable(
+        self, requests: Sequence[Request], spared: frozenset[int] = frozenset()
+    ) -> int:
+        """How many blocks would become usable if all of these, running or preempted, let go of
+        theirs; not counting those `spared`."""
+        lists = (self._block_ids_of(request.id) for request in requests)
+        return self.pool.num_freeable(id for ids in lists for id in ids if id not in spared)
+
+    def _block_ids_of(self, request_id: str) -> Sequence[int]:
+        table = self.tables.get(request_id)
+        return self.kept[request_id] if table is None else table.block_ids
 
     def _hash_full_blocks(self, request: Request) -> None:
         salt = request.terms.cache_group
@@ -247,6 +269,9 @@ class KVCache:
             for block_id in table.block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
                 own[block_id] = own.get(block_id, 0) + 1
+        for block_ids in self.kept.values():
+            for block_id in block_ids:
+                owners[block_id] = owners.get(block_id, 0) + 1
         if held != self.held:
             raise AssertionError(f"tenants hold {held}, by the books {self.held}")
         self.pool.check(owners)

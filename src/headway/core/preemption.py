@@ -2,7 +2,8 @@
 
 Two occasions: a running request has outgrown its blocks and none is free, or its tenant may not
 hold more; and a waiting request has a strictly stronger claim than running ones. Whom it meets is
-chosen in headway.core.victim, and headway.core.seats carries it out.
+chosen in headway.core.victim, and headway.core.seats carries it out. Before anybody has to leave,
+those that left before give up what they kept (headway.core.holdings).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Preemption:
     def __init__(self, kv: KVCache, line: WaitingLine, seats: Seats, max_preemptions: int) -> None:
         self._kv = kv
         self._seats = seats
+        self._holdings = seats.holdings
         self._standing = line.standing
         self._rules = Rules(line.weakness, max_preemptions)
         self._outgrown: list[Request] = []
@@ -65,13 +67,36 @@ class Preemption:
 
     def make_room(self, request: Request, wait: Wait, weaker: list[Request], now: float) -> bool:
         """For a waiting request that does not fit. False if nobody was asked to leave."""
-        victims = choose_victims(request, wait, weaker, self._kv, self._rules)
+        keepers = self._keepers(request)
+        victims = choose_victims(request, wait, weaker, keepers, self._kv, self._rules)
+        for victim in victims:
+            self._seats.preempt(victim, now)
+        spared = frozenset(wait.match.block_ids)
+        self._holdings.squeeze(wait.num_blocks, [*keepers, *victims], spared)
         for victim in victims:
             is_own = victim.terms.tenant == request.terms.tenant
             is_for_share = wait.cause is WaitCause.TENANT_SHARE and not is_own
             cause = WaitCause.KV_BLOCKS if is_for_share else wait.cause
-            self._preempt(victim, request, cause, now)
+            self._tell_of(victim, request, cause, now)
         return bool(victims)
+
+    def squeeze_for(self, request: Request, wait: Wait) -> bool:
+        """Blocks for a waiting request from those preempted before it, if they have enough."""
+        if wait.cause is not WaitCause.KV_BLOCKS:
+            return False
+        spared = frozenset(wait.match.block_ids)
+        return self._holdings.squeeze(wait.num_blocks, self._keepers(request), spared)
+
+    def _keepers(self, claimant: Request) -> list[Request]:
+        """The preempted requests whose blocks the claimant may take: the weaker ones, weakest
+        first. The strongest that runs, or anybody if nobody runs, may take from all: so somebody
+        always goes on."""
+        running, weakness = self._seats.running, self._rules.weakness
+        keepers = [one for one in self._holdings.keepers if one is not claimant]
+        if running and claimant is not running[0]:
+            limit = weakness(claimant)
+            keepers = [one for one in keepers if weakness(one) > limit]
+        return sorted(keepers, key=weakness, reverse=True)
 
     def _grow(self, request: Request, now: float) -> None:
         """By preempting if it must. If it finds no victim it sits this step out, unless it was
@@ -84,15 +109,20 @@ class Preemption:
             elif kv.pool.num_free > 0:
                 self._seats.extend(request, now)
                 continue
+            elif self._holdings.squeeze(1, self._keepers(request)):
+                continue
             else:
                 victim = choose_victim(request, running, kv, self._rules)
                 cause = WaitCause.KV_BLOCKS
             if victim is None:
                 return
-            self._preempt(victim, request, cause, now)
+            self._seats.preempt(victim, now)
+            if victim is not request and cause is WaitCause.KV_BLOCKS:
+                self._holdings.squeeze(1, [victim])
+            self._tell_of(victim, request, cause, now)
 
-    def _preempt(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
+    def _tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
         # What a tenant takes from itself concerns nobody else.
         if cause is not WaitCause.TENANT_SHARE:
             self.cause = cause
-        self._seats.preempt(victim, by, cause, now)
+        self._seats.tell_of(victim, by, cause, now)

@@ -25,6 +25,7 @@ from headway.core.causes import WaitCause
 from headway.core.deadlines import Infeasible
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
+from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
 from headway.core.orders import make_queue
@@ -53,7 +54,8 @@ class Scheduler:
         self.accounts = Accounts()
         queue = make_queue(config.scheduling_policy, self.accounts)
         self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
-        self._seats = Seats(self.kv, self.waiting, self.accounts)
+        self.holdings = Holdings(self.kv, capacity, config.preemption_method)
+        self._seats = Seats(self.kv, self.holdings, self.waiting, self.accounts)
         self._preemption = Preemption(self.kv, self.waiting, self._seats, config.max_preemptions)
         self.pacer = Pacer(config)
         self._watermark = int(capacity.num_blocks * config.kv_watermark)
@@ -153,8 +155,16 @@ class Scheduler:
             return StepPlan(step_id, ())
         released_ids = tuple(self._seats.released_ids)
         self._seats.released_ids.clear()
-        copies = self.kv.take_copies()
-        return StepPlan(step_id, tuple(draft.scheduled), copies, released_ids, draft.num_tokens)
+        saves, loads = self.holdings.take_moves()
+        return StepPlan(
+            step_id,
+            tuple(draft.scheduled),
+            self.kv.take_copies(),
+            released_ids,
+            draft.num_tokens,
+            saves=saves,
+            loads=loads,
+        )
 
     def _schedule_decodes(
         self, draft: PlanDraft, requests: list[Request], limit: int
@@ -181,7 +191,14 @@ class Scheduler:
     # --------------------------------------------------------------- admission
 
     def _try(self, request: Request, growing: Sequence[Request] = ()) -> Admit | Wait:
-        """Does it fit, if these running requests get their next block first?"""
+        """Does it fit, if these running requests get their next block first? If need be, with
+        blocks that weaker ones kept when they were preempted."""
+        outcome = self._try_as_is(request, growing)
+        if isinstance(outcome, Wait) and self._preemption.squeeze_for(request, outcome):
+            return self._try_as_is(request, growing)
+        return outcome
+
+    def _try_as_is(self, request: Request, growing: Sequence[Request]) -> Admit | Wait:
         # An empty engine ignores the watermark: whatever can ever fit must fit then.
         margin = self._watermark + len(growing) if self.running else 0
         tenant = request.terms.tenant
@@ -191,7 +208,7 @@ class Scheduler:
             sum([other.terms.tenant == tenant for other in growing]),
         )
         is_immune = request.num_preemptions >= self.config.max_preemptions
-        return try_admit(request, self.kv, room, is_immune)
+        return try_admit(request, self.holdings.match(request), self.kv, room, is_immune)
 
     def _admit_waiting(
         self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
@@ -291,6 +308,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Take in what a step computed."""
+        self.holdings.observe(plan, result)
         has_left = False
         requests, block_size = self.requests, self.kv.block_size
         sampled: list[str] = []

@@ -13,6 +13,7 @@ from dataclasses import replace
 from headway.core import events
 from headway.core.admission import Admit
 from headway.core.causes import WaitCause
+from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
 from headway.core.request import FinishReason, Request, RequestState
@@ -24,7 +25,9 @@ RUNNING = RequestState.RUNNING
 class Seats:
     """Who runs."""
 
-    def __init__(self, kv: KVCache, line: WaitingLine, accounts: Accounts) -> None:
+    def __init__(
+        self, kv: KVCache, holdings: Holdings, line: WaitingLine, accounts: Accounts
+    ) -> None:
         self.running: list[Request] = []
         """Sorted by standing, strongest first."""
         self.requests: dict[str, Request] = {}
@@ -32,6 +35,7 @@ class Seats:
         self.events: list[events.Event] = []
         self.released_ids: list[str] = []
         """Those whose state the executor can forget."""
+        self.holdings = holdings
         self._kv = kv
         self._line = line
         self._accounts = accounts
@@ -44,11 +48,13 @@ class Seats:
     def seat(self, request: Request, admit: Admit, now: float) -> None:
         """A request taken from the waiting line gets a seat and the blocks it was granted."""
         self._kv.allocate(request, admit.match, admit.num_tokens, now)
-        self._accounts.charge_prompt(request, admit.match.num_tokens)
+        had = self.holdings.num_computed(request)
+        table = self._kv.tables[request.id]
+        request.num_computed = self.holdings.restore(request, table, admit.match)
+        self._accounts.charge_prompt(request, request.num_computed)
         causes, held_by = self._line.leave(request, now)
         is_resumed = request.state is RequestState.PREEMPTED
         waited_s = now - request.changed_at
-        request.num_computed = admit.match.num_tokens
         request.blocked_at = None
         request.num_bypasses = 0
         self._sit_down(request, now)
@@ -57,27 +63,32 @@ class Seats:
                 request.id,
                 now,
                 waited_s,
-                admit.match.num_tokens,
+                request.num_computed,
                 request.num_tokens,
                 is_resumed,
                 causes,
                 held_by,
+                num_recomputed=max(0, had - request.num_computed),
             )
         )
 
-    def preempt(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
-        """Take seat and blocks from a running request; it keeps its place in line. `cause` is
-        what the other was in need of."""
+    def preempt(self, victim: Request, now: float) -> None:
+        """Take the seat of a running request; it keeps its place in line, and its blocks until
+        somebody needs them."""
         self.running.remove(victim)
         self._accounts.mark(victim, victim.num_computed)
         self._vacate(victim, now)
-        self.events.append(
-            events.Preempted(victim.id, now, by.id, victim.num_computed, cause=cause)
-        )
+        self.holdings.take_over(victim)
         victim.num_computed = 0
         victim.num_preemptions += 1
         victim.to(RequestState.PREEMPTED, now)
         self._line.join(victim)
+
+    def tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
+        """A preemption, once what was needed has been taken. `cause` is what the other was in
+        need of."""
+        method, num_lost = self.holdings.method_of(victim), self.holdings.num_lost(victim)
+        self.events.append(events.Preempted(victim.id, now, by.id, num_lost, method, cause))
 
     def extend(self, request: Request, now: float) -> None:
         """One more block for a running request; one is free."""
@@ -116,7 +127,9 @@ class Seats:
         causes = ()
         if request.state is RUNNING:
             self._vacate(request, now)
+            self._kv.release(request.id)
         else:
+            self.holdings.drop(request)
             causes, _ = self._line.leave(request, now)
         self._accounts.forget(request)
         self._accounts.close_if_idle(request)
@@ -143,8 +156,8 @@ class Seats:
         insort(self.running, request, key=self._line.standing)
 
     def _vacate(self, request: Request, now: float) -> None:
-        """Let go of a seat and its blocks."""
-        self._accounts.charge_blocks(request, self._kv.free(request, now))
+        """Let go of a seat; what becomes of the blocks is the caller's business."""
+        self._accounts.charge_blocks(request, self._kv.keep(request, now))
         self._accounts.give_back_prompt(request)
         self._accounts.unseat(request, request.params.n)
         self._line.release(request.terms.tenant)

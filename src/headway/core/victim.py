@@ -65,36 +65,40 @@ def choose_own_victim(
 
 
 def choose_victims(
-    claimant: Request, wait: Wait, weaker: Sequence[Request], kv: KVCache, rules: Rules
+    claimant: Request,
+    wait: Wait,
+    weaker: Sequence[Request],
+    keepers: Sequence[Request],
+    kv: KVCache,
+    rules: Rules,
 ) -> Sequence[Request]:
     """Those of `weaker`, weakest first, whose leaving ends the claimant's `wait`; none if all
-    together would not: a preemption without a gain only throws work away."""
+    together would not: a preemption without a gain only throws work away. The blocks of
+    `keepers`, preempted before, can be had as well."""
     tenant = claimant.terms.tenant
+    # Blocks the claimant matched stay in use when a victim lets go of them.
+    spared = frozenset(wait.match.block_ids)
+
+    def would_end(victims: Sequence[Request]) -> bool:
+        if sum([request.params.n for request in victims]) < wait.num_seats:
+            return False
+        if kv.num_freeable([*victims, *keepers], spared) < wait.num_blocks:
+            return False
+        own = [request for request in victims if request.terms.tenant == tenant]
+        return wait.num_share == 0 or kv.num_given_up(own, spared) >= wait.num_share
+
     movable = sorted(filter(rules.is_movable, weaker), key=rules.weakness, reverse=True)
-    if not _would_end(wait, tenant, movable, kv):
+    if not would_end(movable):
         return ()
     counts = range(len(movable))
-    num_needed = bisect_left(
-        counts, True, key=lambda num: _would_end(wait, tenant, movable[:num], kv)
-    )
+    num_needed = bisect_left(counts, True, key=lambda num: would_end(movable[:num]))
     victims = movable[:num_needed]
     # A weak request that holds little may have been passed on the way to one that holds enough.
     for request in reversed(victims):
         others = [other for other in victims if other is not request]
-        if _would_end(wait, tenant, others, kv):
+        if would_end(others):
             victims = others
     return victims
-
-
-def _would_end(wait: Wait, tenant: str, victims: Sequence[Request], kv: KVCache) -> bool:
-    if sum([request.params.n for request in victims]) < wait.num_seats:
-        return False
-    # Blocks the claimant matched stay in use when a victim lets go of them.
-    kept = frozenset(wait.match.block_ids)
-    if kv.num_freeable(victims, kept) < wait.num_blocks:
-        return False
-    own = [request for request in victims if request.terms.tenant == tenant]
-    return wait.num_share == 0 or kv.num_given_up(own, kept) >= wait.num_share
 
 
 def weaker_than(
