@@ -75,7 +75,9 @@ class FakeExecutor:
             return None
         size = self._capacity.block_size
         table = self._tables[item.request_id]
-        places = range(item.num_padding, item.start + len(item.token_ids))
-        context = [self._blocks[table[at // size]][at % size] for at in places]
+        end = item.start + len(item.token_ids)
+        contents: list[int] = []
+        for block_id in table[: -(-end // size)]:
+            contents += self._blocks[block_id]
         new = self._requests[item.request_id]
-        return Sample((next_token(context, new.seed, new.index),))
+        return Sample((next_token(contents[item.num_padding : end], new.seed, new.index),))
