@@ -8,8 +8,12 @@ import pytest
 
 from headway.core.causes import PreemptionMethod
 from headway.core.events import Admitted, Preempted
+from headway.core.executor import Capacity
+from headway.core.holdings import Holdings
+from headway.core.kv import KVCache
 from headway.core.plan import StepPlan
-from tests.harness import Harness, expected_output, own_tokens
+from headway.core.request import Request
+from tests.harness import Harness, expected_output, make_request, own_tokens
 
 METHODS = ["auto", "trim", "checkpoint", "recompute"]
 
@@ -169,3 +173,36 @@ def test_a_prompt_preempted_half_way_goes_on_where_it_was(method: str):
     assert resumed(engine, "weak").num_cached_tokens == (0 if method == "recompute" else 8)
     assert engine.output("weak") == expected_output(own_tokens("weak", 24), 4)
     assert engine.output("strong") == expected_output(own_tokens("strong", 20), 4)
+
+
+def come_back(kv: KVCache, holdings: Holdings, request: Request) -> None:
+    match = holdings.match(request)
+    kv.allocate(request, match, request.num_tokens)
+    request.num_computed = holdings.restore(request, kv.tables[request.id], match)
+
+
+def test_one_preempted_again_before_its_slots_were_loaded_still_has_them():
+    """In one pass: nothing is saved from blocks that hold nothing yet."""
+    kv = KVCache(4, 4, enable_prefix_caching=False)
+    holdings = Holdings(kv, Capacity(4, 4, 100, num_slots=3), "checkpoint")
+    request = make_request("a", 12)
+    kv.allocate(request, holdings.match(request), 12)
+    request.num_computed = 11
+    kv.keep(request)
+    holdings.take_over(request)
+    saves, _ = holdings.take_moves()
+    assert len(saves) == 3
+
+    come_back(kv, holdings, request)
+    kv.keep(request)
+    holdings.take_over(request)
+    holdings.check([request.id])
+    assert holdings.take_moves() == ((), ())
+    assert holdings.num_lost(request) == 0
+
+    come_back(kv, holdings, request)
+    _, loads = holdings.take_moves()
+    assert [load.slot_id for load in loads] == [save.slot_id for save in reversed(saves)]
+    assert [load.block_id for load in loads] == kv.tables["a"].block_ids
+    assert request.num_computed == 11
+    assert holdings.slots.num_free == 3

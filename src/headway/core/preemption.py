@@ -69,6 +69,8 @@ class Preemption:
         """For a waiting request that does not fit. False if nobody was asked to leave."""
         keepers = self._keepers(request)
         victims = choose_victims(request, wait, weaker, keepers, self._kv, self._rules)
+        if not victims:
+            return False
         for victim in victims:
             self._seats.preempt(victim, now)
         spared = frozenset(wait.match.block_ids)
@@ -78,7 +80,7 @@ class Preemption:
             is_for_share = wait.cause is WaitCause.TENANT_SHARE and not is_own
             cause = WaitCause.KV_BLOCKS if is_for_share else wait.cause
             self._tell_of(victim, request, cause, now)
-        return bool(victims)
+        return True
 
     def squeeze_for(self, request: Request, wait: Wait) -> bool:
         """Blocks for a waiting request from those preempted before it, if they have enough."""
