@@ -1,0 +1,280 @@
+"""One scenario of benchmarks/fair_load.py on the virtual engine, and what came of it.
+
+Service is counted here, from the plans and the events, in the units of headway.core.service: the
+prompt tokens when they are computed for the first time (those from the cache when the request gets
+its seat), output tokens when they are emitted, blocks for as long as they are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count, islice, takewhile
+from typing import Any
+
+import numpy as np
+from benchmarks.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
+from benchmarks.pace_rig import CAPACITY, NUM_SEATS, Record, Rig, SimulatedExecutor
+
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Admitted, Arrived, Event, Finished, Preempted, TokensEmitted
+from headway.core.executor import Ticket
+from headway.core.params import SamplingParams
+from headway.core.plan import StepPlan
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.core.service import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
+from headway.core.terms import Terms
+
+SETTINGS: dict[str, Any] = {"max_num_seqs": NUM_SEATS, "max_num_batched_tokens": 512}
+CAPACITY_S, WARM_UP_S = 120.0, 20.0
+
+
+@dataclass(slots=True)
+class Asked(Record):
+    """A request that was sent."""
+
+    num_samples: int = 1
+    has_prefix: bool = False
+    num_charged: int = 0
+    """How much of its prompt was computed, or found in the cache."""
+    num_ended: int = 0
+
+
+class WatchedExecutor(SimulatedExecutor):
+    """Takes `slowness` times as long, and keeps the plan of the step it was given last."""
+
+    def __init__(self, seed: int, slowness: float) -> None:
+        super().__init__(seed)
+        self.plan: StepPlan | None = None
+        self._slowness = slowness
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        ticket = super().submit(plan)
+        self.plan = plan
+        result = self._results[plan.step_id]
+        elapsed_s = self._slowness * result.elapsed_s
+        self._results[plan.step_id] = replace(result, elapsed_s=elapsed_s)
+        return ticket
+
+
+@dataclass(slots=True)
+class Books:
+    """What each tenant was given until the end of each step, divided by its weight, and whether
+    it had requests waiting from the pass of that step to its end."""
+
+    times: list[float] = field(default_factory=list)
+    service: list[list[float]] = field(default_factory=list)
+    is_waiting: list[list[bool]] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+    """Of all tenants together: prompt tokens, cached or not, and output tokens, by their costs."""
+    num_output: list[int] = field(default_factory=list)
+    max_prompt: int = 0
+    max_held: int = 0
+    """The most tokens that running requests of one tenant held together."""
+
+    @property
+    def bound(self) -> float:
+        """What headway.core.fair states, without the division by the smaller weight."""
+        return 2 * max(PROMPT_COST * self.max_prompt, OUTPUT_COST * self.max_held)
+
+    def since_warm_up(self, until_s: float) -> tuple[int, int]:
+        """The first and the last step in which things are steady."""
+        first, last = np.searchsorted(self.times, [WARM_UP_S, until_s])
+        return int(first), min(int(last), len(self.times) - 1)
+
+
+class TenantRig(Rig):
+    """The tenants of a scenario, or some of them, on one engine of their own."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        tenants: Sequence[Tenant],
+        policy: str,
+        seed: int,
+        slowness: float = 1.0,
+    ) -> None:
+        settings = {**SETTINGS, "scheduling_policy": policy}
+        super().__init__(settings, seed)
+        self.executor = self.watched = WatchedExecutor(seed, slowness)
+        self.scheduler = Scheduler(SchedulerConfig(**settings), CAPACITY, scenario.has_cache)
+        self.core = EngineCore(self.scheduler, self.executor, self.clock, self._take_in)
+        self.books = Books()
+        self._tenants = tenants
+        self._numbers = {tenant.name: number for number, tenant in enumerate(tenants)}
+        self._service = [0.0] * len(tenants)
+        self._num_waiting = [0] * len(tenants)
+        self._waiting_ids: set[str] = set()
+        self._work, self._num_output = 0.0, 0
+        self._callers: dict[str, Iterator[Ask]] = {}
+        self._again = count()
+        self.on_step = self._note_step
+        self.on_finish = self._ask_again
+
+    def send(self, scenario: Scenario, seed: int, until_s: float) -> None:
+        """Everything that will come, and the first of those that ask again and again."""
+        coming: list[Asked] = []
+        for tenant in self._tenants:
+            if tenant.is_backlogged:
+                stream = self._callers[tenant.name] = asks(scenario, tenant, 0.0, seed)
+                chosen = islice(stream, tenant.num_callers)
+            else:
+                capacity = measure_capacity(tenant.mix, scenario.has_cache, tenant.prefix_share)
+                stream = asks(scenario, tenant, capacity, seed)
+                chosen = takewhile(lambda ask: ask.at < until_s, stream)
+            coming += [_asked(f"{tenant.name}-{at}", tenant, ask) for at, ask in enumerate(chosen)]
+        self.upcoming.extend(sorted(coming, key=lambda record: record.arrived_at))
+
+    def _ask_again(self, record: Record) -> None:
+        tenant = self._tenants[self._numbers[record.terms.tenant]]
+        if tenant.is_backlogged:
+            name = f"{tenant.name}-{next(self._again)}-again"
+            ask = next(self._callers[tenant.name])
+            self.upcoming.appendleft(_asked(name, tenant, ask, self.clock.now()))
+
+    def _request(self, record: Record) -> Request:
+        assert isinstance(record, Asked)
+        number = len(self.records)
+        self.books.max_prompt = max(self.books.max_prompt, record.num_prompt)
+        prefix = [self._numbers[record.terms.tenant]] * (PREFIX_TOKENS * record.has_prefix)
+        return Request(
+            id=record.id,
+            token_ids=prefix + [1000 + number] * (record.num_prompt - len(prefix)),
+            params=SamplingParams(max_tokens=record.num_output, n=record.num_samples),
+            seed=0,
+            arrived_at=record.arrived_at,
+            priority=record.priority,
+            terms=record.terms,
+        )
+
+    def _take_in(self, events: Sequence[Event]) -> None:
+        now = self.clock.now()
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                record = self._record(event.request_id)
+                record.first_token_at = record.first_token_at or now
+                self._num_output += len(event.token_ids)
+                self._work += OUTPUT_COST * len(event.token_ids)
+                self._charge(record, OUTPUT_COST * len(event.token_ids))
+            elif isinstance(event, Finished):
+                record = self._record(event.request_id)
+                self._set_waiting(event.request_id, record, False)
+                record.num_ended += 1
+                if record.num_ended == record.num_samples:
+                    record.finished_at = now
+                    self.on_finish(record)
+            elif isinstance(event, Arrived):
+                self._set_waiting(event.request_id, self._record(event.request_id), True)
+            elif isinstance(event, Admitted):
+                self._seat(event)
+            elif isinstance(event, Preempted):
+                record = self._record(event.request_id)
+                record.num_preemptions += 1
+                self._set_waiting(event.request_id, record, True)
+
+    def _seat(self, event: Admitted) -> None:
+        record = self._record(event.request_id)
+        self._set_waiting(event.request_id, record, False)
+        if not event.is_resumed and "#" not in event.request_id:
+            num_cached = min(event.num_cached_tokens, record.num_prompt)
+            record.num_charged = num_cached
+            self._work += PROMPT_COST * num_cached
+            self._charge(record, CACHED_COST * num_cached)
+
+    def _record(self, request_id: str) -> Asked:
+        record = self.records[request_id.partition("#")[0]]
+        assert isinstance(record, Asked)
+        return record
+
+    def _charge(self, record: Asked, amount: float) -> None:
+        self._service[self._numbers[record.terms.tenant]] += amount / record.terms.weight
+
+    def _set_waiting(self, request_id: str, record: Asked, is_waiting: bool) -> None:
+        if (request_id in self._waiting_ids) == is_waiting:
+            return
+        (self._waiting_ids.add if is_waiting else self._waiting_ids.remove)(request_id)
+        self._num_waiting[self._numbers[record.terms.tenant]] += 1 if is_waiting else -1
+
+    def _note_step(self) -> None:
+        """A step is over, and its events are in."""
+        assert self.watched.plan is not None
+        for item in self.watched.plan.scheduled:
+            if "#" in item.request_id:  # the first sample computes the prompt for all
+                continue
+            record = self._record(item.request_id)
+            end = min(item.start + len(item.token_ids), record.num_prompt)
+            if end > record.num_charged:
+                num_fresh, record.num_charged = end - record.num_charged, end
+                self._work += PROMPT_COST * num_fresh
+                self._charge(record, PROMPT_COST * num_fresh)
+        elapsed_s = self.steps[-1].elapsed_s
+        for name, blocks in self.scheduler.kv.held.items():
+            number = self._numbers[name]
+            cost = BLOCK_S_COST * len(blocks) * elapsed_s
+            self._service[number] += cost / self._tenants[number].weight
+        held = [0] * len(self._tenants)
+        for request in self.scheduler.running:
+            held[self._numbers[request.terms.tenant]] += request.num_tokens
+        books = self.books
+        books.max_held = max(books.max_held, *held)
+        books.times.append(self.clock.now())
+        books.service.append(self._service.copy())
+        books.is_waiting.append([count > 0 for count in self._num_waiting])
+        books.work.append(self._work)
+        books.num_output.append(self._num_output)
+
+
+def _asked(name: str, tenant: Tenant, ask: Ask, at: float | None = None) -> Asked:
+    terms = Terms(tenant=tenant.name, weight=tenant.weight, cache_group=tenant.name)
+    return Asked(
+        name,
+        ask.at if at is None else at,
+        ask.num_prompt,
+        ask.num_output,
+        terms,
+        tenant.priority,
+        num_samples=ask.num_samples,
+        has_prefix=ask.has_prefix,
+    )
+
+
+@cache
+def measure_capacity(mix: Mix, has_cache: bool, prefix_share: float) -> float:
+    """Requests per second of an engine that is full of requests of this kind."""
+    tenant = Tenant("capacity", mix, 2 * NUM_SEATS, prefix_share=prefix_share)
+    scenario = Scenario("capacity", (tenant,), has_cache)
+    rig = TenantRig(scenario, scenario.tenants, "fcfs", seed=0)
+    rig.send(scenario, 0, CAPACITY_S)
+    rig.run(CAPACITY_S, drain=False)
+    ends = [record.finished_at for record in rig.records.values() if record.finished_at]
+    num_steady = sum(WARM_UP_S <= at < CAPACITY_S for at in ends)
+    return num_steady / (CAPACITY_S - WARM_UP_S)
+
+
+def widest_gap(books: Books) -> float:
+    """The largest difference of service between two tenants, over any stretch of time in which
+    both had requests waiting without a break."""
+    service = np.array(books.service)
+    is_waiting = np.array(books.is_waiting)
+    widest = 0.0
+    num_tenants = service.shape[1]
+    for one in range(num_tenants):
+        for other in range(one + 1, num_tenants):
+            (steps,) = np.nonzero(is_waiting[:, one] & is_waiting[:, other])
+            if not len(steps):
+                continue
+            lead = service[steps, one] - service[steps, other]
+            starts = np.concatenate(([0], np.nonzero(np.diff(steps) > 1)[0] + 1))
+            spans = np.maximum.reduceat(lead, starts) - np.minimum.reduceat(lead, starts)
+            widest = max(widest, float(spans.max()))
+    return widest
+
+
+def jain(amounts: Sequence[float]) -> float:
+    """1 if all have the same, 1/n if one has everything."""
+    total = sum(amounts)
+    squares = sum(amount**2 for amount in amounts)
+    return total**2 / (len(amounts) * squares) if squares else 0.0

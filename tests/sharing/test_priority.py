@@ -1,0 +1,157 @@
+"""Priority at a full engine, and the bound on what it may cost those without it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, takewhile
+
+import pytest
+
+from headway.core.params import SamplingParams
+from headway.core.request import Request
+from headway.core.terms import Terms
+from tests.sharing.rig import TimedEngine
+from tests.sharing.wait_books import WaitBooks
+
+MAX_STEPS = 2
+MAX_WAIT_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Requests of one standing."""
+
+    tenant: str
+    priority: int = 0
+    is_spot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Who is stronger than whom, by which policy."""
+
+    policy: str
+    strong: Class
+    weak: Class
+
+
+CASES = {
+    "priority": Case("priority", Class("a", 0), Class("b", 5)),
+    "fair, within a tenant": Case("fair", Class("a", 0), Class("a", 5)),
+    "fair, before spot": Case("fair", Class("a"), Class("b", is_spot=True)),
+}
+FULL = {
+    "seats": {"num_blocks": 4000, "max_num_seqs": 16},
+    "blocks": {"num_blocks": 220, "max_num_seqs": 64},
+}
+CROWD = 30
+"""Requests: more than there are seats or blocks for, but not so many that they wait for long."""
+
+
+def stream(kind: Class, name: str, rate: float, seed: int) -> Iterator[Request]:
+    """Poisson arrivals without end, of prompts around 120 and outputs around 60 tokens."""
+    draw = random.Random(f"{name}/{seed}")
+    at = 0.0
+    for number in count():
+        at += draw.expovariate(rate)
+        num_prompt = min(600, max(8, int(draw.lognormvariate(4.8, 0.6))))
+        num_output = min(200, max(4, int(draw.lognormvariate(4.1, 0.6))))
+        yield Request(
+            id=f"{name}{number}",
+            token_ids=[draw.randrange(1000) for _ in range(num_prompt)],
+            params=SamplingParams(max_tokens=num_output),
+            seed=number,
+            arrived_at=at,
+            priority=kind.priority,
+            terms=Terms(tenant=kind.tenant, cache_group=kind.tenant, is_spot=kind.is_spot),
+        )
+
+
+class Crowd:
+    """A stream that never ends and never falls behind: so many requests are always there."""
+
+    def __init__(self, engine: TimedEngine, requests: Iterator[Request], size: int) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._size = size
+        self._ids: set[str] = set()
+
+    def top_up(self) -> None:
+        self._ids &= self._engine.scheduler.requests.keys()
+        while len(self._ids) < self._size:
+            request = next(self._requests)
+            request.arrived_at = request.changed_at = self._engine.clock.now()
+            self._engine.core.add(request)
+            self._ids.add(request.id)
+
+
+@pytest.mark.parametrize("what", FULL)
+@pytest.mark.parametrize("name", CASES)
+def test_a_stronger_request_starts_within_two_steps_at_a_full_engine(name: str, what: str) -> None:
+    case = CASES[name]
+    engine = TimedEngine(**FULL[what], sink=lambda _: None, scheduling_policy=case.policy)
+    crowd = Crowd(engine, stream(case.weak, "weak", 1.0, 1), CROWD)
+    coming = stream(case.strong, "strong", 1.5, 2)
+    request, num_started = next(coming), 0
+    waiting: dict[str, int] = {}
+    """For how many steps each that found the engine full has not been computed."""
+    while num_started < 30:
+        crowd.top_up()
+        while request.arrived_at <= engine.clock.now():
+            if _is_full(engine, what):
+                engine.core.add(request)
+                waiting[request.id] = 0
+            request = next(coming)
+        plan = engine.step()
+        assert plan is not None
+        for request_id in list(waiting):
+            waiting[request_id] += 1
+            assert waiting[request_id] <= MAX_STEPS, f"{request_id} has not started"
+            if any(item.request_id == request_id for item in plan.scheduled):
+                del waiting[request_id]
+                num_started += 1
+
+
+def _is_full(engine: TimedEngine, what: str) -> bool:
+    scheduler = engine.scheduler
+    if what == "seats":
+        return scheduler.num_seats_used == scheduler.config.max_num_seqs
+    return scheduler.kv.pool.num_free < 8
+
+
+@pytest.mark.parametrize("what", FULL)
+@pytest.mark.parametrize("name", CASES)
+def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str, what: str) -> None:
+    """The bound: `max_wait_s`, and then as long as those that run at that time may go on. It
+    holds while the stronger ones do not themselves wait as long: nobody can serve all at once."""
+    case, books, end_s = CASES[name], WaitBooks(), 50.0
+    engine = TimedEngine(
+        **FULL[what], sink=books, scheduling_policy=case.policy, max_wait_s=MAX_WAIT_S
+    )
+    crowd = Crowd(engine, stream(case.strong, "strong", 1.0, 3), CROWD)
+    weak = stream(case.weak, "weak", 0.5, 4)
+    engine.send(takewhile(lambda request: request.arrived_at < end_s - MAX_WAIT_S, weak))
+    while engine.clock.now() < end_s:
+        crowd.top_up()
+        engine.step()
+    longest_run_s = max(
+        min(end, end_s) - start for story in books.stories.values() for start, end in story.runs
+    )
+    waits = [(event.request_id, event.waited_s) for event in books.admitted]
+    now = engine.clock.now()
+    waits += [
+        (story.id, now - story.waits_since)
+        for story in books.stories.values()
+        if story.waits_since is not None
+    ]
+    of_weak = {request_id: wait for request_id, wait in waits if request_id.startswith("weak")}
+    bound_s = MAX_WAIT_S + longest_run_s
+    assert {one: wait for one, wait in of_weak.items() if wait > bound_s} == {}
+    # Without the bound they would wait for ever: somebody stronger always did.
+    assert len(of_weak) > 10
+    assert statistics.median(of_weak.values()) >= MAX_WAIT_S
+    assert longest_run_s < MAX_WAIT_S
+    assert max(wait for one, wait in waits if one.startswith("strong")) < MAX_WAIT_S
