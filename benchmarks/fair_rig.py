@@ -7,57 +7,85 @@ its seat), output tokens when they are emitted, blocks for as long as they are h
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import count, islice, takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
 from benchmarks.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
-from benchmarks.pace_rig import CAPACITY, NUM_SEATS, Record, Rig, SimulatedExecutor
+from benchmarks.pace_rig import CAPACITY, MEASURED, NOISE, NUM_SEATS, SLOW_FACTOR, SLOW_SHARE
 
+from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Arrived, Event, Finished, Preempted, TokensEmitted
-from headway.core.executor import Ticket
+from headway.core.executor import Capacity, Ticket
 from headway.core.params import SamplingParams
-from headway.core.plan import StepPlan
+from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.service import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
+from headway.core.steptime import shape_of
 from headway.core.terms import Terms
 
+SAMPLE = Sample((7,))
 SETTINGS: dict[str, Any] = {"max_num_seqs": NUM_SEATS, "max_num_batched_tokens": 512}
+OF_POLICY: dict[str, dict[str, Any]] = {"priority": {"max_wait_s": 1e9}}
 CAPACITY_S, WARM_UP_S = 120.0, 20.0
 
 
 @dataclass(slots=True)
-class Asked(Record):
+class Asked:
     """A request that was sent."""
 
-    num_samples: int = 1
-    has_prefix: bool = False
+    id: str
+    arrived_at: float
+    ask: Ask
+    tenant: Tenant
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    num_preemptions: int = 0
     num_charged: int = 0
     """How much of its prompt was computed, or found in the cache."""
     num_ended: int = 0
+    """How many of its samples."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
 
-class WatchedExecutor(SimulatedExecutor):
-    """Takes `slowness` times as long, and keeps the plan of the step it was given last."""
+class TimedExecutor:
+    """Answers with the same token always, and with `slowness` times what a real step takes."""
 
     def __init__(self, seed: int, slowness: float) -> None:
-        super().__init__(seed)
-        self.plan: StepPlan | None = None
+        self._draw = random.Random(f"steps/{seed}")
         self._slowness = slowness
+        self.plan: StepPlan | None = None
+        """Of the step it was given last."""
+        self.elapsed_s = 0.0
+
+    def capacity(self) -> Capacity:
+        return CAPACITY
 
     def submit(self, plan: StepPlan) -> Ticket:
-        ticket = super().submit(plan)
-        self.plan = plan
-        result = self._results[plan.step_id]
-        elapsed_s = self._slowness * result.elapsed_s
-        self._results[plan.step_id] = replace(result, elapsed_s=elapsed_s)
-        return ticket
+        elapsed_s = MEASURED.predict(shape_of(plan)) * self._draw.lognormvariate(0.0, NOISE)
+        if self._draw.random() < SLOW_SHARE:
+            elapsed_s *= SLOW_FACTOR
+        self.plan, self.elapsed_s = plan, self._slowness * elapsed_s
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        assert self.plan is not None
+        outcomes = tuple([SAMPLE if item.has_sample else None for item in self.plan.scheduled])
+        return StepResult(ticket.step_id, outcomes, self.elapsed_s)
+
+    def close(self) -> None:
+        self.plan = None
 
 
 @dataclass(slots=True)
@@ -86,7 +114,7 @@ class Books:
         return int(first), min(int(last), len(self.times) - 1)
 
 
-class TenantRig(Rig):
+class TenantRig:
     """The tenants of a scenario, or some of them, on one engine of their own."""
 
     def __init__(
@@ -97,12 +125,15 @@ class TenantRig(Rig):
         seed: int,
         slowness: float = 1.0,
     ) -> None:
-        settings = {**SETTINGS, "scheduling_policy": policy}
-        super().__init__(settings, seed)
-        self.executor = self.watched = WatchedExecutor(seed, slowness)
-        self.scheduler = Scheduler(SchedulerConfig(**settings), CAPACITY, scenario.has_cache)
+        config = SchedulerConfig(**SETTINGS, **OF_POLICY.get(policy, {}), scheduling_policy=policy)
+        self.clock = VirtualClock()
+        self.executor = TimedExecutor(seed, slowness)
+        self.scheduler = Scheduler(config, CAPACITY, scenario.has_cache)
         self.core = EngineCore(self.scheduler, self.executor, self.clock, self._take_in)
         self.books = Books()
+        self.records: dict[str, Asked] = {}
+        self._upcoming: deque[Asked] = deque()
+        """In order of arrival."""
         self._tenants = tenants
         self._numbers = {tenant.name: number for number, tenant in enumerate(tenants)}
         self._service = [0.0] * len(tenants)
@@ -110,9 +141,6 @@ class TenantRig(Rig):
         self._waiting_ids: set[str] = set()
         self._work, self._num_output = 0.0, 0
         self._callers: dict[str, Iterator[Ask]] = {}
-        self._again = count()
-        self.on_step = self._note_step
-        self.on_finish = self._ask_again
 
     def send(self, scenario: Scenario, seed: int, until_s: float) -> None:
         """Everything that will come, and the first of those that ask again and again."""
@@ -125,29 +153,49 @@ class TenantRig(Rig):
                 capacity = measure_capacity(tenant.mix, scenario.has_cache, tenant.prefix_share)
                 stream = asks(scenario, tenant, capacity, seed)
                 chosen = takewhile(lambda ask: ask.at < until_s, stream)
-            coming += [_asked(f"{tenant.name}-{at}", tenant, ask) for at, ask in enumerate(chosen)]
-        self.upcoming.extend(sorted(coming, key=lambda record: record.arrived_at))
+            coming += [
+                Asked(f"{tenant.name}-{number}", ask.at, ask, tenant)
+                for number, ask in enumerate(chosen)
+            ]
+        self._upcoming.extend(sorted(coming, key=lambda record: record.arrived_at))
 
-    def _ask_again(self, record: Record) -> None:
-        tenant = self._tenants[self._numbers[record.terms.tenant]]
+    def run(self, until_s: float, drain: bool) -> None:
+        """Serve what arrives before `until_s`; then, if asked to, what is left."""
+        clock, upcoming = self.clock, self._upcoming
+        while clock.now() < until_s or (drain and self.core.has_work):
+            while upcoming and upcoming[0].arrived_at <= clock.now():
+                record = upcoming.popleft()
+                self.records[record.id] = record
+                self.core.add(self._request(record))
+            if self.core.begin_step() is not None:
+                clock.advance_to(clock.now() + self.executor.elapsed_s)
+                self.core.end_step()
+                self._note_step()
+            elif not self.core.has_work:
+                if not upcoming:
+                    return
+                clock.advance_to(upcoming[0].arrived_at)
+
+    def _ask_again(self, tenant: Tenant) -> None:
         if tenant.is_backlogged:
-            name = f"{tenant.name}-{next(self._again)}-again"
             ask = next(self._callers[tenant.name])
-            self.upcoming.appendleft(_asked(name, tenant, ask, self.clock.now()))
+            number = len(self.records) + len(self._upcoming)
+            record = Asked(f"{tenant.name}-again-{number}", self.clock.now(), ask, tenant)
+            self._upcoming.appendleft(record)
 
-    def _request(self, record: Record) -> Request:
-        assert isinstance(record, Asked)
-        number = len(self.records)
-        self.books.max_prompt = max(self.books.max_prompt, record.num_prompt)
-        prefix = [self._numbers[record.terms.tenant]] * (PREFIX_TOKENS * record.has_prefix)
+    def _request(self, record: Asked) -> Request:
+        ask, tenant = record.ask, record.tenant
+        self.books.max_prompt = max(self.books.max_prompt, ask.num_prompt)
+        prefix = [self._numbers[tenant.name]] * (PREFIX_TOKENS * ask.has_prefix)
+        own = [1000 + len(self.records)] * (ask.num_prompt - len(prefix))
         return Request(
             id=record.id,
-            token_ids=prefix + [1000 + number] * (record.num_prompt - len(prefix)),
-            params=SamplingParams(max_tokens=record.num_output, n=record.num_samples),
+            token_ids=prefix + own,
+            params=SamplingParams(max_tokens=ask.num_output, n=ask.num_samples),
             seed=0,
             arrived_at=record.arrived_at,
-            priority=record.priority,
-            terms=record.terms,
+            priority=tenant.priority,
+            terms=Terms(tenant=tenant.name, weight=tenant.weight, cache_group=tenant.name),
         )
 
     def _take_in(self, events: Sequence[Event]) -> None:
@@ -163,9 +211,9 @@ class TenantRig(Rig):
                 record = self._record(event.request_id)
                 self._set_waiting(event.request_id, record, False)
                 record.num_ended += 1
-                if record.num_ended == record.num_samples:
+                if record.num_ended == record.ask.num_samples:
                     record.finished_at = now
-                    self.on_finish(record)
+                    self._ask_again(record.tenant)
             elif isinstance(event, Arrived):
                 self._set_waiting(event.request_id, self._record(event.request_id), True)
             elif isinstance(event, Admitted):
@@ -179,38 +227,36 @@ class TenantRig(Rig):
         record = self._record(event.request_id)
         self._set_waiting(event.request_id, record, False)
         if not event.is_resumed and "#" not in event.request_id:
-            num_cached = min(event.num_cached_tokens, record.num_prompt)
+            num_cached = min(event.num_cached_tokens, record.ask.num_prompt)
             record.num_charged = num_cached
             self._work += PROMPT_COST * num_cached
             self._charge(record, CACHED_COST * num_cached)
 
     def _record(self, request_id: str) -> Asked:
-        record = self.records[request_id.partition("#")[0]]
-        assert isinstance(record, Asked)
-        return record
+        return self.records[request_id.partition("#")[0]]
 
     def _charge(self, record: Asked, amount: float) -> None:
-        self._service[self._numbers[record.terms.tenant]] += amount / record.terms.weight
+        self._service[self._numbers[record.tenant.name]] += amount / record.tenant.weight
 
     def _set_waiting(self, request_id: str, record: Asked, is_waiting: bool) -> None:
         if (request_id in self._waiting_ids) == is_waiting:
             return
         (self._waiting_ids.add if is_waiting else self._waiting_ids.remove)(request_id)
-        self._num_waiting[self._numbers[record.terms.tenant]] += 1 if is_waiting else -1
+        self._num_waiting[self._numbers[record.tenant.name]] += 1 if is_waiting else -1
 
     def _note_step(self) -> None:
         """A step is over, and its events are in."""
-        assert self.watched.plan is not None
-        for item in self.watched.plan.scheduled:
+        assert self.executor.plan is not None
+        for item in self.executor.plan.scheduled:
             if "#" in item.request_id:  # the first sample computes the prompt for all
                 continue
             record = self._record(item.request_id)
-            end = min(item.start + len(item.token_ids), record.num_prompt)
+            end = min(item.start + len(item.token_ids), record.ask.num_prompt)
             if end > record.num_charged:
                 num_fresh, record.num_charged = end - record.num_charged, end
                 self._work += PROMPT_COST * num_fresh
                 self._charge(record, PROMPT_COST * num_fresh)
-        elapsed_s = self.steps[-1].elapsed_s
+        elapsed_s = self.executor.elapsed_s
         for name, blocks in self.scheduler.kv.held.items():
             number = self._numbers[name]
             cost = BLOCK_S_COST * len(blocks) * elapsed_s
@@ -225,20 +271,6 @@ class TenantRig(Rig):
         books.is_waiting.append([count > 0 for count in self._num_waiting])
         books.work.append(self._work)
         books.num_output.append(self._num_output)
-
-
-def _asked(name: str, tenant: Tenant, ask: Ask, at: float | None = None) -> Asked:
-    terms = Terms(tenant=tenant.name, weight=tenant.weight, cache_group=tenant.name)
-    return Asked(
-        name,
-        ask.at if at is None else at,
-        ask.num_prompt,
-        ask.num_output,
-        terms,
-        tenant.priority,
-        num_samples=ask.num_samples,
-        has_prefix=ask.has_prefix,
-    )
 
 
 @cache

@@ -4,7 +4,8 @@
 
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
 model (benchmarks/pace_rig.py). The scenarios are in benchmarks/fair_load.py; each policy gets the
-same requests. How service is counted is in benchmarks/fair_rig.py.
+same requests. How service is counted is in benchmarks/fair_rig.py. `priority` is plain: nobody
+ages, since where all wait for long, ageing turns priorities into first come, first served.
 
     gap         the largest difference of service, by weight, given to two tenants over any stretch
                 of time in which both had requests waiting, by the bound that headway.core.fair
@@ -39,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fair_load import SCENARIOS, Scenario, Tenant
-from benchmarks.fair_rig import WARM_UP_S, TenantRig, jain, widest_gap
-from benchmarks.pace_rig import Record, percentile
+from benchmarks.fair_rig import WARM_UP_S, Asked, TenantRig, jain, widest_gap
+from benchmarks.pace_rig import percentile
 
 POLICIES = ("fair", "fcfs", "priority")
 MAX_GAP, MIN_JAIN, MAX_TTFT_RATIO, MIN_THROUGHPUT = 1.0, 0.95, 1.5, 0.95
@@ -94,16 +95,16 @@ def run_alone(scenario: Scenario, seed: int, duration_s: float) -> Waits:
         slowness = 1.0 / scenario.share(tenant)
         rig = TenantRig(scenario, (tenant,), "fcfs", seed, slowness)
         rig.send(scenario, seed, duration_s)
-        rig.run(duration_s)
+        rig.run(duration_s, drain=True)
         found |= waits_of(rig.records.values(), (tenant,), duration_s)
     return found
 
 
-def waits_of(records: Iterable[Record], guests: Sequence[Tenant], until_s: float) -> Waits:
+def waits_of(records: Iterable[Asked], guests: Sequence[Tenant], until_s: float) -> Waits:
     """After the warm-up."""
     found: dict[str, list[float]] = {guest.name: [] for guest in guests}
     for record in records:
-        name = record.terms.tenant
+        name = record.tenant.name
         if name in found and record.arrived_at >= WARM_UP_S:
             waited_s = record.ttft_s
             found[name].append(until_s - record.arrived_at if waited_s is None else waited_s)

@@ -102,8 +102,10 @@ class Scrape:
         return next((v for le, v in buckets.items() if float(le) == bound), 0.0)
 
 
-def scrape(server: RunningServer) -> Scrape:
-    lines = httpx.get(f"{server.admin_url}/metrics", timeout=30).text.splitlines()
+def scrape(server: RunningServer, key: str = "") -> Scrape:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    answer = httpx.get(f"{server.admin_url}/metrics", headers=headers, timeout=30)
+    lines = answer.text.splitlines()
     matches = [_SERIES.match(line) for line in lines if not line.startswith("#")]
     return Scrape([(m[1], m[2] or "", float(m[3])) for m in matches if m])
 
@@ -118,11 +120,11 @@ async def until(is_so: Callable[[], bool], timeout_s: float, every_s: float = 0.
     return True
 
 
-async def until_quiet(server: RunningServer, timeout_s: float = QUIET_S) -> bool:
+async def until_quiet(server: RunningServer, timeout_s: float = QUIET_S, key: str = "") -> bool:
     """Until nothing runs or waits."""
 
     def is_quiet() -> bool:
-        found = scrape(server)
+        found = scrape(server, key)
         return not (
             found.total("vllm:num_requests_running") or found.total("vllm:num_requests_waiting")
         )

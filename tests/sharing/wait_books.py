@@ -3,7 +3,6 @@ of causes against."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -41,7 +40,7 @@ class Story:
     runs: list[list[float]] = field(default_factory=list[list[float]])
     """From when until when it had a seat."""
     queue_s: float = 0.0
-    causes: Counter[WaitCause] = field(default_factory=Counter[WaitCause])
+    causes: dict[WaitCause, float] = field(default_factory=dict[WaitCause, float])
     num_preempted: int = 0
     num_resumed: int = 0
     finished_at: float | None = None
@@ -103,16 +102,14 @@ class WaitBooks:
                     f"{story.id}: preempted {story.num_preempted} times, "
                     f"resumed {story.num_resumed} times"
                 )
-            if differ(story.causes.total(), story.queue_s):
-                self.problems.append(
-                    f"{story.id} waited {story.queue_s} s for {dict(story.causes)}"
-                )
+            if differ(sum(story.causes.values()), story.queue_s):
+                self.problems.append(f"{story.id} waited {story.queue_s} s for {story.causes}")
 
-    def total_causes(self) -> Counter[WaitCause]:
-        total: Counter[WaitCause] = Counter()
+    def total_causes(self) -> dict[WaitCause, float]:
+        total: dict[WaitCause, float] = {}
         for story in self.stories.values():
             for cause, seconds in story.causes.items():
-                total[cause] += seconds
+                total[cause] = total.get(cause, 0.0) + seconds
         return total
 
     def _admit(self, event: Admitted) -> None:
@@ -172,7 +169,7 @@ class WaitBooks:
         if differ(counted_s, waited_s) or any(one.seconds < 0.0 for one in causes):
             self.problems.append(f"{story.id} waited {waited_s} s for {causes}")
         for one in causes:
-            story.causes[one.cause] += one.seconds
+            story.causes[one.cause] = story.causes.get(one.cause, 0.0) + one.seconds
         story.queue_s += waited_s
         story.waits_since = None
         return waited_s
