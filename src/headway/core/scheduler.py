@@ -109,8 +109,7 @@ class Scheduler:
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request in whatever state it is. False if it is not here (any more)."""
-        request = self.requests.get(request_id)
-        if request is not None:
+        if (request := self.requests.get(request_id)) is not None:
             self._seats.abort(request, reason, now)
         return request is not None
 
@@ -155,15 +154,10 @@ class Scheduler:
             return StepPlan(step_id, ())
         released_ids = tuple(self._seats.released_ids)
         self._seats.released_ids.clear()
+        scheduled, copies = tuple(draft.scheduled), self.kv.take_copies()
         saves, loads = self.holdings.take_moves()
         return StepPlan(
-            step_id,
-            tuple(draft.scheduled),
-            self.kv.take_copies(),
-            released_ids,
-            draft.num_tokens,
-            saves=saves,
-            loads=loads,
+            step_id, scheduled, copies, released_ids, draft.num_tokens, saves=saves, loads=loads
         )
 
     def _schedule_decodes(
@@ -294,10 +288,8 @@ class Scheduler:
         if isinstance(outcome, Wait):
             weaker = weaker_than(claim, self.running, self.waiting.standing)
             growing = self._preemption.find_growing_before(request, weaker)
-            outcome = self._try(request, growing)
-            if isinstance(outcome, Wait) and self._preemption.make_room(
-                request, outcome, weaker, now
-            ):
+            outcome, make_room = self._try(request, growing), self._preemption.make_room
+            if isinstance(outcome, Wait) and make_room(request, outcome, weaker, now):
                 outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
             return False
@@ -340,17 +332,17 @@ class Scheduler:
             return True
         if request.params.n > 1:
             seats.fork(request, now)
-        token_ids, logprobs = outcome.token_ids, outcome.logprobs
+        token_ids, logprobs, num_before = outcome.token_ids, outcome.logprobs, request.num_tokens
         reason = request.append(token_ids[0])
         if len(token_ids) > 1:
             self._preemption.note_growth(request)
-            num_accepted = 1
-            while reason is None and num_accepted < len(token_ids):
-                reason = request.append(token_ids[num_accepted])
-                num_accepted += 1
-            token_ids = token_ids[:num_accepted]
-            logprobs = logprobs[:num_accepted] if logprobs is not None else None
-            self.accounts.charge_output([request.terms.tenant] * (num_accepted - 1))
+            while reason is None and (num_taken := request.num_tokens - num_before) < len(
+                token_ids
+            ):
+                reason = request.append(token_ids[num_taken])
+            token_ids = token_ids[: request.num_tokens - num_before]
+            logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
+            self.accounts.charge_output([request.terms.tenant] * (len(token_ids) - 1))
         seats.events.append(events.TokensEmitted(request.id, token_ids, logprobs))
         if reason is not None:
             seats.leave(request, reason, now)

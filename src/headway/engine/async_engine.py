@@ -19,11 +19,12 @@ from math import ceil
 from msgspec.structs import replace
 
 from headway.clock import Clock
-from headway.core.events import Arrived, EngineLost, Finished, Resent, TokensEmitted
+from headway.core import events
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 from headway.engine.inputs import draw_seed, resolve_params
+from headway.engine.listeners import Listener, Listeners
 from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
 from headway.engine.outlook import Outlook
 from headway.engine.outputs import SampleDelta
@@ -45,7 +46,6 @@ from headway.text import Tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_TRIAL_WAIT_S = 5.0
-Listener = Callable[[EventBatch], None]
 
 
 class AsyncEngine:
@@ -70,11 +70,11 @@ class AsyncEngine:
         self._tried_at = 0.0
         self.num_seated = 0
         """Requests that have left the waiting line for a seat, ever."""
-        self._leaving: dict[str, Finished] = {}
+        self._leaving: dict[str, events.Finished] = {}
         """Samples the engine was told to end and has not yet said it did."""
         self._quarantine = Quarantine()
         self._outlook = Outlook()
-        self._listeners: list[Listener] = []
+        self._listeners = Listeners()
         self._error: EngineError | None = None
         self.has_given_up = False
 
@@ -121,7 +121,7 @@ class AsyncEngine:
 
     def subscribe(self, listener: Listener) -> None:
         """Have every batch of events passed to `listener`, which must not block."""
-        self._listeners.append(listener)
+        self._listeners.add(listener)
 
     def subscribe_restarts(self, listener: RestartListener) -> None:
         self._supervisor.subscribe(listener)
@@ -168,15 +168,15 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        policy, live = self.info.scheduling_policy, self._streams.values()
-        self._outlook.check(command, policy, live, command.arrived_at)
+        policy = self.info.scheduling_policy
+        self._outlook.check(command, policy, self._streams.values(), command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
         self._unsent.append(stream)
-        arrived = Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
-        self._tell_listeners(EventBatch(arrived=[arrived]))
+        arrived = events.Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
+        self._listeners.tell(EventBatch(arrived=[arrived]))
         try:
             await self._send_next()
         except BaseException:
@@ -200,10 +200,10 @@ class AsyncEngine:
         if stream.request_id not in self._streams:
             return
         ids = stream.unfinished_ids
-        ended = self._ends(stream, reason, message)
+        ended = stream.ends(self._clock.now(), reason, message)
         self._drop(stream)
         if not stream.is_sent:
-            self._tell_listeners(EventBatch(finished=ended))
+            self._listeners.tell(EventBatch(finished=ended))
         elif ids:
             self._leaving.update({event.request_id: event for event in ended})
             # All of them: the prompt may have forked a moment ago.
@@ -225,10 +225,11 @@ class AsyncEngine:
             if stream.num_crashes:
                 self._on_trial = stream
                 self._tried_at = self._clock.now()
-            commands, at = stream.commands(), self._clock.now()
+            commands, now = stream.commands(), self._clock.now()
             if stream.lacks_engine:
                 stream.lacks_engine = False
-                self._tell_listeners(EventBatch(resent=[Resent(one.id, at) for one in commands]))
+                resent = [events.Resent(command.id, now) for command in commands]
+                self._listeners.tell(EventBatch(resent=resent))
             for command in commands:
                 await self._supervisor.send(command)
 
@@ -250,8 +251,7 @@ class AsyncEngine:
         they will be tried one by one. Twice, with nobody else to blame, is no accident."""
         on_trial, self._on_trial = self._on_trial, None
         self._outlook.reset()
-        lost = list(self._leaving.values())
-        self._leaving.clear()
+        lost, self._leaving = list(self._leaving.values()), {}
         sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
         is_unknown = has_failed and not suspect_ids
         suspects = [one for one in sent if is_unknown or not suspect_ids.isdisjoint(one.samples)]
@@ -266,31 +266,20 @@ class AsyncEngine:
         for stream in live:
             stream.is_sent, stream.lacks_engine = False, True
         self._unsent = deque(live)
-        self._tell_listeners(EventBatch(finished=lost, lost=[EngineLost(self._clock.now())]))
+        self._listeners.tell(EventBatch(finished=lost, lost=[events.EngineLost(self._clock.now())]))
         return len(live)
 
-    def _put_away(self, stream: RequestStream) -> list[Finished]:
+    def _put_away(self, stream: RequestStream) -> list[events.Finished]:
         logger.error("request %s is quarantined", stream.request_id)
         self._quarantine.add(stream.command)
         message = "the engine failed twice while computing this request"
         return self._forget(stream, QuarantinedError(message))
 
-    def _forget(self, stream: RequestStream, error: HeadwayError) -> list[Finished]:
+    def _forget(self, stream: RequestStream, error: HeadwayError) -> list[events.Finished]:
         """Fail a request that no engine knows; the events that say so."""
         stream.fail(error)
         self._drop(stream)
-        return self._ends(stream, FinishReason.ERROR, str(error))
-
-    def _ends(self, stream: RequestStream, reason: FinishReason, message: str) -> list[Finished]:
-        """The events that say that nothing more comes of a request, one for each sample there is:
-        a prompt that has not forked is one."""
-        names = stream.unfinished_ids if stream.num_output_tokens else [stream.request_id]
-        now = self._clock.now()
-        return [
-            Finished(name, now, reason, stream.samples[name].num_tokens, message)
-            for name in names
-            if not stream.samples[name].is_finished
-        ]
+        return stream.ends(self._clock.now(), FinishReason.ERROR, str(error))
 
     def _drop(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
@@ -305,35 +294,21 @@ class AsyncEngine:
     def _fail_all(self, error: EngineError) -> None:
         self._error = error
         lost = [event for one in list(self._streams.values()) for event in self._forget(one, error)]
-        self._tell_listeners(EventBatch(finished=lost))
+        self._listeners.tell(EventBatch(finished=lost))
 
     async def take_in(self, report: EventBatch) -> None:
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._outlook.observe(report)
-        for one in report.refused:
-            stream = self._owner_of.get(one.request_id) if one.retry_after_s else None
-            if stream is not None:
-                self._forget(stream, DeadlineError(one.message, ceil(one.retry_after_s)))
-        refused = [
-            Finished(one.request_id, at, FinishReason.ERROR, 0, one.message)
-            for one in report.refused
-        ]
+        refused = [self._refuse(one, at) for one in report.refused]
         # A request arrives once, here, in however many engines it runs; and it ends once.
         report = replace(report, arrived=[], finished=[*refused, *report.finished])
         for admission in report.admitted:
-            owner = self._owner_of.get(admission.request_id)
-            if owner is not None:
-                owner.is_seated = True
-            stream = self._waiting.pop(admission.request_id)
-            if stream is not None:
-                self.num_seated += 1
-                stream.metrics.admitted_at = admission.at
-                stream.metrics.num_cached_tokens = admission.num_cached_tokens
+            self._seat(admission)
         for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
             if end := self._leaving.get(fork.parent_id):
-                self._leaving[fork.request_id] = Finished(fork.request_id, at, end.reason, 0)
-        taken: list[TokensEmitted] = []
-        stopped: dict[str, TokensEmitted] = {}
+                self._leaving[fork.request_id] = events.Finished(fork.request_id, at, end.reason, 0)
+        taken: list[events.TokensEmitted] = []
+        stopped: dict[str, events.TokensEmitted] = {}
         for event in report.tokens:
             if self._is_wanted(event.request_id):
                 taken.append(event)
@@ -345,33 +320,43 @@ class AsyncEngine:
             self._leaving.pop(event.request_id, None)
             stopped.pop(event.request_id, None)
             await self._finish(event)
-        self._tell_listeners(report)
+        self._listeners.tell(report)
         if stopped:
-            ends = {name: Finished(name, at, FinishReason.STOP, 0) for name in stopped}
+            ends = {name: events.Finished(name, at, FinishReason.STOP, 0) for name in stopped}
             self._leaving.update(ends)
             await self._supervisor.send(AbortRequests(list(stopped), FinishReason.STOP))
         if self._on_trial is not None and self._is_trial_over(self._on_trial):
             await self._end_trial(self._on_trial)
+
+    def _refuse(self, refusal: events.Refused, at: float) -> events.Finished:
+        """The engine would not take a request: an end as any other, but if it was for lack of
+        time its consumer is told when to come again."""
+        stream = self._owner_of.get(refusal.request_id) if refusal.retry_after_s else None
+        if stream is not None:
+            self._forget(stream, DeadlineError(refusal.message, ceil(refusal.retry_after_s)))
+        return events.Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
+
+    def _seat(self, admission: events.Admitted) -> None:
+        owner = self._owner_of.get(admission.request_id)
+        if owner is not None:
+            owner.is_seated = True
+        stream = self._waiting.pop(admission.request_id)
+        if stream is not None:
+            self.num_seated += 1
+            stream.metrics.admitted_at = admission.at
+            stream.metrics.num_cached_tokens = admission.num_cached_tokens
 
     def _is_trial_over(self, stream: RequestStream) -> bool:
         # One that finds no room must not keep all others waiting with it.
         is_stuck = not stream.is_seated and self._clock.now() - self._tried_at > MAX_TRIAL_WAIT_S
         return stream.has_passed or is_stuck
 
-    def _tell_listeners(self, report: EventBatch) -> None:
-        for listener in self._listeners:
-            try:
-                listener(report)
-            except Exception:
-                # A fault in a metric must not cost anyone their answer.
-                logger.exception("a listener failed")
-
     def _is_wanted(self, request_id: str) -> bool:
         """False if its consumer has left, or a stop string ended it, before the engine heard."""
         stream = self._owner_of.get(request_id)
         return stream is not None and not stream.samples[request_id].is_finished
 
-    async def _emit(self, event: TokensEmitted, at: float) -> bool:
+    async def _emit(self, event: events.TokensEmitted, at: float) -> bool:
         """Pass tokens on. True if a stop string ended the sample, which the engine, knowing no
         text, must be told."""
         stream = self._owner_of.get(event.request_id)
@@ -386,7 +371,7 @@ class AsyncEngine:
         await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 
-    async def _finish(self, event: Finished) -> None:
+    async def _finish(self, event: events.Finished) -> None:
         stream = self._owner_of.get(event.request_id)
         if stream is None:
             return

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headway.core.events import Finished
 from headway.core.params import SamplingParams
-from headway.core.request import sample_id
+from headway.core.request import FinishReason, sample_id
 from headway.engine.messages import AddRequest
 from headway.engine.outputs import RequestMetrics, SampleDelta, SampleStream, sample_streams
 from headway.errors import HeadwayError, SlowReaderError
@@ -117,6 +118,16 @@ class RequestStream:
         """The engine ended this sample, and lives."""
         self._num_gained.pop(request_id, None)
         self._clear()
+
+    def ends(self, at: float, reason: FinishReason, message: str) -> list[Finished]:
+        """The events that say that nothing more comes of it, one for each sample there is: a
+        prompt that has not forked is one."""
+        names = self.unfinished_ids if self.num_output_tokens else [self.request_id]
+        return [
+            Finished(name, at, reason, self.samples[name].num_tokens, message)
+            for name in names
+            if not self.samples[name].is_finished
+        ]
 
     def _clear(self) -> None:
         if not self.is_fresh:
