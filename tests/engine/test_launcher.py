@@ -18,10 +18,13 @@ from headway.errors import EngineError
 SPEAKER = """
 import json, sys, zmq
 frames = json.loads(sys.stdin.readline())
-reports = zmq.Context().socket(zmq.PUSH)
+context = zmq.Context()
+reports = context.socket(zmq.PUSH)
 reports.connect(sys.argv[1] + ".reports")
 for frame in frames:
     reports.send(bytes.fromhex(frame))
+reports.close()
+context.term()
 """
 BATCH = EventBatch(
     refused=[Refused("naïve", 1.0, "never_fits", "größer als der Speicher")],
@@ -33,8 +36,9 @@ BATCH = EventBatch(
 
 def damaged(frame: bytes, draw: random.Random) -> list[bytes]:
     """Cut anywhere, cut with a byte that begins nothing, and with bytes that are no text."""
-    cut = [frame[:end] for end in range(len(frame))]
-    ended = [frame[:end] + b"\xc1" for end in range(len(frame))]
+    # Fewer than the socket holds: what is beyond is lost when the sender ends.
+    cut = [frame[:end] for end in range(0, len(frame), 2)]
+    ended = [frame[:end] + b"\xc1" for end in range(1, len(frame), 2)]
     at = frame.index("größer".encode())
     no_text = [frame[: at + 1] + bytes([draw.randrange(0xC0, 0xC2)]) + frame[at + 2 :]]
     return cut + ended + no_text
