@@ -136,6 +136,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
         engine = build_async(config, tokenizer, command)
         gate = Gate(config.server, engine, SystemClock())
         apps = create_apps(engine, gate, config.server, names, chat_template, observers)
+        observers.ledger.price_of = apps.directory.price_of
         return await serve(Site(engine, apps, gate, listeners), config.server)
 
     observers.ledger.start()

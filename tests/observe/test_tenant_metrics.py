@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headway.core.causes import PreemptionMethod, WaitCause
+from headway.core.deadlines import Pace
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Forked, Preempted
 from headway.core.request import FinishReason
+from headway.core.steptime import StepCost
 from headway.core.terms import Targets, Terms
 from headway.observe import Metrics
 from headway.observe.account import Share
@@ -97,7 +99,8 @@ def test_the_labels_are_bounded() -> None:
 
 
 def test_the_error_of_the_step_time_model(metrics: Metrics, read: Reader) -> None:
-    metrics.set_model_error(0.07)
+    pace = Pace(StepCost(0.01, error=0.07), 0.1)
+    metrics.consume([step(1.0, pace=pace)])
     assert read("headway_step_time_model_error") == 0.07
 
 

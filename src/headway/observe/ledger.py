@@ -58,7 +58,7 @@ class Ledger:
         self.archive = archive
         self._audit = audit
         self._clock = clock
-        self._price_of = price_of
+        self.price_of = price_of
         self._time_of_day = time_of_day
 
     def consume(self, events: Iterable[Event]) -> None:
@@ -103,7 +103,7 @@ class Ledger:
     def _write(self, request: Tracked) -> None:
         if self.archive is None:
             return
-        price = self._price_of(request.terms.tier)
+        price = self.price_of(request.terms.tier)
         self.archive.writer.put(row_of(self._account(request), request.revision, price))
 
 

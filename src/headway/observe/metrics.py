@@ -117,10 +117,6 @@ class Metrics:
         """A wait is over, and this is what it was for; worked out by the audit."""
         self._by_tenant.count_wait(terms, causes)
 
-    def set_model_error(self, share: float) -> None:
-        """By how much the step-time model is off, as a share of the measured time."""
-        self._by_tenant.set_model_error(share)
-
     def watch_ledger(self, writer: LedgerWriter) -> None:
         self._by_tenant.watch_ledger(writer)
 
@@ -187,6 +183,8 @@ class Metrics:
         self._fill_sum.inc(fill)
         self._padding_tokens.inc(event.num_padding)
         self._step_tokens.observe(event.num_tokens)
+        if event.pace is not None:
+            self._by_tenant.set_model_error(event.pace.cost.error)
         if not event.num_running:
             self._set_idle_shares()
 

@@ -14,7 +14,7 @@ from headway.clock import Clock
 from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.tenancy.quotas import Meter
-from headway.tenancy.values import ANONYMOUS, EMPTY, Roster, Tenant, Tier, terms_for
+from headway.tenancy.values import ANONYMOUS, EMPTY, Price, Roster, Tenant, Tier, terms_for
 
 MAX_UNLISTED = 10_000
 """Tenants that are in no file and that a proxy has named."""
@@ -64,6 +64,11 @@ class Directory:
     @property
     def anonymous(self) -> Standing:
         return self._listed[ANONYMOUS.name]
+
+    def price_of(self, tier: str) -> Price | None:
+        """What the tier of this name costs now."""
+        found = self.roster.tier(tier)
+        return None if found is None else found.price
 
     def by_digest(self, digest: bytes) -> Standing | None:
         """Whose key has this digest."""
