@@ -8,12 +8,13 @@ import pytest
 
 from headway.core.events import Admitted, Finished, Refused, Stepped
 from headway.core.executor import Capacity, Ticket
+from headway.core.fair import URGENT_LEAD
 from headway.core.pacing import MAX_HELD_STEPS
 from headway.core.plan import StepPlan
 from headway.core.steptime import StepCost, StepShape, shape_of
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from tests.harness import Harness, make_request
 
 COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
 """A prefill token and a decode take a millisecond each, a step 10 ms by itself."""
@@ -119,6 +120,42 @@ def test_who_must_be_begun_first_is_first(policy: str):
     engine.run()
     order = [event.request_id for event in engine.seen(Admitted)]
     assert order == ["running", "soon", "later", "whenever"]
+
+
+def serve_ahead(engine: Paced, lead: float) -> None:
+    """Two tenants wait; one of them has been given so much more than the other."""
+    engine.add("running", 4, max_tokens=20)
+    engine.step()
+    engine.add("quiet", 20, max_tokens=2, terms=Terms(tenant="quiet"))
+    account = engine.scheduler.accounts.open(make_request(terms=Terms(tenant="busy")))
+    account.counter = engine.scheduler.accounts.of(engine.scheduler.requests["quiet"]).counter
+    account.charge(lead)
+
+
+def test_a_promise_goes_before_another_tenants_share_within_the_lead():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD - 1)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["running", "soon", "quiet"]
+
+
+def test_a_tenant_that_is_too_far_ahead_waits_for_its_share_whatever_it_was_promised():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 1)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["running", "quiet", "soon"]
+
+
+def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 3000)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    assert engine.refusal("soon") is not None
+    engine.run()
 
 
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one():
