@@ -268,3 +268,13 @@ def test_what_is_kept_of_a_promise_goes_with_the_request():
     pacer = engine.scheduler.pacer
     assert not pacer._promised
     assert not pacer._first_token_at
+
+
+def test_a_step_in_which_all_would_give_way_has_them_all(monkeypatch: pytest.MonkeyPatch):
+    engine = Paced()
+    for name in "abc":
+        engine.add(name, 4, max_tokens=8)
+    engine.steps(2)
+    # As when the ones that stay find no block and sit out.
+    monkeypatch.setattr(engine.scheduler.pacer, "begin", lambda _running, _now: [])
+    assert set(engine.step()) == {"a", "b", "c"}

@@ -122,6 +122,10 @@ class Pacer:
         self.limits = self._controller.decide(load, self.cost)
         return running
 
+    def by_urgency(self, prefilling: list[Request]) -> list[Request]:
+        """Those with prompts to compute: who must be begun first, then as they are."""
+        return sorted(prefilling, key=_due_at) if self.has_promises else prefilling
+
     def _hold(
         self, running: Sequence[Request], decoding: Sequence[Request], step_s: float, now: float
     ) -> dict[str, int]:
@@ -174,6 +178,10 @@ class Pacer:
                 lengths.observe(request.terms.tier, request.num_output_tokens, max_tokens)
         elif request.num_output_tokens and request.id not in self._first_token_at:
             self._first_token_at[request.id] = now
+
+
+def _due_at(request: Request) -> float:
+    return request.due_at
 
 
 def _slack(pair: tuple[float, Request]) -> float:

@@ -95,8 +95,7 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        lead = self.waiting.lead(request)
-        verdict = self.pacer.add(request, self.running, lead, now)
+        verdict = self.pacer.add(request, self.running, self.waiting.lead(request), now)
         if isinstance(verdict, Infeasible):
             again_s = verdict.retry_after_s
             told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))
@@ -125,12 +124,13 @@ class Scheduler:
         budget = self.pacer.limits.budget
         draft = PlanDraft()
         late = self._schedule_decodes(draft, staying, budget.for_decode(has_prefill=True))
+        if len(staying) < len(self.running) and not draft.num_tokens and not draft.prefilling:
+            # Nobody it was for found a block: then there is nobody to give way to.
+            late = self._schedule_decodes(draft, self.running, budget.for_decode(True))
         if late and not draft.prefilling and not self._may_admit():
             self._schedule_decodes(draft, late, budget.for_decode(has_prefill=False))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
-        if self.pacer.has_promises:
-            draft.prefilling.sort(key=lambda request: request.due_at)
-        for request in draft.prefilling:
+        for request in self.pacer.by_urgency(draft.prefilling):
             if self.pacer.has_promises and not self._preemption.cause:
                 self._admit_waiting(draft, limit, now, request.due_at)
             if draft.num_tokens < limit:
