@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from headway.core.kv import BlockTable
-from headway.core.plan import NewRequest, ScheduledRequest
+from headway.core.plan import (
+    BlockCopy,
+    BlockLoad,
+    BlockSave,
+    NewRequest,
+    ScheduledRequest,
+    StepPlan,
+)
 from headway.core.request import Request
 
 
@@ -40,3 +47,17 @@ class PlanDraft:
         last = (request.token_ids[-1],)
         self.scheduled.append(ScheduledRequest(request.id, request.num_computed, last, (), True))
         self.num_tokens += 1
+
+    def seal(
+        self,
+        step_id: int,
+        copies: tuple[BlockCopy, ...],
+        moves: tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]],
+        released_ids: tuple[str, ...],
+    ) -> StepPlan:
+        """The plan, with what must be moved and forgotten before it."""
+        saves, loads = moves
+        scheduled = tuple(self.scheduled)
+        return StepPlan(
+            step_id, scheduled, copies, released_ids, self.num_tokens, saves=saves, loads=loads
+        )

@@ -54,7 +54,9 @@ class Scheduler:
         self.accounts = Accounts()
         queue = make_queue(config.scheduling_policy, self.accounts)
         self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
-        self.holdings = Holdings(self.kv, capacity, config.preemption_method)
+        self.holdings = Holdings(
+            self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
+        )
         self._seats = Seats(self.kv, self.holdings, self.waiting, self.accounts)
         self._preemption = Preemption(self.kv, self.waiting, self._seats, config.max_preemptions)
         self.pacer = Pacer(config)
@@ -152,13 +154,8 @@ class Scheduler:
         step_id = next(self._step_ids)
         if not draft.scheduled:
             return StepPlan(step_id, ())
-        released_ids = tuple(self._seats.released_ids)
-        self._seats.released_ids.clear()
-        scheduled, copies = tuple(draft.scheduled), self.kv.take_copies()
-        saves, loads = self.holdings.take_moves()
-        return StepPlan(
-            step_id, scheduled, copies, released_ids, draft.num_tokens, saves=saves, loads=loads
-        )
+        copies, moves = self.kv.take_copies(), self.holdings.take_moves()
+        return draft.seal(step_id, copies, moves, self._seats.take_released())
 
     def _schedule_decodes(
         self, draft: PlanDraft, requests: list[Request], limit: int
@@ -189,7 +186,7 @@ class Scheduler:
         blocks that weaker ones kept when they were preempted."""
         outcome = self._try_as_is(request, growing)
         if isinstance(outcome, Wait) and self._preemption.squeeze_for(request, outcome):
-            return self._try_as_is(request, growing)
+            outcome = self._try_as_is(request, growing)
         return outcome
 
     def _try_as_is(self, request: Request, growing: Sequence[Request]) -> Admit | Wait:
@@ -319,7 +316,7 @@ class Scheduler:
                 if self._take_in(request, outcome, now):
                     has_left = True
         self.accounts.charge_output(sampled)
-        self.pacer.end(plan, result.elapsed_s, now)
+        self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_left:
             self._seats.running = [it for it in self.running if it.state is RUNNING]
 

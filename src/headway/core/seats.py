@@ -40,6 +40,11 @@ class Seats:
         self._line = line
         self._accounts = accounts
 
+    def take_released(self) -> tuple[str, ...]:
+        taken = tuple(self.released_ids)
+        self.released_ids.clear()
+        return taken
+
     def wait(self, request: Request) -> None:
         """A new request takes its place in the waiting line."""
         self.requests[request.id] = request
