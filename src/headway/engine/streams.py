@@ -131,9 +131,7 @@ class RequestStream:
 
     def _clear(self) -> None:
         if not self.is_fresh:
-            self.lacks_engine = False
-        """Whether it had to wait until there was an engine to send it to."""
-        self.num_crashes = 0
+            self.num_crashes = 0
 
     def put(self, delta: SampleDelta) -> None:
         """Add output. SlowReaderError if the consumer leaves too much of it unread."""
