@@ -86,7 +86,7 @@ inline int64_t panel_bytes(int format, int64_t num_inputs) {
 }
 
 // Inputs of a panel that are opened at a time.
-constexpr int64_t PANEL_CHUNK = 1536;
+constexpr int64_t PANEL_CHUNK = 576;
 
 // Two opened pieces, and a sum for each row and column.
 inline int64_t product_scratch(int64_t num_rows) {
