@@ -166,7 +166,7 @@ class Ledger:
 
     def _claim(self, entry: Entry) -> tuple[float, float, int, int]:
         request = entry.request
-        rank = request.priority if self._policy == "priority" else -inf
+        rank = request.priority if self._policy == "priority" else 0
         due_at = request.due_at if self._policy == "deadline" else 0.0
         return -inf if request.is_aged else rank, due_at, request.place, entry.index
 
