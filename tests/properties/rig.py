@@ -11,6 +11,7 @@ from headway.core import invariants
 from headway.core.causes import WaitCause
 from headway.core.engine import EngineCore
 from headway.core.executor import Capacity
+from headway.core.line import MAX_AGED
 from headway.core.plan import StepPlan
 from headway.core.request import Request, RequestState
 from headway.core.scheduler import Scheduler
@@ -161,9 +162,11 @@ class Rig:
         waits = self.scheduler.waiting.waits
         seated = [request for request in young if request.state is RequestState.RUNNING]
         is_fair = self.scheduler.config.scheduling_policy == "fair"
+        # Where many are due at once, some age in a later pass.
+        late = [request for request in old if not request.is_aged]
+        require(not late or len(old) - len(late) >= MAX_AGED, f"{len(late)} did not age")
         for request in old if seated else ():
-            require(request.is_aged, f"{request.id} did not age")
-            if request.state is RequestState.RUNNING:
+            if request.state is RequestState.RUNNING or not request.is_aged:
                 continue
             if waits.cause_of(request) is WaitCause.TENANT_SHARE and not is_fair:
                 continue
