@@ -102,7 +102,7 @@ def new_request(
         token_ids=list(prompt),
         params=replace(params, ignore_eos=True),
         seed=params.seed or 0,
-        arrived_at=0.0,
+        arrived_at=SystemClock().now(),  # one that came long ago would have aged
         priority=priority,
     )
 
