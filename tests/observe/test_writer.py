@@ -282,25 +282,28 @@ def test_postgres_goes_away_and_comes_back(
 ) -> None:
     writer = make_writer(postgres_url, tmp_path / "spool")
     writer.start()
-    stop = threading.Event()
+    gone = threading.Event()
 
     def produce() -> None:
+        """Half of the rows while the server leaves, however long that takes, half after it."""
         for number in range(100):
+            if number == 50:
+                gone.wait()
             writer.put(make_row(number))
-            stop.wait(0.02)
+            time.sleep(0.02)
 
     producer = threading.Thread(target=produce)
     producer.start()
     wait_until(lambda: writer.num_pending == 0)
     postgres.stop(how)
+    gone.set()
     try:
         wait_until(lambda: writer.is_failing)
-        stop.set()
         producer.join()
         wait_until(lambda: writer.num_held == 0)
         assert num_waiting_bytes(tmp_path / "spool") > 0
     finally:
-        stop.set()
+        gone.set()
         postgres.start()
     wait_until(lambda: not writer.is_failing and writer.num_pending == 0)
     writer.stop()
