@@ -88,8 +88,8 @@ class SchedulerConfig:
     )
     max_wait_s: float = setting(
         10.0,
-        "A request that has waited so long for a seat, in seconds, goes before all others; under "
-        "fair, before all others of its tenant.",
+        "A request that waits so long after its arrival, in seconds, goes before all others; "
+        "under fair, before all others of its tenant.",
     )
     prefill_floor: int = setting(
         64, "Tokens of a step that decodes leave to prefill while any waits."

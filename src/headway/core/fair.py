@@ -128,7 +128,7 @@ class FairQueue:
         self._num_waiting -= 1
 
     def _key(self, request: Request) -> tuple[float, tuple[float, str]]:
-        rank = standing(self.claim(request), request.is_aged).rank
+        rank = standing(self.claim(request), request).rank
         return rank, (rank, request.terms.tenant)
 
     def _least_counter(self, rank: float) -> float:

@@ -1,7 +1,10 @@
 """The waiting line as the scheduler sees it: a policy's order, and what no policy may change.
 
-    ageing     a request that has waited `max_wait_s` goes first: before all others, or, where
-               tenants have shares, before all others of its tenant, and it is no longer spot
+    ageing     a request that waits `max_wait_s` after its arrival goes first: before all others,
+               or, where tenants have shares, before all others of its tenant, and it is no longer
+               spot. From then on it waits only for those that have aged before it, for its
+               tenant's turn, and for running requests to make room, and no waiting request takes
+               the seat it gets
     parking    requests of a tenant that holds all the blocks it may stand aside, and everybody
                else passes them; each time the tenant gives up blocks, its strongest comes back
     the account of every wait (headway.core.waits)
@@ -58,7 +61,7 @@ class WaitingLine:
 
     def standing(self, request: Request) -> Claim:
         """The claim with what waiting has added; it orders the running requests."""
-        return standing(self._queue.claim(request), request.is_aged)
+        return standing(self._queue.claim(request), request)
 
     @property
     def num_in_line(self) -> int:
@@ -185,7 +188,7 @@ class WaitingLine:
         return Claim(claim.rank, (int(claim.grade), *claim.place))
 
     def _own_standing(self, request: Request) -> Claim:
-        return standing(self._own_claim(request), request.is_aged)
+        return standing(self._own_claim(request), request)
 
     def release(self, tenant: str) -> None:
         """The tenant may hold more again: its strongest comes back into the line."""
@@ -208,9 +211,8 @@ class WaitingLine:
         self._full_tenants.clear()
         num_left = MAX_AGED
         while self._due and self._due[0][0] <= now and num_left:
-            due_at, _, request = heappop(self._due)
-            # It may have left, and come back to wait anew.
-            if self._is_due(due_at, request):
+            _, _, request = heappop(self._due)
+            if self._is_young(request):
                 self._make_old(request, now)
                 num_left -= 1
 
@@ -234,16 +236,17 @@ class WaitingLine:
     def _expect(self, request: Request) -> None:
         heappush(self._due, (self._ages_at(request), next(self._numbers), request))
         if len(self._due) > 2 * len(self._members) + 64:
-            self._due = [entry for entry in self._due if self._is_due(entry[0], entry[2])]
+            found = {id(entry[2]): entry for entry in self._due if self._is_young(entry[2])}
+            self._due = list(found.values())
             heapify(self._due)
 
-    def _is_due(self, due_at: float, request: Request) -> bool:
-        is_here = self._members.get(request.id) is request
-        return is_here and due_at == self._ages_at(request)
+    def _is_young(self, request: Request) -> bool:
+        """Does it wait, and has it not aged yet?"""
+        return self._members.get(request.id) is request and not request.is_aged
 
     def _ages_at(self, request: Request) -> float:
         """One that was promised a later time is not old before it must be begun."""
-        at = request.changed_at + self._max_wait_s
+        at = request.arrived_at + self._max_wait_s
         return at if request.due_at == inf else max(at, request.due_at)
 
     def _make_old(self, request: Request, now: float) -> None:

@@ -8,6 +8,7 @@ whose claims change while requests wait brings its own WaitingQueue, as the fair
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from headway.core.fair import FairQueue
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, due_us
@@ -17,8 +18,8 @@ from headway.errors import ConfigError
 
 
 def fcfs(request: Request) -> Claim:
-    """First come, first served."""
-    return Claim(0, (request.place, request.index))
+    """First come, first served. Nobody outranks anybody, not even by a long wait."""
+    return Claim(-inf, (request.place, request.index))
 
 
 def priority(request: Request) -> Claim:

@@ -28,17 +28,19 @@ class Claim(NamedTuple):
     grade: float = 0
 
 
-def standing(claim: Claim, is_aged: bool) -> Claim:
+def standing(claim: Claim, request: Request) -> Claim:
     """The claim with what waiting has added to it.
 
-    One that has waited too long is the strongest of all; where tenants have shares, the strongest
-    of its tenant, and no longer one that only takes what others leave.
+    One that has waited too long is stronger than all that have not, and among its like the place
+    in line decides. Where tenants have shares this holds within the tenant, and it is no longer
+    one that only takes what others leave.
     """
-    if not is_aged:
+    if not request.is_aged:
         return claim
+    place = (request.place, request.index)
     if claim.tenant is None:
-        return Claim(-inf, claim.place)
-    return Claim(0, claim.place, claim.tenant, -inf)
+        return Claim(-inf, place)
+    return Claim(0, place, claim.tenant, -inf)
 
 
 def due_us(request: Request) -> int:
@@ -86,7 +88,7 @@ class HeapQueue:
         heappush(self._heap, self._entry(number, request))
 
     def _entry(self, number: int, request: Request) -> tuple[Claim, int, Request]:
-        return standing(self._claim(request), request.is_aged), number, request
+        return standing(self._claim(request), request), number, request
 
     def pop(self) -> Request | None:
         request = self.peek()

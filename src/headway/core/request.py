@@ -70,7 +70,7 @@ class Request:
     blocked_at: float | None = None
     """Since when it has been at the head and did not fit."""
     is_aged: bool = False
-    """It has waited for too long once; from then on it is among the first."""
+    """It waited for too long; from then on it is among the first."""
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     state: RequestState = RequestState.WAITING
     changed_at: float = 0.0
