@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.events import Admitted, Preempted
-from headway.core.fair import FairQueue
+from headway.core.fair import SLACK, FairQueue
 from headway.core.request import Request
 from headway.core.service import (
     BLOCK_S_COST,
@@ -35,9 +35,9 @@ def served(engine: Harness, tenant: str) -> float:
 class Line:
     """A fair queue and its accounts, with places given in order of joining."""
 
-    def __init__(self) -> None:
+    def __init__(self, cached: set[str] | None = None) -> None:
         self.accounts = Accounts()
-        self.queue = FairQueue(self.accounts)
+        self.queue = FairQueue(self.accounts, lambda request: request.id in (cached or ()))
         self._num = 0
 
     def join(self, request_id: str, tenant: str, **fields: Any) -> Request:
@@ -116,6 +116,26 @@ def test_spot_comes_after_everybody_else_however_little_it_was_given():
     line.charge("a", 1000)
     line.join("a1", "a")
     assert [line.take() for _ in range(3)] == ["a0", "a1", "spot"]
+
+
+def test_a_cached_prefix_goes_first_among_tenants_given_about_as_much():
+    line = Line(cached={"b0", "c0"})
+    for tenant, amount in (("a", 0), ("b", 100), ("c", 50)):
+        line.join(f"{tenant}0", tenant)
+        line.charge(tenant, amount)
+    assert [line.take() for _ in range(3)] == ["c0", "b0", "a0"]
+
+
+def test_a_cached_prefix_is_worth_no_more_than_the_slack():
+    line = Line(cached={f"b{at}" for at in range(99)})
+    line.join("a0", "a")
+    for at in range(99):
+        line.join(f"b{at}", "b")
+    num_before = 0
+    while line.take() != "a0":
+        line.charge("b", 60)
+        num_before += 1
+    assert num_before == SLACK // 60 + 1
 
 
 # --------------------------------------------------------------------------- lifting

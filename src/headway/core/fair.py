@@ -23,12 +23,16 @@ what its running requests still put out, and the other's does not fall. Requests
 one that does not fit add what they are given: at most `max_bypasses` requests. Where promises
 were made, URGENT_LEAD is added to the bound.
 
+Prefixes: among tenants whose counters are within SLACK of the least, one whose request finds the
+start of its prompt cached goes first, since it is cheaper now than later. This adds SLACK to the
+bound, and no more: what it is given counts.
+
 Spot requests come after all others, by the same rule among themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from math import inf
 
@@ -40,8 +44,10 @@ URGENT_LEAD = 16384.0
 """By how much service a tenant may be ahead and still go first for a promise, in weighted tokens
 over its weight: what two prompts of 8,192 tokens come to, and about what the bound above allows
 for such prompts."""
+SLACK = 512.0
+"""The same for a cached prefix."""
 MAX_LOOKS = 4
-"""How many are looked at for one whose tenant is not too far ahead."""
+"""How many are looked at for one that may go first."""
 
 
 def _by_due(request: Request) -> Claim:
@@ -67,8 +73,11 @@ class FairQueue:
     """A heap of tenants, and for each a heap of its requests. Counters only grow, so a tenant
     whose entry is out of date is found when it comes to the top, and listed again."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(
+        self, accounts: Accounts, is_cached: Callable[[Request], bool] = lambda request: False
+    ) -> None:
         self._accounts = accounts
+        self._is_cached = is_cached
         self._lanes: dict[tuple[float, str], _Lane] = {}
         self._heaps: dict[float, list[tuple[float, int, str, _Lane]]] = {0: [], 1: []}
         self._least: dict[float, float] = {0: 0.0, 1: 0.0}
@@ -105,11 +114,35 @@ class FairQueue:
             if lane is not None:
                 self._least[rank] = max(self._least[rank], lane.account.counter)
                 self._num_waiting -= 1
-                request = self._preferred(rank, lane).requests.pop()
+                chosen = self._preferred(rank, lane)
+                if chosen is lane:
+                    chosen = self._prefer_cached(rank, lane)
+                request = chosen.requests.pop()
                 if request is not None and request.due_at < inf:
                     self._urgent[rank].remove(request)
                 return request
         return None
+
+    def _prefer_cached(self, rank: float, first: _Lane) -> _Lane:
+        """The first lane, or one hardly behind it whose request has its prefix in the cache."""
+        head, heap = first.requests.peek(), self._heaps[rank]
+        if head is None or head.is_aged or head.due_at < inf or len(heap) == 1:
+            return first
+        if self._is_cached(head):
+            return first
+        limit = first.account.counter + SLACK
+        found, passed = first, list[tuple[float, int, str, _Lane]]()
+        while found is first and len(passed) < MAX_LOOKS:
+            passed.append(heappop(heap))
+            lane = self._first(rank)
+            head = lane.requests.peek() if lane is not None else None
+            if lane is None or head is None or lane.account.counter > limit:
+                break
+            if self._is_cached(head):
+                found = lane
+        for entry in passed:
+            heappush(heap, entry)
+        return found
 
     def peek(self) -> Request | None:
         for rank in self._heaps:

@@ -99,6 +99,13 @@ class KVCache:
             return NO_MATCH
         return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
 
+    def is_start_cached(self, request: Request) -> bool:
+        """Would `match` find anything?"""
+        if not self.enable_prefix_caching or request.num_tokens <= self.block_size:
+            return False
+        self._hash_full_blocks(request)
+        return self.pool.find(request.block_hashes[0]) is not None
+
     def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that holding `num_tokens` would use up, given what matched.
 

@@ -8,6 +8,7 @@ whose claims change while requests wait brings its own WaitingQueue, as the fair
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 from headway.core.fair import FairQueue
@@ -32,11 +33,20 @@ def deadline(request: Request) -> Claim:
     return Claim(0, (due_us(request), request.place, request.index))
 
 
-ORDERS: dict[str, Callable[[Accounts], WaitingQueue]] = {
-    "deadline": lambda accounts: HeapQueue(deadline),
-    "fair": FairQueue,
-    "fcfs": lambda accounts: HeapQueue(fcfs),
-    "priority": lambda accounts: HeapQueue(priority),
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a policy may look at besides the request."""
+
+    accounts: Accounts = field(default_factory=Accounts)
+    is_cached: Callable[[Request], bool] = lambda request: False
+    """Is the start of its prompt in the prefix cache?"""
+
+
+ORDERS: dict[str, Callable[[Facts], WaitingQueue]] = {
+    "deadline": lambda facts: HeapQueue(deadline),
+    "fair": lambda facts: FairQueue(facts.accounts, facts.is_cached),
+    "fcfs": lambda facts: HeapQueue(fcfs),
+    "priority": lambda facts: HeapQueue(priority),
 }
 HEEDING_PRIORITY = frozenset({"fair", "priority"})
 """The policies under which a request's priority makes a difference."""
@@ -44,8 +54,8 @@ HEEDING_TARGETS = frozenset({"deadline", "fair"})
 """The policies that order by what was promised, and so may promise something."""
 
 
-def make_queue(policy: str, accounts: Accounts | None = None) -> WaitingQueue:
-    """An empty waiting line of the policy with this name, over these accounts."""
+def make_queue(policy: str, facts: Facts | None = None) -> WaitingQueue:
+    """An empty waiting line of the policy with this name."""
     if policy not in ORDERS:
         raise ConfigError(f"scheduling_policy must be one of {', '.join(ORDERS)}, got {policy!r}")
-    return ORDERS[policy](Accounts() if accounts is None else accounts)
+    return ORDERS[policy](facts or Facts())

@@ -37,10 +37,9 @@ def standing(claim: Claim, request: Request) -> Claim:
     """
     if not request.is_aged:
         return claim
-    place = (request.place, request.index)
     if claim.tenant is None:
-        return Claim(-inf, place)
-    return Claim(0, place, claim.tenant, -inf)
+        return Claim(-inf, (request.place, request.index))
+    return Claim(0, claim.place, claim.tenant, -inf)
 
 
 def due_us(request: Request) -> int:

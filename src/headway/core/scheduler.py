@@ -28,7 +28,7 @@ from headway.core.executor import Capacity
 from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
-from headway.core.orders import make_queue
+from headway.core.orders import Facts, make_queue
 from headway.core.pacing import Pacer
 from headway.core.plan import Failure, Sample, StepPlan, StepResult
 from headway.core.preemption import Preemption
@@ -52,7 +52,8 @@ class Scheduler:
         self.capacity = capacity
         self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
         self.accounts = Accounts()
-        queue = make_queue(config.scheduling_policy, self.accounts)
+        facts = Facts(self.accounts, self.kv.is_start_cached)
+        queue = make_queue(config.scheduling_policy, facts)
         self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
         self.holdings = Holdings(
             self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
