@@ -185,6 +185,8 @@ class WaitingLine:
     def _own_claim(self, request: Request) -> Claim:
         """Among the requests of one tenant."""
         claim = self._queue.claim(request)
+        if claim.tenant is None:
+            return claim
         return Claim(claim.rank, (int(claim.grade), *claim.place))
 
     def _own_standing(self, request: Request) -> Claim:

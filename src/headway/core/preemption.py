@@ -26,7 +26,6 @@ class Preemption:
         self._kv = kv
         self._seats = seats
         self._holdings = seats.holdings
-        self._standing = line.standing
         self._rules = Rules(line.weakness, max_preemptions)
         self._outgrown: list[Request] = []
         self.cause: WaitCause | None = None
@@ -44,14 +43,6 @@ class Preemption:
         noted = dict.fromkeys(self._outgrown)
         return [one for one in noted if one.state is RUNNING and self._kv.num_missing(one)]
 
-    def find_growing_before(self, claimant: Request, weaker: list[Request]) -> list[Request]:
-        """Those of them that would not leave it to the claimant: those not weaker, and the
-        strongest of all, which may take from anybody."""
-        first = self._seats.running[0]
-        is_first = self._standing(first) < self._standing(claimant)
-        growing = self.find_growing()
-        return [one for one in growing if one not in weaker or (is_first and one is first)]
-
     def grow(self, now: float) -> None:
         """Blocks for new tokens, before any request is put into the plan: so a victim never is."""
         self._outgrown = growing = self.find_growing()
@@ -60,8 +51,7 @@ class Preemption:
         if has_shares or num_missing > self._kv.pool.num_free:
             # Those that may take from others go before those that others may take from, so that
             # nobody takes in vain.
-            first, weakness = self._seats.running[0], self._rules.weakness
-            growing.sort(key=lambda one: (one is not first, weakness(one)))
+            growing.sort(key=self._rules.weakness)
         for request in growing:
             self._grow(request, now)
 
@@ -95,7 +85,7 @@ class Preemption:
         always goes on."""
         running, weakness = self._seats.running, self._rules.weakness
         keepers = [one for one in self._holdings.keepers if one is not claimant]
-        if running and claimant is not running[0]:
+        if keepers and running and claimant is not min(running, key=weakness):
             limit = weakness(claimant)
             keepers = [one for one in keepers if weakness(one) > limit]
         return sorted(keepers, key=weakness, reverse=True)

@@ -137,6 +137,7 @@ class Request:
             index=index,
             place=self.place,
             due_at=self.due_at,
+            is_aged=self.is_aged,
             changed_at=now,
         )
 

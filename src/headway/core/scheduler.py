@@ -282,10 +282,11 @@ class Scheduler:
         if self.waiting.is_behind_parked(request):
             return False
         # Stronger ones grow later in this step: they must not need the place just taken.
-        outcome = self._try(request, self._preemption.find_growing())
+        growing = self._preemption.find_growing()
+        outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
             weaker = weaker_than(claim, self.running, self.waiting.standing)
-            growing = self._preemption.find_growing_before(request, weaker)
+            growing = [one for one in growing if one not in weaker]
             outcome, make_room = self._try(request, growing), self._preemption.make_room
             if isinstance(outcome, Wait) and make_room(request, outcome, weaker, now):
                 outcome = self._try(request, growing)

@@ -1,8 +1,7 @@
 """Whom to preempt. Pure choices over the running requests; the scheduler carries them out.
 
-`running` is sorted by standing, strongest first. A request that has been preempted
-`max_preemptions` times is immune; admission gave it room for its whole output, so it cannot
-block anyone for ever.
+A request that has been preempted `max_preemptions` times is immune; admission gave it room for its
+whole output, so it cannot block anyone for ever.
 """
 
 from __future__ import annotations
@@ -37,25 +36,23 @@ def choose_victim(
     """The request to preempt so that `claimant`, itself running, can have one more block.
 
     The weakest goes first, down to the claimant itself. A preemption that frees no usable block
-    does not happen. The strongest request is never a victim, and may take from anybody.
+    does not happen. The strongest of all is never a victim, not even its own.
     """
-    limit = None if claimant is running[0] else rules.weakness(claimant)
-    for request in sorted(running[1:], key=rules.weakness, reverse=True):
-        if limit is not None and rules.weakness(request) < limit:
-            return None
+    strongest_first = sorted(running, key=rules.weakness)
+    for request in reversed(strongest_first[1:]):
         if rules.is_movable(request) and kv.num_freeable([request]) > 0:
             return request
+        if request is claimant:
+            return None
     return None
 
 
 def choose_own_victim(
     claimant: Request, running: Sequence[Request], kv: KVCache, rules: Rules
 ) -> Request | None:
-    """The request of the claimant's own tenant to preempt, down to the claimant itself, if the
-    tenant may not hold more blocks; its strongest is never one."""
+    """The same among the requests of the claimant's tenant, if it may not hold more blocks."""
     tenant = claimant.terms.tenant
-    own = [request for request in running if request.terms.tenant == tenant]
-    own.sort(key=rules.weakness)
+    own = sorted((one for one in running if one.terms.tenant == tenant), key=rules.weakness)
     for request in reversed(own[1:]):
         if rules.is_movable(request) and kv.num_given_up([request]) > 0:
             return request
