@@ -1,7 +1,7 @@
 """What too little KV memory costs, by the method blocks are given up with.
 
     python -m benchmarks.preemption [--requests 2000] [--json FILE] [--plot FILE]
-    python -m benchmarks.preemption --model "$(scripts/get-test-model)" [--requests 96]
+    python -m benchmarks.preemption --model "$(scripts/get-test-model)" [--requests 48]
 
 Without a model: an executor that keeps token ids where a real one keeps keys and values, so that a
 block saved, loaded or kept wrongly shows as a wrong token, and a clock that moves by a cost model
@@ -23,9 +23,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from headway.clock import SystemClock, VirtualClock
+from headway.clock import Clock, SystemClock, VirtualClock
 from headway.config import SchedulerConfig, load_config
 from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Stepped, TokensEmitted
@@ -39,7 +38,6 @@ from headway.workload import Bounds, ClosedLoop, Content, Lognormal, Prefixes, S
 
 METHODS = ("auto", "trim", "checkpoint", "recompute")
 DEMANDS = (1.1, 1.5, 2.0, 3.0)
-NUM_SEATS = 64
 BLOCK_SIZE = 16
 MAX_PREEMPTIONS = 4
 MAX_RECOMPUTED = 0.10
@@ -83,6 +81,7 @@ class Scenario:
     costs: Costs = Costs()
     store_share: float = 0.25
     """Slots of the second store for each block of the pool."""
+    num_seats: int = 64
     has_priorities: bool = False
     """Every fourth request is of a higher rank, and comes while the others run."""
 
@@ -94,7 +93,7 @@ class Scenario:
     def capacity(self, items: Sequence[WorkItem]) -> Capacity:
         sizes = [len(item.prompt_token_ids) + item.num_output_tokens for item in items]
         blocks = [-(-size // BLOCK_SIZE) for size in sizes]
-        num_blocks = max(*blocks, round(NUM_SEATS * statistics.mean(blocks) / self.demand))
+        num_blocks = max(*blocks, round(self.num_seats * statistics.mean(blocks) / self.demand))
         num_slots = int(num_blocks * self.store_share)
         return Capacity(num_blocks, BLOCK_SIZE, 10_000, num_slots, self.costs.block_copy_s)
 
@@ -104,6 +103,7 @@ def lengths(median: int, most: int, sigma: float = 0.5) -> Lognormal:
 
 
 CHAT = Scenario("chat", lengths(100, 512), lengths(100, 512))
+REAL = replace(CHAT, name="chat, real model", num_seats=16)
 SCENARIOS = (
     Scenario("long outputs", lengths(40, 256), lengths(300, 1024)),
     # Demand counts a shared prefix once for each request.
@@ -196,7 +196,7 @@ def request_of(index: int, item: WorkItem, rank: int, now: float) -> Request:
     )
 
 
-def run(core: EngineCore, clock: SystemClock | VirtualClock, work: Work) -> None:
+def run(core: EngineCore, clock: Clock, work: Work) -> None:
     """Those of the usual rank at once; one of a higher rank every few steps while others run."""
     urgent = []
     for index, item in enumerate(work.items):
@@ -227,21 +227,23 @@ def simulate(scenario: Scenario, items: Sequence[WorkItem], method: str, is_ampl
     capacity = scenario.capacity(items)
     if is_ample:
         sizes = [len(item.prompt_token_ids) + item.num_output_tokens for item in items]
-        capacity = replace(capacity, num_blocks=NUM_SEATS * -(-max(sizes) // BLOCK_SIZE) * 2)
+        capacity = replace(
+            capacity, num_blocks=scenario.num_seats * -(-max(sizes) // BLOCK_SIZE) * 2
+        )
     clock, seen = VirtualClock(), Seen()
     executor = TimedExecutor(capacity, scenario.costs, clock)
-    scheduler = Scheduler(settings(method, scenario.has_priorities), capacity)
+    scheduler = Scheduler(settings(scenario, method), capacity)
     core = EngineCore(scheduler, executor, clock, seen)
     run(core, clock, Work(items, scenario.has_priorities))
     return seen
 
 
-def settings(method: str, has_priorities: bool) -> SchedulerConfig:
+def settings(scenario: Scenario, method: str) -> SchedulerConfig:
     return SchedulerConfig(
-        max_num_seqs=NUM_SEATS,
+        max_num_seqs=scenario.num_seats,
         preemption_method=method,
         max_preemptions=MAX_PREEMPTIONS,
-        scheduling_policy="priority" if has_priorities else "fcfs",
+        scheduling_policy="priority" if scenario.has_priorities else "fcfs",
     )
 
 
@@ -285,46 +287,56 @@ def battery(num_requests: int) -> list[Row]:
 
 
 def measure(model: str, num_requests: int, rounds: int) -> list[Row]:
-    """The chat mix at 200 % on the model's own executor."""
-    from headway.build import load_model
-
-    items = CHAT.items(num_requests)
-    capacity = CHAT.capacity(items)
-    expected: Seen | None = None
+    """The chat mix at 200 % on the model's own executor; of each method the median round."""
+    items = REAL.items(num_requests)
+    capacity = REAL.capacity(items)
+    ample = load_executor(model, replace(capacity, num_blocks=8 * capacity.num_blocks, num_slots=0))
+    expected = run_on(ample, "recompute", items)
+    ample.close()
+    executor = load_executor(model, capacity)
     taken: dict[str, list[Row]] = {method: [] for method in METHODS}
     print(HEADER, flush=True)
-    for round_number in range(-1, rounds):
+    for _ in range(rounds):
         for method in METHODS:
-            is_ample = round_number < 0
-            executor = make_executor(load_model, model, capacity, is_ample)
-            seen, clock = Seen(), SystemClock()
-            has = executor.capacity()
-            core = EngineCore(Scheduler(settings(method, False), has), executor, clock, seen)
-            started_at = clock.now()
-            run(core, clock, Work(items, False))
-            executor.close()
-            if is_ample:
-                expected = seen
-                break
-            assert expected is not None
-            row = row_of(CHAT, method, has, seen, expected)
-            row = replace(row, seconds=row.seconds - started_at, mean_s=row.mean_s - started_at)
-            taken[method].append(row)
-            print(line(row), flush=True)
+            seen = run_on(executor, method, items)
+            taken[method].append(row_of(REAL, method, executor.capacity(), seen, expected))
+            print(line(taken[method][-1]), flush=True)
+    executor.close()
     return [sorted(rows, key=lambda row: row.seconds)[len(rows) // 2] for rows in taken.values()]
 
 
-def make_executor(load: Any, model: str, capacity: Capacity, is_ample: bool) -> Executor:
-    """The model with a pool of this size: sizes are asked for in bytes, so first ask for a byte
-    count of one block."""
+def run_on(executor: Executor, method: str, items: Sequence[WorkItem]) -> Seen:
+    """One run on the machine's clock, counted from its start."""
+    seen, clock = Seen(), StartedClock()
+    scheduler = Scheduler(settings(REAL, method), executor.capacity())
+    run(EngineCore(scheduler, executor, clock, seen), clock, Work(items, False))
+    return seen
+
+
+class StartedClock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._started_at = self._clock.now()
+
+    def now(self) -> float:
+        return self._clock.now() - self._started_at
+
+
+def load_executor(model: str, capacity: Capacity) -> Executor:
+    """The model with stores of these sizes, which settings ask for in bytes."""
+    from headway.build import load_model, model_facts
+    from headway.executors.hardware import probe_hardware
+    from headway.resolve import resolve
+
     flags: dict[str, object] = {"model": model, "block_size": BLOCK_SIZE, "max_model_len": 1024}
-    probe = load(load_config({**flags, "kv_cache_memory_bytes": "64M"}))
-    block_bytes = probe.resolved.kv_cache_bytes // probe.resolved.num_blocks
-    probe.executor.close()
-    num_blocks = capacity.num_blocks * (8 if is_ample else 1)
-    flags["kv_cache_memory_bytes"] = block_bytes * num_blocks
+    config = load_config({**flags, "kv_cache_memory_bytes": "64M"})
+    sized = resolve(config, model_facts(config), probe_hardware())
+    block_bytes = sized.kv_cache_bytes // sized.num_blocks
+    flags["kv_cache_memory_bytes"] = block_bytes * capacity.num_blocks
     flags["preemption_store_bytes"] = block_bytes * capacity.num_slots
-    return load(load_config(flags)).executor
+    return load_model(load_config(flags)).executor
 
 
 # ---------------------------------------------------------------------- the report
@@ -402,7 +414,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.model:
-        rows, noise = measure(args.model, args.requests or 96, args.rounds), 0.05
+        rows, noise = measure(args.model, args.requests or 48, args.rounds), 0.05
     else:
         rows, noise = battery(args.requests or 2000), NOISE
     failures = failures_in(rows, noise)
