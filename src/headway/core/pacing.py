@@ -82,9 +82,9 @@ class Pacer:
         if isinstance(verdict, Feasible):
             self._promised[request.id] = request
             self._first_token_at.pop(request.id, None)  # an earlier one may have had this id
-            # Somewhat before the last moment: what follows will not go as expected either.
             latest_at = job.latest_start_at(pace.cost, pace.step_s)
-            if latest_at < inf:
+            if latest_at < inf and self._heeds_targets:
+                # Somewhat before the last moment: what follows will not go as expected either.
                 hand_s = EARLIER * max(0.0, latest_at - request.arrived_at)
                 request.due_at = latest_at - hand_s
         return verdict
