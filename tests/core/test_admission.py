@@ -9,6 +9,7 @@ import pytest
 from headway.core.admission import Demand, max_tokens_for, refuse_if_never_fits
 from headway.core.events import Admitted, Arrived, Refused
 from headway.core.executor import Capacity
+from headway.core.headroom import Headroom
 from headway.errors import NeverFitsError
 from tests.harness import Harness
 
@@ -93,6 +94,32 @@ def test_admission_leaves_the_watermark_free_while_others_run():
     engine.step()
     assert engine.running == ["a", "c"]
     assert engine.num_free == 2
+
+
+def test_admission_leaves_more_free_after_growth_had_to_preempt():
+    engine = Harness(num_blocks=8, block_size=4)
+    engine.add("a", 8, max_tokens=5)
+    engine.add("b", 7, max_tokens=20)
+    engine.add("c", 7, max_tokens=20)
+    engine.add("d", 3, max_tokens=3)
+    engine.steps(3)
+    assert (engine.running, engine.waiting) == (["a", "b"], {"c", "d"})
+    engine.until(lambda: engine.running == ["b", "c"])
+    engine.step()
+    # It would fit into the block that is left for these two to grow into.
+    assert (engine.running, engine.waiting, engine.num_free) == (["b", "c"], {"d"}, 1)
+    engine.run()
+
+
+def test_an_empty_engine_leaves_nothing_free():
+    headroom = Headroom(least=3)
+    for _ in range(10):
+        headroom.widen()
+    assert [headroom.num_blocks(count, None) for count in (0, 1, 5)] == [0, 4, 20]
+    assert headroom.num_blocks(5, []) == 3
+    for _ in range(2000):
+        headroom.narrow()
+    assert headroom.num_blocks(5, None) == 3
 
 
 def test_running_requests_may_grow_into_the_watermark():

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from headway.core.admission import Wait
 from headway.core.causes import WaitCause
+from headway.core.headroom import Headroom
 from headway.core.kv import KVCache
-from headway.core.line import WaitingLine
 from headway.core.request import Request, RequestState
 from headway.core.seats import Seats
 from headway.core.victim import Rules, choose_own_victim, choose_victim, choose_victims
@@ -22,17 +22,19 @@ RUNNING = RequestState.RUNNING
 class Preemption:
     """Takes from the weaker what the stronger need."""
 
-    def __init__(self, kv: KVCache, line: WaitingLine, seats: Seats, max_preemptions: int) -> None:
+    def __init__(self, kv: KVCache, seats: Seats, rules: Rules, headroom: Headroom) -> None:
         self._kv = kv
         self._seats = seats
         self._holdings = seats.holdings
-        self._rules = Rules(line.weakness, max_preemptions)
+        self._rules = rules
+        self._headroom = headroom
         self._outgrown: list[Request] = []
         self.cause: WaitCause | None = None
         """What the last preemption of this pass was for; None if there was none."""
 
     def begin_pass(self) -> None:
         self.cause = None
+        self._headroom.narrow()
 
     def note_growth(self, request: Request) -> None:
         """Its next tokens may need another block."""
@@ -109,8 +111,10 @@ class Preemption:
             if victim is None:
                 return
             self._seats.preempt(victim, now)
-            if victim is not request and cause is WaitCause.KV_BLOCKS:
-                self._holdings.squeeze(1, [victim])
+            if cause is WaitCause.KV_BLOCKS:
+                self._headroom.widen()
+                if victim is not request:
+                    self._holdings.squeeze(1, [victim])
             self._tell_of(victim, request, cause, now)
 
     def _tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:

@@ -25,6 +25,7 @@ from headway.core.causes import WaitCause
 from headway.core.deadlines import Infeasible
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
+from headway.core.headroom import Headroom
 from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
@@ -35,7 +36,7 @@ from headway.core.preemption import Preemption
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.seats import Seats
 from headway.core.service import Accounts
-from headway.core.victim import weaker_than
+from headway.core.victim import Rules, weaker_than
 
 RUNNING = RequestState.RUNNING
 MAX_PARKED = 64
@@ -59,9 +60,10 @@ class Scheduler:
             self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
         )
         self._seats = Seats(self.kv, self.holdings, self.waiting, self.accounts)
-        self._preemption = Preemption(self.kv, self.waiting, self._seats, config.max_preemptions)
+        self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
+        rules = Rules(self.waiting.weakness, config.max_preemptions)
+        self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
         self.pacer = Pacer(config)
-        self._watermark = int(capacity.num_blocks * config.kv_watermark)
         self._places = count(1)
         self._step_ids = count(1)
 
@@ -182,22 +184,21 @@ class Scheduler:
 
     # --------------------------------------------------------------- admission
 
-    def _try(self, request: Request, growing: Sequence[Request] = ()) -> Admit | Wait:
-        """Does it fit, if these running requests get their next block first? If need be, with
-        blocks that weaker ones kept when they were preempted."""
+    def _try(self, request: Request, growing: Sequence[Request] | None = None) -> Admit | Wait:
+        """Does it fit, leaving room for running requests to grow, or for what these need now? If
+        need be, with blocks that weaker ones kept when they were preempted."""
         outcome = self._try_as_is(request, growing)
         if isinstance(outcome, Wait) and self._preemption.squeeze_for(request, outcome):
             outcome = self._try_as_is(request, growing)
         return outcome
 
-    def _try_as_is(self, request: Request, growing: Sequence[Request]) -> Admit | Wait:
-        # An empty engine ignores the watermark: whatever can ever fit must fit then.
-        margin = self._watermark + len(growing) if self.running else 0
+    def _try_as_is(self, request: Request, growing: Sequence[Request] | None) -> Admit | Wait:
         tenant = request.terms.tenant
+        headroom = self._headroom.num_blocks(len(self.running), growing)
         room = Room(
             self._num_free_seats(),
-            self.kv.pool.num_free - margin,
-            sum([other.terms.tenant == tenant for other in growing]),
+            self.kv.pool.num_free - headroom,
+            sum([other.terms.tenant == tenant for other in growing or ()]),
         )
         is_immune = request.num_preemptions >= self.config.max_preemptions
         return try_admit(request, self.holdings.match(request), self.kv, room, is_immune)
