@@ -70,7 +70,7 @@ MAX_PROBES = 90
 RECOVERED_RATIO = 1.5
 MAX_RECOVERY_S = 30.0
 MIN_GOODPUT_RATIO = 0.9
-MAX_REFUSAL_P99_S = 1.0
+MAX_REFUSAL_P99_S = 0.05
 
 
 def workload(arrivals: ClosedLoop | Poisson, vocabulary: Vocabulary) -> Synthetic:

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headway.core.events import (
     Admitted,
     Arrived,
@@ -55,6 +57,9 @@ class Tracked:
         return (self.terms.tenant, self.client_id)
 
 
+_decode = msgspec.msgpack.Decoder(Tracked).decode
+
+
 class Audit:
     """Consumes events; `consume` returns the requests that they ended."""
 
@@ -64,7 +69,9 @@ class Audit:
         self._live: dict[str, Tracked] = {}
         self._parts: dict[str, tuple[Tracked, Part]] = {}
         """The live parts, by their own ids."""
-        self._recent: OrderedDict[str, Tracked] = OrderedDict()
+        self._recent: OrderedDict[str, bytes] = OrderedDict()
+        """Packed: so many small objects that live for so long would keep whole pages from going
+        back to the system."""
         self._by_client: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
@@ -128,7 +135,11 @@ class Audit:
         return request
 
     def _kept(self, request_id: str) -> Tracked | None:
-        return self._live.get(request_id) or self._recent.get(request_id)
+        """As it is, if it is live; if it has ended, a copy."""
+        if request := self._live.get(request_id):
+            return request
+        packed = self._recent.get(request_id)
+        return None if packed is None else _decode(packed)
 
     def check(self) -> None:
         for request in self._live.values():
@@ -149,9 +160,8 @@ class Audit:
 
     def _arrive(self, event: Arrived) -> None:
         request_id = split_id(event.request_id)[0]
-        request = self._live.get(request_id) or self._recent.pop(request_id, None)
-        if request is None:
-            request = Tracked(request_id, event.terms)
+        request = self._kept(request_id) or Tracked(request_id, event.terms)
+        self._recent.pop(request_id, None)
         self._live[request_id] = request
         num_tokens = event.num_prompt_tokens
         self._add(request, Part(event.request_id, event.at, num_tokens, waiting_since=event.at))
@@ -190,10 +200,10 @@ class Audit:
     def _close(self, request: Tracked) -> Tracked:
         request.revision += 1
         self._live.pop(request.id, None)
-        self._recent[request.id] = request
+        self._recent[request.id] = msgspec.msgpack.encode(request)
         self._recent.move_to_end(request.id)
         while len(self._recent) > self._max_recent:
-            _, oldest = self._recent.popitem(last=False)
+            oldest = _decode(self._recent.popitem(last=False)[1])
             if self._by_client.get(oldest.key) == oldest.id:
                 del self._by_client[oldest.key]
         return request

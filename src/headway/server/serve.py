@@ -44,6 +44,7 @@ SEND_BUFFER_BYTES = 64 * 1024
 SWEEP_S = 0.25
 WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
+TIDY_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -113,7 +114,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     except ImportError:
         new_event_loop = None
     # Reading one large body makes millions of objects; looking through them over and over, as the
-    # usual thresholds have it, would hold up every stream for a second.
+    # usual thresholds have it, would hold up every stream for a second. See `_tidy`.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -178,6 +179,7 @@ class _Serving:
                 work,
                 stopping,
                 asyncio.create_task(self._sweep()),
+                asyncio.create_task(_tidy()),
                 asyncio.create_task(self._follow_tenants()),
                 asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
             ]
@@ -290,6 +292,14 @@ async def _signal_handlers(handler: Any) -> AsyncGenerator[None, None]:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def _tidy() -> None:
+    """Looks for garbage in cycles every now and then. By the thresholds that would hardly ever
+    happen, and every connection leaves some. What was there from the start is not looked at."""
+    while True:
+        await asyncio.sleep(TIDY_S)
+        gc.collect()
 
 
 async def _log_stats(engine: AsyncEngine, clock: Clock, interval_s: float) -> None:
