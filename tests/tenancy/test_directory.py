@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from headway.clock import VirtualClock
@@ -33,6 +35,19 @@ def test_without_keys_everyone_is_the_anonymous_tenant() -> None:
     assert open_one.anonymous.terms.tenant == ""
     assert open_one.anonymous.terms.weight == 1.0
     assert not open_one.anonymous.tenant.is_admin
+
+
+def test_a_key_opens_only_after_a_comparison_in_constant_time(monkeypatch) -> None:
+    one = Directory(VirtualClock(), {A: "alice"})
+    compared = []
+
+    def compare(left: bytes, right: bytes) -> bool:
+        compared.append((left, right))
+        return False
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert one.by_digest(A) is None
+    assert compared == [(A, A)]
 
 
 def test_a_roster_without_keys_opens_to_nobody() -> None:

@@ -6,6 +6,7 @@ a reload: a changed file gives nobody a fresh minute.
 
 from __future__ import annotations
 
+import hmac
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class Directory:
         self.is_open = not keys and roster is None
         """No key is asked for, and everyone is the same anonymous tenant."""
         self._listed: dict[str, Standing] = {}
-        self._by_digest: dict[bytes, Standing] = {}
+        self._by_digest: dict[bytes, tuple[bytes, Standing]] = {}
         self._unlisted: OrderedDict[str, _Guest] = OrderedDict()
         """Least recently named first."""
         self.roster = EMPTY
@@ -72,8 +73,10 @@ class Directory:
 
     def by_digest(self, digest: bytes) -> Standing | None:
         """Whose key has this digest."""
-        # Not compared in constant time: nobody can choose what a key hashes to.
-        return self._by_digest.get(digest)
+        # How long it takes to look in here tells nothing of a key: nobody can choose what one
+        # hashes to. What is found is compared in constant time all the same.
+        known, standing = self._by_digest.get(digest, (b"", None))
+        return standing if hmac.compare_digest(known, digest) else None
 
     def named(self, name: str, by: Standing) -> Standing:
         """The tenant that `by` speaks for. One that is in no file has the terms of who names it,
@@ -119,7 +122,7 @@ class Directory:
         }
         digests = {digest: one.name for one in tenants.values() for digest in one.key_digests}
         self._by_digest = {
-            digest: self._listed[name] for digest, name in (digests | self._keys).items()
+            digest: (digest, self._listed[name]) for digest, name in (digests | self._keys).items()
         }
         for name, guest in guests.items():
             by = self._listed.get(guest.by)
