@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from headway.clock import VirtualClock
+from headway.tenancy import watch as watch_module
 from headway.tenancy.directory import Directory
 from headway.tenancy.keys import digest_of
+from headway.tenancy.reading import read_roster
+from headway.tenancy.values import Roster
 from headway.tenancy.watch import RosterFile, Watch
 
 A, B = digest_of(b"a"), digest_of(b"b")
@@ -61,7 +64,56 @@ async def test_one_of_the_same_size_and_time_is_noticed_too(path: Path) -> None:
     assert directory.by_digest(B) is not None
 
 
-@pytest.mark.parametrize("broken", ["", "tenants: [", "tenants: {bob: {teir: x}}", None])
+def changing(path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]) -> None:
+    """Have the file written on while it is read, once for each text."""
+
+    def read(path: Path) -> Roster:
+        roster = read_roster(path)
+        if texts:
+            path.write_text(texts.pop(0))
+        return roster
+
+    monkeypatch.setattr(watch_module, "read_roster", read)
+    monkeypatch.setattr(watch_module, "SETTLE_S", 0.0)
+
+
+async def test_half_a_file_is_not_taken_over(path: Path, monkeypatch) -> None:
+    watch, directory = follow(path)
+    half = line("bob", B)
+    whole = half.replace("]}", "], disabled: true}")
+    path.write_text(half)
+    changing(path, monkeypatch, [whole])
+    taken = []
+    monkeypatch.setattr(directory, "adopt", taken.append)
+    await watch.look()
+    (roster,) = taken
+    assert roster.tenants["bob"].is_disabled
+
+
+async def test_a_file_that_keeps_changing_changes_nothing(path: Path, monkeypatch, caplog) -> None:
+    watch, directory = follow(path)
+    path.write_text(line("bob", B))
+    changing(path, monkeypatch, [line("bob" + "b" * i, B) for i in range(watch_module.MAX_READS)])
+    await watch.look()
+    assert directory.by_digest(A) is not None and directory.by_digest(B) is None
+    assert "changes while it is read" in caplog.text
+    await watch.look()  # it has settled
+    assert directory.by_digest(B) is not None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "tenants: [",
+        "tenants: {bob: {teir: x}}",
+        "tenants: {bob: {admin: !!bool x}}",
+        "tenants: {bob: {weight: !!int ''}}",
+        "tenants: {bob: {weight: !!timestamp x}}",
+        f"tenants: {{bob: {{weight: {'9' * 400}}}}}",
+        None,
+    ],
+)
 async def test_a_wrong_file_changes_nothing_and_is_said_once(path: Path, caplog, broken) -> None:
     watch, directory = follow(path)
     if broken is None:

@@ -61,6 +61,9 @@ def parse(text: str) -> Section:
         raise ConfigError(f"{place}this is not YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"this is not YAML: {error}") from error
+    except (LookupError, AttributeError, TypeError) as error:
+        # The library's own, for a value that is not of the kind its tag says.
+        raise ConfigError(f"a value is not what its tag says: {error}") from error
     if not isinstance(content, Section):
         raise ConfigError("there is no 'tiers:' and no 'tenants:' in it")
     return content

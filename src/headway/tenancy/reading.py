@@ -5,7 +5,6 @@ A key where a hash belongs is not repeated in the message: it would end up in a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,7 @@ class _Entries:
         if value is None:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (math.isfinite(value) and low <= value <= high):
+        if not is_number or not low <= value <= high:  # put so that NaN is refused too
             raise self.wrong(name, f"must be a number from {low:g} to {high:g}{_seen(value)}")
         return float(value)
 

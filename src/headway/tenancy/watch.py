@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from pathlib import Path
 
 from headway.errors import ConfigError
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 Signature = tuple[int, ...]
 _MISSING: Signature = ()
 _UNKNOWN: Signature = (-1,)
+MAX_READS = 5
+SETTLE_S = 0.1
 
 
 class RosterFile:
@@ -35,11 +38,15 @@ class RosterFile:
 
     def read(self) -> Roster:
         """What is in it now; may take long. ConfigError says what is wrong with it."""
-        self._seen = self._signature()
-        roster = read_roster(self.path)
-        if self._signature() != self._seen:
-            self._seen = _UNKNOWN  # half of it may be old: it will be read again
-        return roster
+        for _ in range(MAX_READS):
+            self._seen = self._signature()
+            roster = read_roster(self.path)
+            if self._signature() == self._seen:
+                return roster
+            # Half of it may be missing, and what is missing may be who is disabled.
+            time.sleep(SETTLE_S)
+        self._seen = _UNKNOWN
+        raise ConfigError(f"{self.path} changes while it is read")
 
     def _signature(self) -> Signature:
         try:
