@@ -6,7 +6,7 @@ The server has a key. Each route of both listeners, and some that do not exist, 
 raw connection: by eight methods, under several spellings of its path, without a key, with wrong
 ones, with crafted Hosts and with headers that ask proxies to see another method or path. The right
 answer is 401, or 400 where the request is refused before anyone looks for a key. Only GET
-/health/live may answer otherwise.
+/health/live may answer otherwise. With its key, a tenant that is no admin may not read /metrics.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from urllib.parse import unquote
 from tests.server.conftest import RunningServer, start_model_server
 
 KEY = "hw-the-right-key"
+OTHER_KEY = "hw-the-key-of-somebody-else"
 LIVE = "/health/live"
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
@@ -118,6 +119,10 @@ def sweep(server: RunningServer) -> dict[str, Any]:
         good = (f"Authorization: Bearer {KEY}",)
         if ask(port, "GET", "/version", good) != 200:
             opened.append(f"{listener}: the right key does not open")
+        # There are two tenants, and neither is an admin; the public listener has no such route.
+        expected = 403 if listener == "admin" else 404
+        if (status := ask(port, "GET", "/metrics", good)) != expected:
+            opened.append(f"{listener}: /metrics with a tenant's key: {status}")
     return {"attempts": statuses.total(), "statuses": dict(statuses), "opened": opened}
 
 
@@ -128,7 +133,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        server = start_model_server(args.model, log, "--api-key", KEY)
+        server = start_model_server(args.model, log, "--api-key", KEY, "--api-key", OTHER_KEY)
         try:
             server.wait_ready(KEY)
             report = sweep(server)

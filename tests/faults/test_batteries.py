@@ -151,7 +151,8 @@ def test_rates_leave_out_the_ramp_and_the_tail() -> None:
 
 
 def test_no_way_around_the_keys(launch: Launcher) -> None:
-    server = launch(server={"api_key": [auth_sweep.KEY]}).wait_ready(auth_sweep.KEY)
+    keys = [auth_sweep.KEY, auth_sweep.OTHER_KEY]
+    server = launch(server={"api_key": keys}).wait_ready(auth_sweep.KEY)
     report = auth_sweep.sweep(server)
     assert not report["opened"]
     assert report["attempts"] == 2 * len(list(auth_sweep.attempts()))

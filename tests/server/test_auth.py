@@ -108,8 +108,30 @@ async def test_any_of_the_keys_opens(local, key, scheme) -> None:
         headers = {"Authorization": f"{scheme} {key}"}
         for path in ("/v1/models", "/openapi.json", "/version", "/health", "/health/ready"):
             assert (await made.public.get(path, headers=headers)).status_code == 200
-        for path in ("/metrics", "/version", "/health", "/health/ready"):
+        for path in ("/version", "/health", "/health/ready"):
             assert (await made.admin.get(path, headers=headers)).status_code == 200
+
+
+async def test_metrics_are_for_an_admin_or_for_the_only_tenant(local, tmp_path) -> None:
+    path = tmp_path / "tenants.yaml"
+    names = {key: key_for(key).tenant for key in KEYS}
+    path.write_text(f"tenants: {{{names['first-key']}: {{admin: true}}}}")
+    for settings, expected in (
+        ({"api_key": KEYS[:1]}, {"first-key": 200}),
+        ({"api_key": KEYS}, {"first-key": 403, "second-key": 403}),
+        (
+            {"api_key": KEYS, "tenants_file": str(path)},
+            {"first-key": 200, "second-key": 403},
+        ),
+    ):
+        async with serving(local, **settings) as made:
+            for key, status in expected.items():
+                headers = {"Authorization": f"Bearer {key}"}
+                response = await made.admin.get("/metrics", headers=headers)
+                assert response.status_code == status
+                if status == 403:
+                    assert check_error(response, 403)["code"] == "admin_only"
+                    assert "headway_" not in response.text
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def wait_for(server: RunningServer, key: str, status: int) -> httpx.Response:
 
 def test_tenants_come_change_and_go_while_streams_run(launch: Any, path: Path) -> None:
     alice = new_key(path, "add", "alice")
+    root = new_key(path, "add", "root", "--admin")
     server = launch(server={"tenants_file": str(path)}, step_s=0.1).wait_ready(alice)
     assert ask(server, "nonsense").status_code == 401
     headers = {"Authorization": f"Bearer {alice}"}
@@ -76,7 +77,7 @@ def test_tenants_come_change_and_go_while_streams_run(launch: Any, path: Path) -
         # Under way before all of this, and not over.
         for _ in range(20):
             next(lines)
-        assert re.search(r"num_requests_running\{.*\} 1\.0", metrics(server, bob))
+        assert re.search(r"num_requests_running\{.*\} 1\.0", metrics(server, root))
     tenants(path, "enable", "alice")
     wait_for(server, fresh, 200)
     assert alice not in server.log and bob not in server.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,31 @@ def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
         again.meter.enter()
 
 
+def test_a_guest_shares_no_prefixes_and_outlives_the_gateway_that_named_it_first() -> None:
+    first = Tenant("first", (A,), cache_group="team")
+    second = Tenant("second", (B,))
+    one = Directory(VirtualClock(), roster=roster(first, second))
+    assert one.named("guest", found(one, A)).terms.cache_group == "guest"
+    one.adopt(roster(replace(first, is_disabled=True), second))
+    assert found(one, A).tenant.is_disabled
+    assert not one.named("guest", found(one, B)).tenant.is_disabled
+
+
+def test_nobody_becomes_an_admin_by_the_word_of_who_is_none() -> None:
+    root, gateway = Tenant("root", (A,), is_admin=True), Tenant("gateway", (B,))
+    one = Directory(VirtualClock(), roster=roster(root, gateway))
+    named = one.named("root", found(one, B))
+    assert named.terms == found(one, A).terms and named.meter is found(one, A).meter
+    assert not named.tenant.is_admin and not one.may_see_all(named)
+    assert one.named("root", found(one, A)).tenant.is_admin
+
+
+def test_a_guest_does_not_see_all_where_its_gateway_would() -> None:
+    one = Directory(VirtualClock(), roster=roster(Tenant("gateway", (A,))))
+    assert one.may_see_all(found(one, A))
+    assert not one.may_see_all(one.named("guest", found(one, A)))
+
+
 def test_a_guest_that_is_listed_later_keeps_its_meter() -> None:
     gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=1))
     one = Directory(VirtualClock(), roster=roster(gateway))
@@ -128,6 +154,8 @@ def test_the_number_of_unlisted_names_is_bounded(monkeypatch) -> None:
     visit = one.named("x", by).meter.enter()
     one.named("y", by).meter.enter().leave()
     assert one.named("z", by) is by  # x is busy
+    admin = replace(by, tenant=replace(by.tenant, is_admin=True))
+    assert not one.named("z", admin).tenant.is_admin
     assert one.named("y", by) is not by
     visit.leave()
     assert one.named("z", by) is by  # x still owes

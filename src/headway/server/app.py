@@ -109,7 +109,7 @@ def apps_for(services: Services, config: ServerConfig) -> Apps:
             services,
             config.max_body_bytes,
             _Entrance(admin_hosts, directory, proxies),
-            (metrics_router(services),),
+            (metrics_router(services, directory),),
         ),
         directory,
         tenants.watch,

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headway._version import __version__
 from headway.observe.metrics import CONTENT_TYPE
 from headway.server.encoding import JsonResponse
+from headway.server.errors import ApiError, ErrorAnswer
 from headway.server.services import Services
+from headway.tenancy import Directory
+
+_FOR_ADMINS = ErrorAnswer(
+    403,
+    "metrics name tenants, and need the key of an admin: 'admin: true' in the tenants file",
+    "permission_error",
+    "admin_only",
+)
 
 
-def metrics_router(services: Services) -> APIRouter:
+def metrics_router(services: Services, directory: Directory) -> APIRouter:
     """The route and its handler."""
     router = APIRouter()
 
     @router.get("/metrics")
-    async def get_metrics() -> Response:
+    async def get_metrics(request: Request) -> Response:
+        if not directory.may_see_all(request.state.standing):
+            raise ApiError(_FOR_ADMINS)
         # The size of the cache is known only once the model has been loaded.
         if services.engine.is_ready:
             capacity = services.engine.info.capacity

@@ -33,6 +33,12 @@ class Standing:
         """The same tenant, served in another tier."""
         return replace(self, terms=terms_for(self.tenant, tier))
 
+    def without_rights(self) -> Standing:
+        """The same tenant, no admin even if it is one."""
+        if not self.tenant.is_admin:
+            return self
+        return replace(self, tenant=replace(self.tenant, is_admin=False))
+
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
@@ -78,12 +84,18 @@ class Directory:
         known, standing = self._by_digest.get(digest, (b"", None))
         return standing if hmac.compare_digest(known, digest) else None
 
+    def may_see_all(self, standing: Standing) -> bool:
+        """Whether it may be told of everyone at once: an admin, and whoever is the only one."""
+        # The anonymous one is always listed.
+        is_alone = len(self._listed) == 2 and standing.tenant.name in self._listed
+        return self.is_open or standing.tenant.is_admin or is_alone
+
     def named(self, name: str, by: Standing) -> Standing:
         """The tenant that `by` speaks for. One that is in no file has the terms of who names it,
         and a share and quotas of its own; where there are too many of those, it is `by` itself."""
         known = self._listed.get(name)
         if known is not None:
-            return known
+            return known if by.tenant.is_admin else known.without_rights()
         guest = self._unlisted.get(name)
         if guest is not None:
             self._unlisted.move_to_end(name)
@@ -91,7 +103,7 @@ class Directory:
         if len(self._unlisted) >= MAX_UNLISTED:
             oldest, guest = next(iter(self._unlisted.items()))
             if not guest.standing.meter.is_at_rest:
-                return by
+                return by.without_rights()
             del self._unlisted[oldest]
         standing = self._standing(_spoken_for(name, by.tenant), None)
         self._unlisted[name] = _Guest(by.tenant.name, standing)
@@ -140,4 +152,7 @@ class Directory:
 
 
 def _spoken_for(name: str, by: Tenant) -> Tenant:
-    return replace(by, name=name, key_digests=(), is_admin=False)
+    # Whether `by` is disabled is asked of itself; its guest may come through another gateway.
+    return replace(
+        by, name=name, key_digests=(), cache_group=None, is_admin=False, is_disabled=False
+    )
