@@ -88,6 +88,28 @@ def test_a_reload_changes_terms_and_keeps_what_was_used() -> None:
     assert after.meter.num_under_way == 1
 
 
+def test_who_is_taken_out_and_put_back_has_no_fresh_minute() -> None:
+    clock, quotas = VirtualClock(), Quotas(requests_per_minute=1)
+    alice, bob = Tenant("alice", (A,), quotas=quotas), Tenant("bob", (B,))
+    one = Directory(clock, roster=roster(alice, bob))
+    visit = found(one, A).meter.enter()
+    one.named("guest", found(one, A)).meter.enter()
+    for _ in range(2):
+        one.adopt(roster(bob))
+        assert one.by_digest(A) is None
+    one.adopt(roster(alice, bob))
+    with pytest.raises(QuotaError):
+        found(one, A).meter.enter()
+    with pytest.raises(QuotaError):
+        one.named("guest", found(one, A)).meter.enter()
+    visit.leave()
+    assert found(one, A).meter.num_under_way == 0
+    one.adopt(roster(bob))
+    clock.advance_to(60.0)
+    one.adopt(roster(bob))
+    assert "alice" not in one._departed, "it owes nothing any more"
+
+
 def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
     gateway = Tenant("gateway", (A,), "gold", 2.0, Quotas(requests_per_minute=1), is_admin=True)
     one = Directory(VirtualClock(), roster=roster(gateway, Tenant("bob"), gold=3.0))

@@ -65,6 +65,8 @@ class Directory:
         self._by_digest: dict[bytes, tuple[bytes, Standing]] = {}
         self._unlisted: OrderedDict[str, _Guest] = OrderedDict()
         """Least recently named first."""
+        self._departed: dict[str, Standing] = {}
+        """No longer known, and still with requests under way or something owed."""
         self.roster = EMPTY
         self.adopt(roster or EMPTY)
 
@@ -105,7 +107,7 @@ class Directory:
             if not guest.standing.meter.is_at_rest:
                 return by.without_rights()
             del self._unlisted[oldest]
-        standing = self._standing(_spoken_for(name, by.tenant), None)
+        standing = self._standing(_spoken_for(name, by.tenant), self._departed.pop(name, None))
         self._unlisted[name] = _Guest(by.tenant.name, standing)
         return standing
 
@@ -123,12 +125,13 @@ class Directory:
         tenants.update({name: Tenant(name) for name in self._keys.values()})
         tenants.update(roster.tenants)
         guests, self._unlisted = self._unlisted, OrderedDict()
-        before = {name: guest.standing for name, guest in guests.items()} | self._listed
+        listed, before = self._listed, {name: guest.standing for name, guest in guests.items()}
+        before = self._departed | before | listed
         has_same_tiers, self.roster = roster.tiers == self.roster.tiers, roster
         self._listed = {
             name: known
             # Most are as they were, and this is no time to hold up those who stream.
-            if has_same_tiers and (known := before.get(name)) and known.tenant == tenant
+            if has_same_tiers and (known := listed.get(name)) and known.tenant == tenant
             else self._standing(tenant, before.get(name))
             for name, tenant in tenants.items()
         }
@@ -141,6 +144,12 @@ class Directory:
             if by is not None and name not in self._listed:
                 standing = self._standing(_spoken_for(name, by.tenant), guest.standing)
                 self._unlisted[name] = _Guest(guest.by, standing)
+        self._departed = {
+            name: one
+            for name, one in before.items()
+            if name not in self._listed and name not in self._unlisted
+            if not one.meter.is_at_rest
+        }
 
     def _standing(self, tenant: Tenant, before: Standing | None) -> Standing:
         """How it stands, with the meter it had before if it was there."""
