@@ -6,11 +6,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from headway.config import LedgerConfig
 from headway.errors import ConfigError, LedgerError
-from headway.observe.databases import make_store
-from headway.observe.ledger import spool_folder
+from headway.observe.databases import make_store, sqlite_path
+from headway.observe.ledger import ledger_url, spool_folder
 from headway.observe.store import PRUNE_ROWS, Span
+from headway.observe.usage import MAX_COST_E12
 from tests.observe.rows import DAY, make_row, numbers_in, totals
 
 
@@ -85,6 +88,23 @@ def test_totals_by_tenant_tier_and_day(any_url: str) -> None:
     store.close()
 
 
+def test_totals_beyond_64_bits_are_exact(any_url: str) -> None:
+    store = make_store(any_url)
+    costs = [MAX_COST_E12, MAX_COST_E12 - 1, 999_999, 1]
+    store.write([replace(make_row(n), cost_e12=cost) for n, cost in enumerate(costs)])
+    assert sum(one.cost_e12 for one in store.totals([], Span())) == sum(costs)
+    store.close()
+
+
+def test_an_error_nobody_thought_of_leaves_no_transaction_open(sqlite_url: str) -> None:
+    store = make_store(sqlite_url)
+    with pytest.raises(OverflowError):
+        store.write([make_row(1), replace(make_row(2), cost_e12=2**63)])
+    store.write([make_row(3)])
+    assert numbers_in(sqlite_url) == (1, 3)
+    store.close()
+
+
 def test_old_rows_are_forgotten_a_few_at_a_time(any_url: str) -> None:
     store = make_store(any_url)
     num_old = PRUNE_ROWS + 5
@@ -127,7 +147,17 @@ def test_the_file_is_for_its_owner_and_in_wal_mode(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("url", ["mysql://x/y", "ledger.db", "sqlite://", "sqlite://host/x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://x/y",
+        "ledger.db",
+        "sqlite://",
+        "sqlite://host/x",
+        "postgresql://[x",
+        "postgresql://x:five/y",
+    ],
+)
 def test_urls_that_name_no_ledger(url: str) -> None:
     with pytest.raises(ConfigError, match="use sqlite:///path"):
         make_store(url)
@@ -144,3 +174,9 @@ def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> 
     store = make_store(f"postgresql://x@/y?host={tmp_path}")
     with pytest.raises(LedgerError, match="the ledger: "):
         store.write([make_row(1)])
+
+
+def test_a_state_folder_may_have_any_name(tmp_path: Path, monkeypatch) -> None:
+    folder = tmp_path / "a#b?c%41"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    assert sqlite_path(ledger_url(LedgerConfig())) == folder / "headway" / "ledger.db"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from headway.cli.usage import cost_of
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Resent
 from headway.core.request import FinishReason
 from headway.observe.account import Account
-from headway.observe.usage import cost_e12, row_of
+from headway.observe.usage import MAX_COST_E12, cost_e12, row_of
 from tests.observe.rows import DAY, Price, make_row, totals
 from tests.observe.stories import A, Story, tokens
 from tests.observe.test_metrics import step
@@ -40,6 +41,12 @@ def test_costs_are_exact() -> None:
     many = [make_row(number, num_output_tokens=1) for number in range(1000)]
     assert sum(row.cost_e12 for row in many) == 1000 * (600_000 + 100_000 + 300_000)
     assert row_of(msgspec.json.decode(make_row(3).account, type=Account), 1, None).cost_e12 == 0
+
+
+def test_a_cost_that_no_database_holds_is_the_most_it_does() -> None:
+    price = SimpleNamespace(prompt=1e9, cached_prompt=1e9, output=1e9)
+    account = msgspec.json.decode(make_row(10_000).account, type=Account)
+    assert cost_e12(account, price) == MAX_COST_E12
 
 
 def billed(*batches: list[Event]) -> Decimal:

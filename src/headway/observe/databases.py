@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from headway.errors import ConfigError, LedgerError
 from headway.observe.store import Dialect, SqlStore
@@ -22,12 +22,21 @@ _HOW = "use sqlite:///path/to/ledger.db, postgresql://user@host/database, or non
 
 def sqlite_path(url: str) -> Path | None:
     """The file of an SQLite ledger; None if it is in another database."""
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme != "sqlite":
         return None
     if parts.netloc or not parts.path.strip("/"):
         raise ConfigError(f"the ledger {url!r} names no file; {_HOW}")
     return Path(unquote(parts.path))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # looked at only when it is asked for
+        return parts
+    except ValueError as error:
+        raise ConfigError(f"the ledger's URL is not one: {error}; {_HOW}") from error
 
 
 def make_store(url: str, is_reader: bool = False) -> SqlStore:
@@ -60,7 +69,7 @@ def _sqlite(path: Path, is_reader: bool) -> Dialect:
             raise
         return connection
 
-    return Dialect(connect, sqlite3.Error, "?", "BEGIN IMMEDIATE")
+    return Dialect(connect, sqlite3.Error, "?", "BEGIN IMMEDIATE", f" {path}")
 
 
 def _postgres(url: str) -> Dialect:

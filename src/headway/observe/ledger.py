@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from headway.clock import Clock
 from headway.config import LedgerConfig, state_dir
@@ -110,7 +110,7 @@ class Ledger:
 def ledger_url(config: LedgerConfig) -> str:
     """Where the ledger is, if it is anywhere."""
     if config.ledger_url == "auto":
-        return f"sqlite://{Path(state_dir()).absolute() / 'ledger.db'}"
+        return f"sqlite://{quote(str(Path(state_dir()).absolute() / 'ledger.db'))}"
     return config.ledger_url
 
 

@@ -31,8 +31,11 @@ _SUMS = (
     "speculative_tokens",
     "kv_block_s",
     "queue_s",
-    "cost_e12",
 )
+_COST_PART = 10**6
+# SQLite refuses a sum of whole numbers beyond 64 bits, which is 9 million of the unit of prices: in
+# some currencies not much. So the cost is added up in two parts.
+_COST_SUMS = (f"cost_e12 / {_COST_PART}", f"cost_e12 - cost_e12 / {_COST_PART} * {_COST_PART}")
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,8 @@ class Dialect:
     mark: str
     begin: str
     """Begins a transaction that writes."""
+    place: str = ""
+    """Where the database is, for messages; no password is in it."""
 
 
 class SqlStore:
@@ -131,7 +136,7 @@ class SqlStore:
         wheres = [f"{text} {self._dialect.mark}" for text, _ in given]
         where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
         group = f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}" if columns else ""
-        sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in _SUMS)
+        sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in (*_SUMS, *_COST_SUMS))
         rows = self._query(
             f"SELECT {', '.join([*columns, 'COUNT(*)'])}, {sums} FROM headway_requests"
             f"{where}{group}",
@@ -178,10 +183,9 @@ class SqlStore:
             yield self._connection.cursor()
         except (self._dialect.error, OSError) as error:
             self.close()
-            raise LedgerError(
-                f"the ledger: {str(error).strip() or type(error).__name__}"
-            ) from error
-        except LedgerError:
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise LedgerError(f"the ledger{self._dialect.place}: {problem}") from error
+        except BaseException:
             self.close()
             raise
 
@@ -217,8 +221,8 @@ def _schema() -> list[str]:
 
 
 def _totals(row: Sequence[Any], num_columns: int) -> Totals:
-    group, (requests, *sums) = row[:num_columns], row[num_columns:]
-    values = dict(zip(_SUMS, sums, strict=True))
+    group, (requests, *sums, high, low) = row[:num_columns], row[num_columns:]
+    values = dict(zip(_SUMS, sums, strict=True)) | {"cost_e12": int(high) * _COST_PART + int(low)}
     kinds = {item.name: item.type for item in msgspec.structs.fields(Totals)}
     # PostgreSQL adds up whole numbers as decimals.
     converted = {name: kinds[name](value) for name, value in values.items()}

@@ -18,6 +18,8 @@ from headway.observe.account import Account
 
 COST_UNITS = 10**12
 MILLION = 10**6
+MAX_COST_E12 = 2**63 - 1
+"""What a database holds. A row it cannot take would keep all those behind it from being taken."""
 
 
 class Price(Protocol):
@@ -99,7 +101,7 @@ def cost_e12(account: Account, price: Price | None) -> int:
         + num_cached * _exact(price.cached_prompt)
         + account.num_output_tokens * _exact(price.output)
     )
-    return round(cost * (COST_UNITS // MILLION))
+    return min(round(cost * (COST_UNITS // MILLION)), MAX_COST_E12)
 
 
 def _exact(price: float) -> Decimal:
