@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +12,7 @@ from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, 
 from headway.core.request import FinishReason
 from headway.observe.account import Account
 from headway.observe.usage import MAX_COST_E12, cost_e12, row_of
+from headway.tenancy import values
 from tests.observe.rows import DAY, Price, make_row, totals
 from tests.observe.stories import A, Story, tokens
 from tests.observe.test_metrics import step
@@ -44,7 +44,7 @@ def test_costs_are_exact() -> None:
 
 
 def test_a_cost_that_no_database_holds_is_the_most_it_does() -> None:
-    price = SimpleNamespace(prompt=1e9, cached_prompt=1e9, output=1e9)
+    price = values.Price(1e9, 1e9, 1e9)
     account = msgspec.json.decode(make_row(10_000).account, type=Account)
     assert cost_e12(account, price) == MAX_COST_E12
 

@@ -116,14 +116,12 @@ async def test_metrics_are_for_an_admin_or_for_the_only_tenant(local, tmp_path) 
     path = tmp_path / "tenants.yaml"
     names = {key: key_for(key).tenant for key in KEYS}
     path.write_text(f"tenants: {{{names['first-key']}: {{admin: true}}}}")
-    for settings, expected in (
+    cases: list[tuple[dict[str, Any], dict[str, int]]] = [
         ({"api_key": KEYS[:1]}, {"first-key": 200}),
         ({"api_key": KEYS}, {"first-key": 403, "second-key": 403}),
-        (
-            {"api_key": KEYS, "tenants_file": str(path)},
-            {"first-key": 200, "second-key": 403},
-        ),
-    ):
+        ({"api_key": KEYS, "tenants_file": str(path)}, {"first-key": 200, "second-key": 403}),
+    ]
+    for settings, expected in cases:
         async with serving(local, **settings) as made:
             for key, status in expected.items():
                 headers = {"Authorization": f"Bearer {key}"}
