@@ -5,6 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +20,7 @@ from typer.testing import CliRunner, Result
 from headway.cli import app
 from headway.errors import HeadwayError
 from headway.observe.databases import make_store
+from tests.conftest import ROOT
 from tests.observe.rows import DAY, make_row
 
 
@@ -81,6 +89,8 @@ def test_explain_from_the_ledger(url: str) -> None:
         (["usage", "--since", "yesterday"], "is no day or time"),
         (["usage", "--csv", "--json"], "either"),
         (["explain", "x", "--url", "ftp://x"], "must start with http"),
+        (["explain", "x", "--url", "http://[x"], "that `headway serve` says"),
+        (["explain", "x", "--url", "http://a b"], "that `headway serve` says"),
     ],
 )
 def test_what_is_wrong_is_said(url: str, arguments: list[str], words: str) -> None:
@@ -94,3 +104,56 @@ def test_a_ledger_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no ledger at" in str(result.exception)
     assert not (tmp_path / "none.db").exists()
     assert "there is no ledger" in str(headway("usage", "--ledger-url", "none").exception)
+
+
+def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    for content in ("", "this is no database at all"):
+        path.write_text(content)
+        said = str(headway("usage", "--ledger-url", f"sqlite://{path}").exception)
+        assert str(path) in said
+        assert said.endswith("--ledger-url names another")
+
+
+def test_a_locked_ledger_says_to_try_again(url: str) -> None:
+    with closing(sqlite3.connect(url.removeprefix("sqlite://"), isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        for command in (["usage"], ["explain", "cmpl-3"]):
+            said = str(headway(*command, "--ledger-url", url).exception)
+            assert "database is locked; somebody else is busy with it; try again" in said
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{}", b"not JSON"])
+def test_another_server_is_no_traceback(content: bytes) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        result = headway("explain", "x", "--url", f"http://127.0.0.1:{server.server_port}")
+    assert isinstance(result.exception, HeadwayError)
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+@pytest.mark.parametrize("sink", ["/dev/full", "closed pipe"])
+def test_output_that_nobody_takes_is_no_traceback(url: str, form: str, sink: str) -> None:
+    command = [sys.executable, "-m", "headway", "usage", form, "--ledger-url", url]
+    if sink == "/dev/full":
+        out = os.open(sink, os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    try:
+        result = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT
+        )
+    finally:
+        os.close(out)
+    assert (result.returncode, "Error" in result.stderr) == (1, False), result.stderr

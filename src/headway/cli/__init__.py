@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -56,3 +57,9 @@ def main() -> None:
         # Whoever read our output has gone; writing the rest would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"headway: error: {error.strerror}; not everything was written", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.cli.ledger import reading
 from headway.config import load_config
 from headway.errors import ConfigError, LedgerError
 
@@ -42,18 +44,10 @@ def explain(
 
 
 def _from_ledger(url: str | None, request_id: str) -> dict[str, Any]:
-    from headway.observe.databases import make_store
     from headway.observe.explain import as_dict
-    from headway.observe.ledger import OFF, ledger_url
 
-    place = ledger_url(load_config({"ledger_url": url}).ledger)
-    if place == OFF:
-        raise ConfigError("there is no ledger; name one with --ledger-url")
-    store = make_store(place, is_reader=True)
-    try:
-        account = store.find(request_id, None)
-    finally:
-        store.close()
+    with reading(url) as ledger:
+        account = ledger.store.find(request_id, None)
     if account is None:
         raise LedgerError(f"the ledger has no request {request_id}; live ones are known to --url")
     return as_dict(account)
@@ -65,14 +59,20 @@ def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, An
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url must start with http:// or https://, got {url!r}")
-    request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
     try:
+        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
+            found = json.load(answer)
     except urllib.error.HTTPError as error:
         raise LedgerError(f"{url}: {_message(error)}") from error
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"{url} cannot be asked: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise LedgerError(
+            f"{url} cannot be asked: {error}; --url takes the address that `headway serve` says "
+            "it is ready on"
+        ) from error
+    if not isinstance(found, dict) or not {"text", "timeline_text"} <= found.keys():
+        raise LedgerError(f"{url} is no Headway server, or one of another release")
+    return found
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headway.config import load_config
+from headway.cli.ledger import reading
 from headway.errors import ConfigError
 from headway.observe.store import GROUPS, Span, Totals
 
@@ -60,6 +60,7 @@ def usage(
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerows([header, *cells])
+        sys.stdout.flush()  # here, where a reader that has gone is known about
     elif as_json:
         records = [dict(zip(header, row, strict=True)) for row in cells]
         typer.echo(json.dumps(records, indent=2))
@@ -68,19 +69,12 @@ def usage(
 
 
 def _totals(url: str | None, groups: Sequence[str], span: Span) -> list[Totals]:
-    from headway.observe.databases import make_store
-    from headway.observe.ledger import OFF, ledger_url, spool_folder
+    from headway.observe.ledger import spool_folder
     from headway.observe.spool import num_waiting_bytes
 
-    place = ledger_url(load_config({"ledger_url": url}).ledger)
-    if place == OFF:
-        raise ConfigError("there is no ledger; name one with --ledger-url")
-    store = make_store(place, is_reader=True)
-    try:
-        found = store.totals(groups, span)
-    finally:
-        store.close()
-    if num_bytes := num_waiting_bytes(spool_folder(place)):
+    with reading(url) as ledger:
+        found = ledger.store.totals(groups, span)
+    if num_bytes := num_waiting_bytes(spool_folder(ledger.url)):
         typer.echo(f"{num_bytes} bytes of rows are not in the ledger yet", err=True)
     return found
 
