@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx
 from tests.faults import proc_stats
-from tests.server.conftest import Launcher, RunningServer, start_model_server
-from tests.text.tiny_tokenizers import write_byte_level
+from tests.server.conftest import RunningServer
 
 from headway.tenancy.keys import digest_of_text, write_digest
 
@@ -111,33 +110,33 @@ class Caller:
         return {"Authorization": f"Bearer {self.secrets[tenant]}"}
 
 
-def tenants_file(secrets: Mapping[str, str]) -> str:
-    lines = [TIERS, "tenants:"]
-    for name, (_, about) in TENANTS.items():
+def write_tenants(
+    folder: Path, tiers: str, abouts: Mapping[str, str], secrets: Mapping[str, str]
+) -> Path:
+    """A tenants file; what is said about a tenant has a place for its key."""
+    lines = [tiers, "tenants:"]
+    for name, about in abouts.items():
         digest = write_digest(digest_of_text(secrets[name]))
         lines.append(f"  {name}: {about % repr(digest)}")
-    return "\n".join([*lines, ""])
+    path = folder / "tenants.yaml"
+    path.write_text("\n".join([*lines, ""]))
+    path.chmod(0o600)
+    return path
 
 
 @contextmanager
 def started(
     model: Path | None, folder: Path, secrets: Mapping[str, str]
 ) -> Iterator[RunningServer]:
-    path = folder / "tenants.yaml"
-    path.write_text(tenants_file(secrets))
-    path.chmod(0o600)
-    settings = {**SETTINGS, "tenants_file": str(path)}
-    if model is None:
-        tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
-        launch = Launcher(folder, tokenizer)
-        server = launch(server=settings, step_s=0.004, scheduling_policy="fair")
-    else:
-        given = {**FOR_MODEL, **settings, "ledger_url": f"sqlite:///{folder}/ledger.db"}
-        flags = [
-            part
-            for name, value in given.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        server = start_model_server(model, folder / "server.log", *flags)
-    with proc_stats.ended(server):
-        yield server.wait_ready(secrets["auditor"])
+    abouts = {name: about for name, (_, about) in TENANTS.items()}
+    path = write_tenants(folder, TIERS, abouts, secrets)
+    with proc_stats.started(
+        model,
+        folder,
+        {**SETTINGS, "tenants_file": str(path)},
+        {**FOR_MODEL, "ledger_url": f"sqlite:///{folder}/ledger.db"},
+        key=secrets["auditor"],
+        step_s=0.004,
+        scheduling_policy="fair",
+    ) as server:
+        yield server

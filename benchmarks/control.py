@@ -19,7 +19,9 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,14 @@ FEW, MANY = 4, 64
 FIXED = ((16, 128), (16, 512), (32, 128), (32, 256), (32, 512), (64, 128), (64, 256), (64, 512))
 FIXED += ((64, 1024),)
 """Running requests, and tokens of a step."""
+FOLLOWING = ("auto", "throughput")
+"""Modes in which a step's size is not fixed."""
 MIN_THROUGHPUT = 0.95
 PROMPT, OUTPUT = 250, 80
+
+
+def named(fixed: Sequence[tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    return {f"{seats} running, {tokens} tokens": (seats, tokens) for seats, tokens in fixed}
 
 
 def settings_of(name: str, limits: tuple[int, int] | None) -> dict[str, Any]:
@@ -41,17 +49,21 @@ def settings_of(name: str, limits: tuple[int, int] | None) -> dict[str, Any]:
     return {"mode": "fixed", "max_num_seqs": limits[0], "max_num_batched_tokens": limits[1]}
 
 
-def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int) -> dict[str, Any]:
-    """The three phases under one setting."""
+def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
+    """Requests for callers to take from, without end."""
     draw = random.Random(f"callers/{seed}")
     tier = Tier("callers", 1.0, PROMPT, OUTPUT, Targets(tpot_s=target_s))
+    for number in count(1):
+        yield draw_record(number, 0.0, tier, draw)
+
+
+def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int) -> dict[str, Any]:
+    """The three phases under one setting."""
+    asked = asked_for(target_s, seed)
     rig = Rig(settings, seed)
-    num_asked = 0
 
     def ask(at: float) -> Record:
-        nonlocal num_asked
-        num_asked += 1
-        return draw_record(num_asked, at, tier, draw)
+        return replace(next(asked), arrived_at=at)
 
     def callers(at: float) -> int:
         return MANY if phase_s <= at < 2 * phase_s else FEW
@@ -76,11 +88,12 @@ def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int
 
     rig.on_finish, rig.on_step = on_finish, on_step
     rig.run(3 * phase_s, drain=False)
-    return report_of(rig, phase_s, target_s)
+    report = report_of(list(rig.records.values()), phase_s, target_s)
+    return {**report, "trace": trace_of(rig)}
 
 
-def report_of(rig: Rig, phase_s: float, target_s: float) -> dict[str, Any]:
-    done = [one for one in rig.records.values() if one.finished_at is not None]
+def report_of(records: Sequence[Record], phase_s: float, target_s: float) -> dict[str, Any]:
+    done = [one for one in records if one.finished_at is not None]
     middle = [one for one in done if phase_s <= (one.first_token_at or 0.0) < 2 * phase_s]
     outside = [one for one in done if one not in middle]
 
@@ -93,7 +106,6 @@ def report_of(rig: Rig, phase_s: float, target_s: float) -> dict[str, Any]:
         "tpot_p95_few_s": percentile(tpots(outside), 95),
         "ttft_p95_many_s": percentile([one.ttft_s for one in middle if one.ttft_s], 95),
         "within_target": statistics.fmean(tpot <= target_s for tpot in tpots(middle)),
-        "trace": trace_of(rig),
     }
 
 
@@ -105,16 +117,15 @@ def trace_of(rig: Rig) -> list[tuple[float, float, int, int]]:
 
 def run(phase_s: float, seeds: int, target_s: float) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
-    names = {f"{seats} running, {tokens} tokens": (seats, tokens) for seats, tokens in FIXED}
     print(HEAD, flush=True)
-    for name, limits in {**names, "auto": None, "throughput": None}.items():
+    for name, limits in {**named(FIXED), **dict.fromkeys(FOLLOWING)}.items():
         settings = settings_of(name, limits)
         found = [run_one(settings, phase_s, target_s, seed) for seed in range(seeds)]
         merged = {
             key: statistics.fmean(one[key] for one in found) for key in found[0] if key != "trace"
         }
         rows[name] = {**merged, "trace": found[0]["trace"]}
-        print(_row(name, rows[name], target_s), flush=True)
+        print(row_of(name, rows[name], target_s), flush=True)
     return {"target_s": target_s, "phase_s": phase_s, "rows": rows}
 
 
@@ -124,7 +135,7 @@ HEAD = (
 )
 
 
-def _row(name: str, row: Mapping[str, Any], target_s: float) -> str:
+def row_of(name: str, row: Mapping[str, Any], target_s: float) -> str:
     mark = " " if row["tpot_p95_many_s"] <= target_s else "*"
     return (
         f"{name:24} {row['tokens_per_s']:9.1f} {1000 * row['tpot_p95_many_s']:10.1f} ms{mark}"
@@ -134,8 +145,7 @@ def _row(name: str, row: Mapping[str, Any], target_s: float) -> str:
 
 
 def fixed_rows(report: Mapping[str, Any]) -> dict[str, Any]:
-    names = [f"{seats} running, {tokens} tokens" for seats, tokens in FIXED]
-    return {name: report["rows"][name] for name in names}
+    return {name: row for name, row in report["rows"].items() if name not in FOLLOWING}
 
 
 def failures_in(report: Mapping[str, Any]) -> list[str]:

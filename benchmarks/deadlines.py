@@ -30,9 +30,9 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ STYLES = {
     "fair": ("#e0a458", "o-"),
     "deadline": ("#2a7f62", "o-"),
 }
+RAMP_SHARE = 0.2
 MAX_NUM_QUEUED = 256
 MAX_QUEUE_WAIT_S = 10.0
 MIN_GAIN, GAIN_FROM = 1.3, 1.2
@@ -104,54 +105,87 @@ class Bounds:
         self._rate.observe(rig.clock.now(), num_left, rig.num_queued)
 
 
-def measure_capacity(duration_s: float, seed: int) -> float:
-    """Requests per second that a full engine finishes."""
+def unpromised(seed: int) -> Iterator[Record]:
+    """Requests of the mix without promises and without end, for callers to take from."""
     draw = random.Random(f"capacity/{seed}")
+    for number in count():
+        plain = replace(draw_tier(draw), targets=NO_TARGETS)
+        yield draw_record(number, 0.0, plain, draw)
+
+
+def arrivals(rate: float, duration_s: float, seed: int) -> Iterator[Record]:
+    """Requests of the mix at the times of a Poisson process."""
+    draw = random.Random(f"arrivals/{seed}")
+    at = draw.expovariate(rate)
+    for number in count():
+        if at >= duration_s:
+            return
+        yield draw_record(number, at, draw_tier(draw), draw)
+        at += draw.expovariate(rate)
+
+
+def full_engine(duration_s: float, seed: int) -> list[Record]:
+    """What an engine with every seat taken finished after a ramp."""
     records: list[Record] = []
+    asked = unpromised(seed)
 
     def ask(at: float) -> Record:
-        plain = replace(draw_tier(draw), targets=NO_TARGETS)
-        records.append(draw_record(len(records), at, plain, draw))
+        records.append(replace(next(asked), arrived_at=at))
         return records[-1]
 
     rig = Rig(POLICIES["fcfs"], seed)
     rig.upcoming.extend(ask(0.0) for _ in range(NUM_SEATS))
     rig.on_finish = lambda record: rig.upcoming.append(ask(record.finished_at or 0.0))
     rig.run(duration_s, drain=False)
-    ramp_s = 0.2 * duration_s
-    done = [one for one in records if one.finished_at and ramp_s <= one.finished_at < duration_s]
-    return len(done) / (duration_s - ramp_s)
+    return finished_after_ramp(records, duration_s)
+
+
+def finished_after_ramp(records: Sequence[Record], duration_s: float) -> list[Record]:
+    ramp_s = RAMP_SHARE * duration_s
+    return [one for one in records if one.finished_at and ramp_s <= one.finished_at < duration_s]
+
+
+def per_second(done: Sequence[Record], duration_s: float) -> float:
+    return len(done) / (duration_s - RAMP_SHARE * duration_s)
+
+
+def measure_capacity(duration_s: float, seed: int) -> float:
+    """Requests per second that a full engine finishes."""
+    return per_second(full_engine(duration_s, seed), duration_s)
 
 
 def run_level(policy: str, rate: float, duration_s: float, seed: int) -> dict[str, Any]:
     """One policy at one rate of arrivals."""
-    draw = random.Random(f"arrivals/{seed}")
     rig = Rig(POLICIES[policy], seed)
     if "bounded" in policy:
         Bounds(rig)
-    at = draw.expovariate(rate)
-    while at < duration_s:
-        rig.upcoming.append(draw_record(len(rig.upcoming), at, draw_tier(draw), draw))
-        at += draw.expovariate(rate)
+    rig.upcoming.extend(arrivals(rate, duration_s, seed))
     rig.run(duration_s)
     return level_report(rig, duration_s)
 
 
-def level_report(rig: Rig, duration_s: float) -> dict[str, Any]:
-    records = list(rig.records.values())
+def requests_report(records: Sequence[Record], duration_s: float) -> dict[str, Any]:
+    """What became of the requests of one level."""
     let_in = [one for one in records if not one.is_refused]
-    errors = [abs(step.predicted_s / step.elapsed_s - 1) for step in rig.steps[100:]]
     return {
         "offered_per_s": len(records) / duration_s,
         "goodput_per_s": sum(one.is_good for one in records) / duration_s,
         "refused_share": 1 - len(let_in) / len(records),
         "kept_share": sum(one.is_good for one in let_in) / max(1, len(let_in)),
+        "tiers": {tier.name: tier_report(records, tier) for tier in TIERS},
+    }
+
+
+def level_report(rig: Rig, duration_s: float) -> dict[str, Any]:
+    records = list(rig.records.values())
+    errors = [abs(step.predicted_s / step.elapsed_s - 1) for step in rig.steps[100:]]
+    return {
+        **requests_report(records, duration_s),
         "preemptions": sum(one.num_preemptions for one in records),
         "running": statistics.fmean(step.num_running for step in rig.steps),
         "seats": statistics.fmean(step.num_seats for step in rig.steps),
         "model_error": statistics.median(errors),
         "step_p50_s": statistics.median(step.elapsed_s for step in rig.steps),
-        "tiers": {tier.name: tier_report(records, tier) for tier in TIERS},
     }
 
 
@@ -205,7 +239,7 @@ def run(loads: Sequence[float], duration_s: float, seeds: int) -> dict[str, Any]
         for policy in POLICIES:
             found = [run_level(policy, load * capacity, duration_s, seed) for seed in range(seeds)]
             level[policy] = merge(found)
-            print(_row(load, policy, level), flush=True)
+            print(row_of(load, policy, level), flush=True)
         levels.append(level)
     tiers = [asdict(tier) for tier in TIERS]
     return {"capacity_per_s": capacity, "tiers": tiers, "levels": levels}
@@ -217,7 +251,7 @@ HEAD = (
 )
 
 
-def _row(load: float, policy: str, level: Mapping[str, Any]) -> str:
+def row_of(load: float, policy: str, level: Mapping[str, Any]) -> str:
     found = level[policy]
     tiers = found["tiers"].items()
     shares = [f"{name} {one['good'] / max(1, one['offered']):.0%}" for name, one in tiers]
@@ -233,13 +267,17 @@ def gain_over(level: Mapping[str, Any], ours: str, policy: str) -> float:
     return level[ours]["goodput_per_s"] / max(level[policy]["goodput_per_s"], 1e-9)
 
 
-def failures_in(report: Mapping[str, Any]) -> list[str]:
+def failures_in(
+    report: Mapping[str, Any],
+    all_ours: Sequence[str] = OURS,
+    baselines: Sequence[str] = BASELINES,
+) -> list[str]:
     """What of a report must not be."""
     found: list[str] = []
-    for level, ours in product(report["levels"], OURS):
+    for level, ours in product(report["levels"], all_ours):
         load, kept = level["load"], level[ours]["kept_least"]
         least = MIN_GAIN if load >= GAIN_FROM else MIN_EVEN if load < EVEN_BELOW else 0.0
-        for policy in BASELINES:
+        for policy in baselines:
             gain = gain_over(level, ours, policy)
             if gain < least:
                 found.append(f"load {load:g}: {ours} has {gain:.2f} times the goodput of {policy}")

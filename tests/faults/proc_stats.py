@@ -203,9 +203,11 @@ def started(
     folder: Path,
     settings: Mapping[str, object],
     for_model: Mapping[str, object] | None = None,
+    key: str = "",
     **fake_engine: Any,
 ) -> Iterator[RunningServer]:
-    """A server with the model, or the fake one if there is no model; ended afterwards."""
+    """A server with the model, or the fake one if there is no model; ended afterwards. With keys
+    of its own it must be given one, to be asked whether it is ready."""
     if model is None:
         launcher = Launcher(folder, write_byte_level(folder / "tokenizer.gguf", pre="gpt-2"))
         server = launcher(server=dict(settings), **fake_engine)
@@ -218,7 +220,7 @@ def started(
         ]
         server = start_model_server(model, folder / "server.log", *flags)
     with ended(server):
-        yield server.wait_ready()
+        yield server.wait_ready(key)
 
 
 @contextmanager
@@ -239,11 +241,11 @@ def origin_of(server: RunningServer) -> Origin:
     return Origin("127.0.0.1", server.port)
 
 
-async def target_of(server: RunningServer) -> Target:
+async def target_of(server: RunningServer, key: str = "") -> Target:
     """The server as the load client asks it."""
-    client = HttpClient(origin_of(server))
+    client, keys = HttpClient(origin_of(server)), (key,) if key else ()
     try:
-        return Target(client.origin, await first_model(client, ()))
+        return Target(client.origin, await first_model(client, keys), api_keys=keys)
     finally:
         client.close()
 

@@ -39,6 +39,9 @@ class Settings(msgspec.Struct):
     dies_loading_file: str = ""
     """While this file exists, loading fails."""
     scheduling_policy: str = "priority"
+    mode: str = "auto"
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
 
 
 class LetterExecutor(FakeExecutor):
@@ -86,11 +89,20 @@ def main() -> int:
         if settings.fails_loading or os.path.exists(settings.dies_loading_file or "/nowhere"):
             raise ValueError("the weights are not there")
         config = SchedulerConfig(
-            max_num_seqs=64, scheduling_policy=settings.scheduling_policy, kv_watermark=0.0
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            scheduling_policy=settings.scheduling_policy,
+            kv_watermark=0.0,
+            mode=settings.mode,
         )
         executor = JournaledExecutor(LetterExecutor(settings), loop.journal)
         core = EngineCore(Scheduler(config, CAPACITY), executor, SystemClock(), sink)
-        info = EngineInfo(CAPACITY, 64, VOCAB_SIZE, scheduling_policy=settings.scheduling_policy)
+        info = EngineInfo(
+            CAPACITY,
+            settings.max_num_seqs,
+            VOCAB_SIZE,
+            scheduling_policy=settings.scheduling_policy,
+        )
         return core, info
 
     return loop.run(factory)

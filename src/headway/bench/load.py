@@ -14,16 +14,28 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from headway.bench.http import HttpClient
 from headway.bench.load_records import LoadRecord, Outcome
 from headway.bench.openai import Target, ask
 from headway.clock import Clock, SystemClock
 from headway.errors import ConfigError
-from headway.workload import WorkItem, Workload
+from headway.workload import WorkItem
 
 Progress = Callable[[int, int], None]
 PAUSE_AFTER_FAILURE_S = 0.1
+
+
+class Requests(Protocol):
+    """What run_load needs of a workload."""
+
+    @property
+    def concurrency(self) -> int | None:
+        """The number of callers of a closed loop; None if requests come at times of their own."""
+        ...
+
+    def items(self, seed: int) -> Iterator[WorkItem]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class LoadRun:
 
 async def run_load(
     target: Target,
-    workload: Workload,
+    workload: Requests,
     limits: Limits,
     seed: int = 0,
     run: LoadRun | None = None,
