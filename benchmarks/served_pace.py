@@ -89,11 +89,14 @@ async def run_phases(
     # As on the virtual clock: what ends after the last phase does not count.
     in_time = [one for one in records if (one.finished_at or 0.0) < 3 * phase_s]
     seen = [*always.records, *for_a_while.records]
+    errors = summarize_load(seen).errors
+    if not any(one.finished_at and (one.first_token_at or 0.0) >= phase_s for one in in_time):
+        raise RuntimeError(f"{phase_s:g} s is short: nothing of the middle ended ({errors})")
     return {
         **control.report_of(in_time, phase_s, target_s or 0.0),
         "tpot_p50_few_s": median_tpot([one for one in in_time if (one.finished_at or 0) < phase_s]),
         "refused": sum(one.outcome is Outcome.REFUSED for one in seen),
-        "failed": summarize_load(seen).errors,
+        "failed": errors,
         "client_cpu_share": always.cpu_share,
     }
 
@@ -201,6 +204,9 @@ def measure_capacity(site: Site, duration_s: float, seed: int) -> dict[str, floa
         run = proc_stats.run_client(measure(served))
     records = [record_of(one) for one in run.records]
     done = deadlines.finished_after_ramp(records, duration_s)
+    if not done:
+        errors = summarize_load(run.records).errors
+        raise RuntimeError(f"{duration_s:g} s is short: nothing ended after the ramp ({errors})")
     real_s, virtual_s = median_tpot(done), median_tpot(deadlines.full_engine(VIRTUAL_S, 0))
     return {
         "requests_per_s": deadlines.per_second(done, duration_s),
