@@ -11,6 +11,7 @@ from headway.core.executor import Capacity, Ticket
 from headway.core.fair import URGENT_LEAD
 from headway.core.pacing import MAX_HELD_STEPS
 from headway.core.plan import StepPlan
+from headway.core.request import FinishReason
 from headway.core.steptime import StepCost, StepShape, shape_of
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
@@ -84,6 +85,26 @@ def test_a_refusal_is_for_the_promises_already_made():
     for number in set(range(6)) - set(refused):
         first_at = engine.finish(f"a{number}").at
         assert first_at <= engine.seen(Admitted)[0].at + 1.6
+
+
+def test_a_refusal_says_when_the_token_would_come():
+    engine = Paced()
+    for number in range(6):
+        engine.ask(f"a{number}", 200, 2, ttft_s=1.5)
+    messages = [refused.message for refused in engine.seen(Refused)]
+    assert messages
+    assert all(message.startswith("the first token is expected in") for message in messages)
+    assert not any("inf" in message for message in messages)
+    engine.run()
+
+
+def test_one_that_ends_at_a_stop_string_counts_for_the_length_of_outputs():
+    engine = Paced()
+    engine.ask("a", 4, 100, deadline_s=100.0)
+    engine.steps(10)
+    engine.core.abort("a", FinishReason.STOP)
+    lengths = engine.scheduler.pacer._promises.lengths
+    assert lengths.expected_left("", 0, 100) < 20
 
 
 def test_nothing_is_refused_before_the_cost_of_a_step_is_known():
@@ -278,3 +299,45 @@ def test_a_step_in_which_all_would_give_way_has_them_all(monkeypatch: pytest.Mon
     # As when the ones that stay find no block and sit out.
     monkeypatch.setattr(engine.scheduler.pacer, "begin", lambda _running, _now: [])
     assert set(engine.step()) == {"a", "b", "c"}
+
+
+def test_what_was_promised_to_those_who_left_is_refused_to_nobody():
+    engine = Paced()
+    for number in range(4):
+        engine.ask(f"a{number}", 200, 2, ttft_s=1.5)
+        engine.abort(f"a{number}")
+    engine.ask("fine", 1000, 2, ttft_s=1.5)
+    assert engine.refusal("fine") is None, "the engine is empty, and no step will come to clear it"
+    engine.run()
+
+
+def test_every_sample_of_a_prompt_has_what_was_promised():
+    engine = Paced()
+    terms = Terms(targets=Targets(ttft_s=0.1, tpot_s=0.5))
+    engine.add("a", 4, max_tokens=40, n=2, terms=terms)
+    engine.steps(20)
+    pacer = engine.scheduler.pacer
+    other = engine.scheduler.requests["a#1"]
+    assert pacer._job(other).next_due_at > engine.clock.now(), "it is ahead of its reader"
+    engine.abort("a")
+    engine.steps(2)
+    assert pacer.limits.step_s is not None, "somebody still reads"
+    engine.run()
+    assert not pacer._promised
+    assert not pacer._first_token_at
+
+
+def test_a_step_looks_only_at_the_promised_that_are_in_it(monkeypatch: pytest.MonkeyPatch):
+    engine = Paced(max_num_seqs=2)
+    for number in range(50):
+        engine.ask(f"a{number}", 4, 5, deadline_s=1000.0)
+    engine.step()
+    pacer, followed = engine.scheduler.pacer, list[str]()
+    follow = pacer._follow
+    monkeypatch.setattr(
+        pacer, "_follow", lambda one, now: (followed.append(one.id), follow(one, now))
+    )
+    engine.step()
+    assert followed == engine.running
+    monkeypatch.undo()
+    engine.run()

@@ -182,7 +182,9 @@ def feasible(
         _own_lateness_s(job, others, cost, speed - ahead.reserved, now),
     )
     if late_s > 0.0:
-        return _infeasible("the last token", job.last_due_at - now + late_s, late_s)
+        due_at = job.last_due_at if job.last_due_at < inf else job.next_due_at
+        what = "the last token" if job.last_due_at < inf else "the first token"
+        return _infeasible(what, due_at - now + late_s, late_s)
     return Feasible(ttft_s, e2e_s)
 
 

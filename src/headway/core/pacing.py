@@ -89,6 +89,20 @@ class Pacer:
                 request.due_at = latest_at - hand_s
         return verdict
 
+    def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
+        """Its further samples begin: they were promised what their prompt was."""
+        if parent.id in self._promised:
+            self._promised.update((child.id, child) for child in children)
+
+    def leave(self, request: Request) -> None:
+        """It has ended: nothing is owed to it any more, and how long it was is known."""
+        if self._promised.pop(request.id, None) is None:
+            return
+        self._first_token_at.pop(request.id, None)
+        if request.finish_reason in ENDED:
+            lengths, max_tokens = self._promises.lengths, request.params.max_tokens or 1
+            lengths.observe(request.terms.tier, request.num_output_tokens, max_tokens)
+
     def _job(self, request: Request) -> Job:
         max_tokens = request.params.max_tokens or 1
         lengths, num_output = self._promises.lengths, request.num_output_tokens
@@ -166,16 +180,14 @@ class Pacer:
         self._controller.observe(shape, elapsed_s)
         self.cost = self.model.cost
         if self._promised:
-            for request in list(self._promised.values()):
-                self._follow(request, now)
+            for item in plan.scheduled:
+                request = self._promised.get(item.request_id)
+                if request is not None:
+                    self._follow(request, now)
 
     def _follow(self, request: Request, now: float) -> None:
         if request.state is RequestState.FINISHED:
-            del self._promised[request.id]
-            self._first_token_at.pop(request.id, None)
-            if request.finish_reason in ENDED:
-                lengths, max_tokens = self._promises.lengths, request.params.max_tokens or 1
-                lengths.observe(request.terms.tier, request.num_output_tokens, max_tokens)
+            self.leave(request)
         elif request.num_output_tokens and request.id not in self._first_token_at:
             self._first_token_at[request.id] = now
 

@@ -115,6 +115,7 @@ class Scheduler:
         """End a request in whatever state it is. False if it is not here (any more)."""
         if (request := self.requests.get(request_id)) is not None:
             self._seats.abort(request, reason, now)
+            self.pacer.leave(request)
         return request is not None
 
     # ---------------------------------------------------------------- schedule
@@ -331,7 +332,7 @@ class Scheduler:
             seats.leave(request, FinishReason.ERROR, now, message)
             return True
         if request.params.n > 1:
-            seats.fork(request, now)
+            self.pacer.add_forked(request, seats.fork(request, now))
         token_ids, logprobs, num_before = outcome.token_ids, outcome.logprobs, request.num_tokens
         reason = request.append(token_ids[0])
         if len(token_ids) > 1:

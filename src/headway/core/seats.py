@@ -99,7 +99,7 @@ class Seats:
         """One more block for a running request; one is free."""
         self._accounts.charge_blocks(request, self._kv.extend(request, now))
 
-    def fork(self, parent: Request, now: float) -> None:
+    def fork(self, parent: Request, now: float) -> list[Request]:
         """The prompt is computed: its other samples begin, sharing the prompt's blocks.
 
         Each starts at the prompt's last token, so that it samples from logits of its own. One
@@ -108,8 +108,8 @@ class Seats:
         num_samples = parent.params.n
         self._accounts.unseat(parent, num_samples - 1)
         parent.params = replace(parent.params, n=1)
-        for index in range(1, num_samples):
-            child = parent.fork(index, now)
+        children = [parent.fork(index, now) for index in range(1, num_samples)]
+        for child in children:
             self.requests[child.id] = child
             self._accounts.mark(child, child.num_prompt_tokens)
             self.events.append(events.Forked(child.id, now, parent.id))
@@ -118,6 +118,7 @@ class Seats:
                 continue
             self._kv.fork(parent, child, now)
             self._sit_down(child, now)
+        return children
 
     def abort(self, request: Request, reason: FinishReason, now: float) -> None:
         """End a request in whatever state it is."""
