@@ -162,3 +162,28 @@ def test_blocks_times_seconds_are_counted_over_all_tables_a_request_had():
     assert engine.seen(Preempted)
     for request_id, block_s in num_block_s.items():
         assert engine.finish(request_id).kv_block_s == pytest.approx(block_s, rel=0.01)
+
+
+SPOT = Terms("t", max_kv_share=0.5, cache_group="t", is_spot=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "weak", "strong"),
+    [
+        ("priority", {"terms": half(), "priority": 1}, {"terms": half(), "priority": 0}),
+        ("fair", {"terms": half(), "priority": 1}, {"terms": half(), "priority": 0}),
+        ("fair", {"terms": SPOT}, {"terms": half()}),
+    ],
+)
+def test_one_of_stronger_claim_does_not_stand_aside_behind_weaker_ones(
+    policy: str, weak: dict[str, Any], strong: dict[str, Any]
+):
+    engine = Harness(num_blocks=16, block_size=4, scheduling_policy=policy)
+    engine.add("t0", 24, max_tokens=8, **weak)
+    engine.add("t1", 24, max_tokens=8, **weak)
+    engine.steps(2)
+    assert engine.running == ["t0"]
+    engine.add("t2", 24, max_tokens=8, **strong)
+    engine.step()
+    assert engine.running == ["t2"]
+    engine.run()

@@ -337,3 +337,38 @@ def test_an_equal_never_gives_way_along_with_a_weaker_one(ranks: tuple[int, ...]
     engine.add("vip", 4, n=2, priority=5)
     engine.step()
     assert victims(engine) == []
+
+
+def test_room_for_tokens_yet_to_come_goes_before_tokens_that_were_computed():
+    engine = Harness(num_blocks=11, block_size=4, max_num_batched_tokens=8)
+    engine.add("a", 4, max_tokens=20)
+    engine.add("b", 40, max_tokens=2)
+    engine.steps(2)
+    (event,) = engine.seen(Preempted, "b")
+    assert (event.by, event.num_tokens_lost) == ("a", 0)
+    engine.run()
+
+
+def test_a_stronger_claim_takes_room_for_tokens_yet_to_come_first():
+    engine = Harness(num_blocks=11, block_size=4, max_num_batched_tokens=8)
+    engine.add("b", 40, max_tokens=2, priority=1)
+    engine.step()
+    engine.add("c", 8, max_tokens=2, priority=0)
+    engine.step()
+    (event,) = engine.seen(Preempted, "b")
+    assert (event.by, event.num_tokens_lost) == ("c", 0)
+    engine.run()
+
+
+def test_a_seat_is_taken_over_also_when_the_limit_has_come_down():
+    engine = Harness(max_num_seqs=8)
+    for at in range(6):
+        engine.add(f"r{at}", 4, max_tokens=9, priority=1)
+    engine.step()
+    pacer = engine.scheduler.pacer
+    pacer.limits = pacer.limits._replace(max_num_seqs=3)
+    engine.add("urgent", 4, max_tokens=2)
+    engine.step()
+    assert "urgent" in engine.running
+    assert len(engine.seen(Preempted)) == 1, "one seat was needed"
+    engine.run()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
@@ -30,6 +30,8 @@ from headway.core.waits import Waits
 
 MAX_URGENT = 4
 """How many that are not at the head are tried for the seats of weaker ones in a pass."""
+MAX_LOOKS = 16
+"""How many are looked at for these."""
 MAX_AGED = 16
 """How many are found to have waited too long in one pass, the oldest first; so a crowd that came
 together does not make one step slow."""
@@ -101,7 +103,7 @@ class WaitingLine:
 
     def join(self, request: Request) -> None:
         """A wait begins: on arrival, after a preemption, or for a sample that found no block."""
-        account = self._accounts.open(request)
+        account = self._accounts.of(request)
         claim = self._queue.claim(request)
         self._members[request.id] = request
         self.waits.join(request, claim)
@@ -111,7 +113,7 @@ class WaitingLine:
             self._expect(request)
         if claim.tenant is not None and account.grades and max(account.grades) > request.priority:
             self._urgent[request.id] = request
-        if request.terms.tenant in self._parked:
+        if self.is_behind_parked(request):
             self.waits.note_parked(request, request.changed_at)
             self._parked[request.terms.tenant].push(request)
         else:
@@ -227,11 +229,14 @@ class WaitingLine:
     def urgent(self) -> list[Request]:
         """A few whose tenant runs weaker ones of its own, and that may not be at the head."""
         found: list[Request] = []
-        for request in list(self._urgent.values()):
+        for request in list(islice(self._urgent.values(), MAX_LOOKS)):
             grades = self._accounts.of(request).grades
             if not grades or max(grades) <= request.priority:
                 del self._urgent[request.id]
-            elif not self._num_aged[request.terms.tenant] and len(found) < MAX_URGENT:
+            elif self._num_aged[request.terms.tenant]:
+                # Not while one of its tenant is old: the others are to be looked at.
+                self._urgent[request.id] = self._urgent.pop(request.id)
+            elif len(found) < MAX_URGENT:
                 found.append(request)
         return found
 

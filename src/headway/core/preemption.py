@@ -63,10 +63,13 @@ class Preemption:
         victims = choose_victims(request, wait, weaker, keepers, self._kv, self._rules)
         if not victims:
             return False
+        num_free = self._kv.pool.num_free
         for victim in victims:
             self._seats.preempt(victim, now)
+        # Room for tokens that were not computed yet is free at once.
+        num_blocks = wait.num_blocks - (self._kv.pool.num_free - num_free)
         spared = frozenset(wait.match.block_ids)
-        self._holdings.squeeze(wait.num_blocks, [*keepers, *victims], spared)
+        self._holdings.squeeze(num_blocks, [*keepers, *victims], spared)
         for victim in victims:
             is_own = victim.terms.tenant == request.terms.tenant
             is_for_share = wait.cause is WaitCause.TENANT_SHARE and not is_own
@@ -113,7 +116,7 @@ class Preemption:
             self._seats.preempt(victim, now)
             if cause is WaitCause.KV_BLOCKS:
                 self._headroom.widen()
-                if victim is not request:
+                if victim is not request and not kv.pool.num_free:
                     self._holdings.squeeze(1, [victim])
             self._tell_of(victim, request, cause, now)
 

@@ -64,8 +64,8 @@ class Scheduler:
         rules = Rules(self.waiting.weakness, config.max_preemptions)
         self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
         self.pacer = Pacer(config)
-        self._places = count(1)
-        self._step_ids = count(1)
+        self._num_seated = 0
+        self._places, self._step_ids = count(1), count(1)
 
     @property
     def has_work(self) -> bool:
@@ -122,6 +122,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. The plan may be empty if there is nothing to do."""
+        self._num_seated = self.num_seats_used
         self._preemption.begin_pass()
         self.waiting.begin_pass(now)
         self._seat_stronger_claims(now)
@@ -133,7 +134,8 @@ class Scheduler:
         if len(staying) < len(self.running) and not draft.num_tokens and not draft.prefilling:
             # Nobody it was for found a block: then there is nobody to give way to.
             late = self._schedule_decodes(draft, self.running, budget.for_decode(True))
-        if late and not draft.prefilling and not self._may_admit():
+        may_admit = self.waiting.num_in_line > 0 and self._num_free_seats() > 0
+        if late and not draft.prefilling and not may_admit:
             self._schedule_decodes(draft, late, budget.for_decode(has_prefill=False))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
@@ -146,13 +148,11 @@ class Scheduler:
         self.waiting.end_pass(cause, lambda: self._seats.holder(cause), now)
         return self._seal(draft)
 
-    def _may_admit(self) -> bool:
-        return self.waiting.num_in_line > 0 and self._num_free_seats() > 0
-
     def _num_free_seats(self) -> int:
-        """Controlled while anybody runs; an empty engine has all the seats there are."""
-        limit = self.pacer.limits.max_num_seqs if self.running else self.config.max_num_seqs
-        return max(0, limit - self.num_seats_used)
+        """Controlled while anybody runs, but a seat that was taken when the pass began may be
+        taken over; an empty engine has all the seats there are."""
+        limit = max(self.pacer.limits.max_num_seqs, self._num_seated)
+        return max(0, (limit if self.running else self.config.max_num_seqs) - self.num_seats_used)
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         step_id = next(self._step_ids)
@@ -273,6 +273,8 @@ class Scheduler:
                     return
                 break
         for request in self.waiting.urgent():
+            if isinstance(self._try_as_is(request, ()), Admit):
+                continue  # it needs nobody's place: then it waits for its tenant's turn
             self.waiting.take(request)
             if not self._seat_in_place_of_weaker(request, now):
                 self.waiting.put_back(request)
@@ -316,9 +318,9 @@ class Scheduler:
                     self.kv.publish(request)
                     self._preemption.note_growth(request)
             if outcome or item.has_sample:
-                sampled.append(request.terms.tenant)
-                if self._take_in(request, outcome, now):
-                    has_left = True
+                if isinstance(outcome, Sample):
+                    sampled.append(request.terms.tenant)
+                has_left |= self._take_in(request, outcome, now)
         self.accounts.charge_output(sampled)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_left:
@@ -337,10 +339,9 @@ class Scheduler:
         reason = request.append(token_ids[0])
         if len(token_ids) > 1:
             self._preemption.note_growth(request)
-            while reason is None and (num_taken := request.num_tokens - num_before) < len(
-                token_ids
-            ):
-                reason = request.append(token_ids[num_taken])
+            rest = iter(token_ids[1:])
+            while reason is None and (token_id := next(rest, None)) is not None:
+                reason = request.append(token_id)
             token_ids = token_ids[: request.num_tokens - num_before]
             logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
             self.accounts.charge_output([request.terms.tenant] * (len(token_ids) - 1))

@@ -48,6 +48,7 @@ class Seats:
     def wait(self, request: Request) -> None:
         """A new request takes its place in the waiting line."""
         self.requests[request.id] = request
+        self._accounts.open(request)
         self._line.join(request)
 
     def seat(self, request: Request, admit: Admit, now: float) -> None:

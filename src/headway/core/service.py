@@ -75,7 +75,7 @@ class Accounts:
         return self._accounts.get(tenant)
 
     def open(self, request: Request) -> Account:
-        """The account of a request that comes in; from now on its terms are the tenant's."""
+        """The account of a request that arrives; from now on its terms are the tenant's."""
         tenant = request.terms.tenant
         account = self._accounts.get(tenant)
         if account is None:
