@@ -8,7 +8,8 @@ import pytest
 
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Finished, Preempted
-from headway.core.terms import Terms
+from headway.core.fair import URGENT_LEAD
+from headway.core.terms import Targets, Terms
 from tests.harness import Harness
 
 
@@ -206,3 +207,48 @@ def test_the_clocks_of_those_who_left_are_gone():
     engine.step()
     assert not engine.scheduler.waiting.waits._root.children
     assert not engine.scheduler.waiting.waits._waits
+
+
+SOON = Targets(ttft_s=60.0)
+
+
+@pytest.mark.parametrize("policy", ["deadline", "fair"])
+def test_behind_one_that_was_promised_an_early_start_it_is_deadline_order(policy: str):
+    engine = Harness(max_num_seqs=1, scheduling_policy=policy)
+    engine.add("running", 4, max_tokens=4)
+    engine.step()
+    engine.add("whenever", 4, max_tokens=1)
+    engine.add("soon", 4, max_tokens=3, terms=Terms(targets=SOON))
+    engine.step()
+    assert cause(engine, "soon") is WaitCause.RUNNING_LIMIT
+    assert cause(engine, "whenever") is WaitCause.DEADLINE_ORDER
+    tick(engine)
+    event = seated(engine, "whenever")
+    causes = causes_of(event)
+    assert set(causes) == {WaitCause.DEADLINE_ORDER, WaitCause.RUNNING_LIMIT}
+    assert sum(one.seconds for one in event.causes) == pytest.approx(event.waited_s)
+    assert causes[WaitCause.DEADLINE_ORDER] == engine.seen(Admitted, "soon")[0].at
+
+
+@pytest.mark.parametrize("lead", [URGENT_LEAD - 100, URGENT_LEAD + 100])
+def test_behind_a_tenant_that_is_first_for_a_promise_only_it_is_deadline_order(lead: float):
+    engine = Harness(max_num_seqs=1)
+    engine.add("running", 4, max_tokens=9, terms=Terms("busy"))
+    engine.step()
+    engine.add("quiet", 4, max_tokens=3, terms=Terms("quiet"))
+    account, other = (engine.scheduler.accounts.get(name) for name in ("busy", "quiet"))
+    assert account is not None
+    assert other is not None
+    account.charge(other.counter + lead - account.counter)
+    engine.add("soon", 4, max_tokens=3, terms=Terms("busy", targets=SOON))
+    engine.step()
+    is_early = lead < URGENT_LEAD
+    behind = WaitCause.DEADLINE_ORDER if is_early else WaitCause.TENANT_SHARE
+    first, last = ("soon", "quiet") if is_early else ("quiet", "soon")
+    assert cause(engine, first) is WaitCause.RUNNING_LIMIT
+    assert cause(engine, last) is behind
+    tick(engine)
+    event = seated(engine, last)
+    assert set(causes_of(event)) == {behind, WaitCause.RUNNING_LIMIT}
+    assert sum(one.seconds for one in event.causes) == pytest.approx(event.waited_s)
+    engine.run()

@@ -19,6 +19,8 @@ class WaitCause(StrEnum):
     """Its tenant has had more than its share, or holds all the blocks it may."""
     TIER_ORDER = "tier_order"
     DEADLINE_ORDER = "deadline_order"
+    """One that was promised an early start goes first: of its own like, or of a tenant whose turn
+    it is not."""
 
 
 class CauseTime(NamedTuple):

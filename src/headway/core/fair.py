@@ -160,6 +160,10 @@ class FairQueue:
             self._urgent[rank].remove(request)
         self._num_waiting -= 1
 
+    def is_early(self, request: Request) -> bool:
+        rank, key = self._key(request)
+        return self._first(rank) is not self._lanes.get(key)
+
     def _key(self, request: Request) -> tuple[float, tuple[float, str]]:
         rank = standing(self.claim(request), request).rank
         return rank, (rank, request.terms.tenant)

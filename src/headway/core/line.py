@@ -26,7 +26,7 @@ from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
 from headway.core.request import Request
 from headway.core.service import Accounts
 from headway.core.victim import Weakness
-from headway.core.waits import Waits
+from headway.core.waits import Head, Waits
 
 MAX_URGENT = 4
 """How many that are not at the head are tried for the seats of weaker ones in a pass."""
@@ -223,8 +223,11 @@ class WaitingLine:
     def end_pass(self, cause: WaitCause, holder: Callable[[], str], now: float) -> None:
         """The pass is over; `cause` kept the strongest of those left from a seat."""
         head = self._queue.peek()
-        claim = None if head is None else (self._queue.claim(head), head.is_aged)
-        self.waits.end_pass(claim, cause, holder, now)
+        found: Head | None = None
+        if head is not None:
+            is_early = head.due_at < inf and self._queue.is_early(head)
+            found = Head(head, self._queue.claim(head), is_early)
+        self.waits.end_pass(found, cause, holder, now)
 
     def urgent(self) -> list[Request]:
         """A few whose tenant runs weaker ones of its own, and that may not be at the head."""
