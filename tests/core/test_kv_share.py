@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from headway.core.admission import Demand, refuse_if_never_fits
+from headway.core.admission import Demand, max_tokens_for, refuse_if_never_fits
 from headway.core.events import Admitted, Preempted
 from headway.core.eviction import CachedBlocks
 from headway.core.executor import Capacity
+from headway.core.params import SamplingParams
 from headway.core.terms import Terms
 from headway.core.waits import WaitCause
+from headway.engine.inputs import resolve_params
+from headway.engine.messages import EngineInfo
+from headway.errors import NeverFitsError
 from tests.harness import Harness
 
 
@@ -187,3 +191,25 @@ def test_one_of_stronger_claim_does_not_stand_aside_behind_weaker_ones(
     engine.step()
     assert engine.running == ["t2"]
     engine.run()
+
+
+def test_an_output_left_open_is_as_long_as_the_share_allows():
+    capacity = Capacity(num_blocks=16, block_size=4, max_model_len=1000)
+    info = EngineInfo(capacity, max_num_seqs=8, vocab_size=100)
+    resolved = resolve_params(SamplingParams(max_tokens=None), [1] * 10, info, (), 0.5)
+    assert resolved.max_tokens == 8 * 4 + 1 - 10
+    engine = Harness(num_blocks=16, block_size=4)
+    engine.add("a", 10, max_tokens=resolved.max_tokens, terms=half())
+    engine.run()
+    assert len(engine.output("a")) == resolved.max_tokens
+
+
+def test_what_the_share_never_has_room_for_is_refused_before_it_is_sent():
+    capacity = Capacity(num_blocks=16, block_size=4, max_model_len=1000)
+    info = EngineInfo(capacity, max_num_seqs=8, vocab_size=100)
+    with pytest.raises(NeverFitsError, match="this tenant may hold 8"):
+        resolve_params(SamplingParams(max_tokens=40), [1] * 10, info, (), 0.5)
+    with pytest.raises(NeverFitsError, match="exceeds the 33 tokens this tenant may hold"):
+        max_tokens_for(40, capacity, 0.5)
+    with pytest.raises(NeverFitsError, match="exceeds the 65 tokens this server can hold"):
+        max_tokens_for(70, capacity)

@@ -105,14 +105,17 @@ def refuse_if_never_fits(demand: Demand, capacity: Capacity, max_num_seqs: int) 
     return None
 
 
-def max_tokens_for(num_prompt_tokens: int, capacity: Capacity) -> int:
-    """The longest output a prompt leaves room for; a prompt that leaves none is refused."""
-    in_cache = capacity.num_blocks * capacity.block_size + 1
+def max_tokens_for(num_prompt_tokens: int, capacity: Capacity, max_kv_share: float = 1.0) -> int:
+    """The longest output a prompt leaves room for, of what its tenant may hold; a prompt that
+    leaves none is refused."""
+    in_cache = share_of(max_kv_share, capacity.num_blocks) * capacity.block_size + 1
     room = min(capacity.max_model_len, in_cache) - num_prompt_tokens
     if room < 1:
+        is_for_share = max_kv_share < 1.0 and in_cache < capacity.max_model_len
+        whose = "this tenant may" if is_for_share else "this server can"
         raise NeverFitsError(
             f"the prompt has {num_prompt_tokens} tokens; with at least one output token it "
-            f"exceeds the {min(capacity.max_model_len, in_cache)} tokens this server can hold",
+            f"exceeds the {min(capacity.max_model_len, in_cache)} tokens {whose} hold",
             "prompt",
         )
     return room

@@ -157,7 +157,8 @@ class AsyncEngine:
         """Check a prompt and send it to the engine; the caller then iterates `deltas`."""
         if self._error is not None:
             raise self._error
-        resolved = resolve_params(params, token_ids, self.info, self.tokenizer.eos_token_ids)
+        eos_token_ids, share = self.tokenizer.eos_token_ids, terms.max_kv_share
+        resolved = resolve_params(params, token_ids, self.info, eos_token_ids, share)
         command = AddRequest(
             id=request_id,
             token_ids=list(token_ids),

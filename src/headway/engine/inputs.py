@@ -26,19 +26,20 @@ def resolve_params(
     token_ids: Sequence[int],
     info: EngineInfo,
     eos_token_ids: tuple[int, ...],
+    max_kv_share: float = 1.0,
 ) -> SamplingParams:
-    """Params with nothing left open, for this prompt on this engine; or the refusal, raised.
+    """Params with nothing left open, for this prompt on this engine and with the share of the
+    KV blocks its tenant may hold; or the refusal, raised.
 
     A max_tokens that was asked for and does not fit is refused, not shortened.
     """
     # The length first: it costs nothing, and bounds what the other checks cost.
-    room = max_tokens_for(len(token_ids), info.capacity)
+    room = max_tokens_for(len(token_ids), info.capacity, max_kv_share)
     check_prompt(token_ids, info)
     _check_token_ids(params, info.vocab_size)
     asked = room if params.max_tokens is None else params.max_tokens
-    refusal = refuse_if_never_fits(
-        Demand(len(token_ids), asked, params.n), info.capacity, info.max_num_seqs
-    )
+    demand = Demand(len(token_ids), asked, params.n, max_kv_share)
+    refusal = refuse_if_never_fits(demand, info.capacity, info.max_num_seqs)
     if refusal is not None:
         raise NeverFitsError(refusal.message, refusal.param)
     return params.resolved(eos_token_ids, room)
