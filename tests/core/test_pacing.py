@@ -122,6 +122,18 @@ def test_policies_that_do_not_heed_targets_refuse_nothing(policy: str):
     engine.run()
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_policies_that_do_not_heed_targets_let_nobody_wait_longer_for_one(policy: str):
+    engine = Paced(scheduling_policy=policy, max_num_seqs=1, max_wait_s=1.0)
+    engine.add("running", 4, max_tokens=200)
+    engine.step()
+    engine.ask("a", 4, 5, deadline_s=600.0)
+    engine.advance(1.0)
+    engine.step()
+    assert engine.scheduler.requests["a"].is_aged
+    engine.run()
+
+
 def test_one_that_comes_back_after_a_crash_is_not_refused():
     engine = Paced()
     terms = Terms(targets=Targets(ttft_s=0.001))
