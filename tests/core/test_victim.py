@@ -358,17 +358,3 @@ def test_a_stronger_claim_takes_room_for_tokens_yet_to_come_first():
     (event,) = engine.seen(Preempted, "b")
     assert (event.by, event.num_tokens_lost) == ("c", 0)
     engine.run()
-
-
-def test_a_seat_is_taken_over_also_when_the_limit_has_come_down():
-    engine = Harness(max_num_seqs=8)
-    for at in range(6):
-        engine.add(f"r{at}", 4, max_tokens=9, priority=1)
-    engine.step()
-    pacer = engine.scheduler.pacer
-    pacer.limits = pacer.limits._replace(max_num_seqs=3)
-    engine.add("urgent", 4, max_tokens=2)
-    engine.step()
-    assert "urgent" in engine.running
-    assert len(engine.seen(Preempted)) == 1, "one seat was needed"
-    engine.run()

@@ -161,6 +161,7 @@ class FairQueue:
         self._num_waiting -= 1
 
     def is_early(self, request: Request) -> bool:
+        """Is this one, the first, before the turn of its tenant for what it was promised?"""
         rank, key = self._key(request)
         return self._first(rank) is not self._lanes.get(key)
 

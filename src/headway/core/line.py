@@ -21,7 +21,7 @@ from itertools import count, islice
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.fair import URGENT_LEAD
+from headway.core.fair import URGENT_LEAD, FairQueue
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
 from headway.core.request import Request
 from headway.core.service import Accounts
@@ -225,8 +225,10 @@ class WaitingLine:
         head = self._queue.peek()
         found: Head | None = None
         if head is not None:
-            is_early = head.due_at < inf and self._queue.is_early(head)
-            found = Head(head, self._queue.claim(head), is_early)
+            queue, is_early = self._queue, False
+            if head.due_at < inf and isinstance(queue, FairQueue):
+                is_early = queue.is_early(head)
+            found = Head(head, queue.claim(head), is_early)
         self.waits.end_pass(found, cause, holder, now)
 
     def urgent(self) -> list[Request]:

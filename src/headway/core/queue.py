@@ -60,10 +60,6 @@ class WaitingQueue(Protocol):
 
     def remove(self, request: Request) -> None: ...
 
-    def is_early(self, request: Request) -> bool:
-        """Is this one, the first, before the turn of its tenant for what it was promised?"""
-        ...
-
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Request]: ...
@@ -116,9 +112,6 @@ class HeapQueue:
         if len(self._heap) > 2 * len(self._waiting) + 64:
             self._heap = [self._entry(*alive) for alive in self._waiting.values()]
             heapify(self._heap)
-
-    def is_early(self, request: Request) -> bool:
-        return False  # tenants have no turns here
 
     def __contains__(self, request: Request) -> bool:
         return self._waiting.get(request.id, (0, None))[1] is request
