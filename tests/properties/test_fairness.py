@@ -86,8 +86,10 @@ class Backlog:
         """2 max(w_p L, w_q M), and what holding blocks costs while it is put out."""
         longest = max(habit.max_prompt for habit in self.habits)
         capacity = self.engine.capacity
-        most = capacity.num_blocks * capacity.block_size
-        run_s = STEP_S * max(habit.max_tokens + habit.max_prompt for habit in self.habits)
+        # More than fits at once: blocks that one gives up, others of its tenant grow into.
+        ends = [habit.max_prompt + habit.max_tokens for habit in self.habits]
+        most = self.engine.scheduler.config.max_num_seqs * max(ends)
+        run_s = STEP_S * max(ends)
         held = BLOCK_S_COST * capacity.num_blocks * run_s
         least_weight = min(habit.weight for habit in self.habits)
         return 2 * (max(PROMPT_COST * longest, OUTPUT_COST * most) + held) / least_weight

@@ -16,12 +16,12 @@ each divided by its weight, differ by at most
 
     2 max(w_p L, w_q M) / the smaller weight
 
-where L is the longest prompt, M the most tokens that running requests of one tenant hold
-together, w_p the cost of a prompt token and w_q that of an output token. For a tenant is given
-a seat only while its counter is the least; from then on the counter grows by that prompt and by
-what its running requests still put out, and the other's does not fall. Requests that overtake
-one that does not fit add what they are given: at most `max_bypasses` requests. Where promises
-were made, URGENT_LEAD is added to the bound.
+where L is the longest prompt, M the most tokens that requests of one tenant that run at a time
+come to, each at its end, w_p the cost of a prompt token and w_q that of an output token. For a
+tenant is given a seat only while its counter is the least; from then on the counter grows by that
+prompt and by what its running requests still put out, and the other's does not fall. Requests that
+overtake one that does not fit add what they are given: at most `max_bypasses` requests. Where
+promises were made, URGENT_LEAD is added to the bound.
 
 Prefixes: among tenants whose counters are within SLACK of the least, one whose request finds the
 start of its prompt cached goes first, since it is cheaper now than later. This adds SLACK to the
