@@ -53,8 +53,7 @@ class Scheduler:
         self.capacity = capacity
         self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
         self.accounts = Accounts()
-        facts = Facts(self.accounts, self.kv.is_start_cached)
-        queue = make_queue(config.scheduling_policy, facts)
+        queue = make_queue(config.scheduling_policy, Facts(self.accounts, self.kv.is_start_cached))
         self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
         self.holdings = Holdings(
             self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
