@@ -10,8 +10,7 @@ others close it (with unread input the kernel makes a reset of that too). Afterw
 must be empty and hold no more memory, descriptors or threads than after a crowd a tenth of the
 size that went before.
 
-The accounts, from the server's own metrics. `accepted` is known exactly, by kind, because each
-kind has its own max_tokens and n, which the server counts when it accepts a request. A client that
+The accounts, from the server's own metrics, which count prompts when they are let in. A client that
 left before that is not in it and leaves no trace. Two prompts or three end separately, and a
 request with n samples ends once if it ends before its first token and n times after it:
   ends = prompts accepted + forks, with 0 <= forks <= accepted requests with n = 2   (bounds)
@@ -263,9 +262,8 @@ async def solo_leavers(
     return late
 
 
-def accounts(before: Scrape, after: Scrape, num_prompts: int = NUM_PROMPTS) -> dict[str, float]:
-    """Both sides of the identities; see the top of this module. `num_prompts` is how many prompts
-    those requests have whose max_tokens is above 200."""
+def accounts(before: Scrape, after: Scrape) -> dict[str, float]:
+    """Both sides of the identities; see the top of this module."""
 
     def gained(name: str) -> float:
         return after.total(name) - before.total(name)
@@ -274,12 +272,10 @@ def accounts(before: Scrape, after: Scrape, num_prompts: int = NUM_PROMPTS) -> d
         return after.num_up_to(name, bound) - before.num_up_to(name, bound)
 
     requests = gained("vllm:request_params_n_count")
-    several = requests - gained_up_to("vllm:request_params_max_tokens", 200)
     return {
         "requests_accepted": requests,
         "of_them_with_samples": requests - gained_up_to("vllm:request_params_n", 1),
-        "of_them_with_several_prompts": several if num_prompts > 1 else 0.0,
-        "prompts_accepted": requests + (num_prompts - 1) * several,
+        "prompts_accepted": gained("headway_prompts_arrived_total"),
         "ends": gained("vllm:request_success_total"),
         "first_tokens": gained("vllm:time_to_first_token_seconds_count"),
         "ends_after_a_first_token": gained("vllm:request_decode_time_seconds_count"),

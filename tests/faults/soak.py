@@ -307,7 +307,7 @@ async def run(server: RunningServer, plan: Plan, folder: Path) -> dict[str, Any]
         "bad_inputs": found.num_bad,
         "bad_input_problems": found.bad_problems,
         "faults": found.faults,
-        "accounts": accounts(before, after, num_prompts=1),
+        "accounts": accounts(before, after),
         "ends_by_reason": {n: v - was.get(n, 0.0) for n, v in after.by_label(*reasons).items()},
         "restarts": after.total(RESTARTS) - before.total(RESTARTS),
         "remains": remains.as_json(),

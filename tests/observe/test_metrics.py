@@ -155,6 +155,7 @@ def test_an_abort_that_empties_the_engine_is_followed_by_no_step(
     assert read("vllm:kv_cache_usage_perc") == 0
     assert read("headway_slot_occupancy") == 0
     assert read("headway_requests_aborted_total") == 2
+    assert read("headway_prompts_arrived_total") == 2
     assert read("vllm:request_success_total", finished_reason="abort") == 2
     # One that never ran has no times but its whole life.
     assert read("vllm:request_queue_time_seconds_count") == 1

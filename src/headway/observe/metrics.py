@@ -86,6 +86,7 @@ class Metrics:
                 case Idled():
                     self._set_idle(event.num_blocks_used)
                 case Arrived():
+                    self._arrived.inc()
                     self._lifetimes.arrive(event)
                 case Admitted():
                     self._admit(event)
@@ -273,6 +274,7 @@ class Metrics:
         self._resubmitted = self._counter(
             "headway_requests_resubmitted", "Requests that went on in a new engine."
         )
+        self._arrived = self._counter("headway_prompts_arrived", "Prompts that were let in.")
         self._aborted = self._counter("headway_requests_aborted", "Requests whose caller left.")
         self._refused = Counter(
             "headway_requests_refused",
