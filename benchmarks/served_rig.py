@@ -96,6 +96,10 @@ def body_of(targets: Targets) -> dict[str, float]:
     return {name: 1000 * value for name, value in given.items() if value is not None}
 
 
+AUDITOR = "auditor"
+"""Who may read the metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A server that is ready, and how it is asked."""
@@ -139,11 +143,12 @@ class Site:
     ) -> Iterator[Served]:
         """With these settings; each tenant has a key, and a tier of its name."""
         with TemporaryDirectory() as name:
-            folder, secrets = Path(name), {tenant: make_key() for tenant in tenants}
+            folder, secrets = Path(name), {one: make_key() for one in (*tenants, AUDITOR)}
             tiers = f"tiers: {{{', '.join(f'{tenant}: {{}}' for tenant in tenants)}}}"
             abouts = {tenant: f"{{keys: [%s], tier: {tenant}}}" for tenant in tenants}
+            abouts[AUDITOR] = "{keys: [%s], admin: true}"
             path = write_tenants(folder, tiers, abouts, secrets)
-            key = secrets[tenants[0]]
+            key = secrets[AUDITOR]
             with proc_stats.started(
                 self.model,
                 folder,
@@ -153,7 +158,7 @@ class Site:
                 **{"step_s": FAKE_STEP_S, "scheduling_policy": "fair", **scheduler},
             ) as server:
                 target = proc_stats.run_client(proc_stats.target_of(server, key))
-                access = {tenant: Access(secret) for tenant, secret in secrets.items()}
+                access = {tenant: Access(secrets[tenant]) for tenant in tenants}
                 yield Served(server, replace(target, access=access), key)
 
     async def warm_up(self, served: Served, draw: Callable[[int], Iterator[Record]]) -> None:

@@ -105,6 +105,7 @@ class Scrape:
 def scrape(server: RunningServer, key: str = "") -> Scrape:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     answer = httpx.get(f"{server.admin_url}/metrics", headers=headers, timeout=30)
+    answer.raise_for_status()
     lines = answer.text.splitlines()
     matches = [_SERIES.match(line) for line in lines if not line.startswith("#")]
     return Scrape([(m[1], m[2] or "", float(m[3])) for m in matches if m])
