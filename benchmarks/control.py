@@ -174,9 +174,15 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
         color = "#2a7f62" if name == "auto" else "#888888"
         at = (1000 * row["tpot_p95_many_s"], row["tokens_per_s"])
         points.plot(*at, "o", color=color)
-        points.annotate(name, at, textcoords="offset points", xytext=(5, 4), fontsize=7)
+        short = name.replace(" running, ", "/").removesuffix(" tokens")
+        points.annotate(short, at, textcoords="offset points", xytext=(5, 4), fontsize=7)
     points.axvline(1000 * report["target_s"], color="#b0413e", linestyle="--", label="target")
-    points.set(title="by setting", xlabel="p95 TPOT with 64 callers, ms", ylabel="output tokens/s")
+    points.margins(x=0.12)
+    points.set(
+        title="by setting (running/tokens of a step)",
+        xlabel="p95 TPOT with 64 callers, ms",
+        ylabel="output tokens/s",
+    )
     trace = report["rows"]["auto"]["trace"]
     times = [one[0] for one in trace]
     steps.plot(times, [1000 * one[1] for one in trace], ".", color="#2a7f62", label="step, ms")

@@ -275,7 +275,7 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         if is_log:
             axis.set_yscale("log")
         axis.grid(axis="y", alpha=0.3)
-    axes[0].legend(loc="upper right", ncols=3)
+    axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
     axes[-1].set_xticks(
         range(len(rows)), [row["scenario"] for row in rows], rotation=30, ha="right"
     )

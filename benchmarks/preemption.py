@@ -399,7 +399,7 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     again.axhline(100 * MAX_RECOMPUTED, color="#888888", linestyle="--")
     again.set(title="tokens computed again, % of all computed")
     for panel in (times, again):
-        names = [f"{name}\n{demand:.0%}" for name, demand in cases]
+        names = [f"{name}\n{demand:.0%}".replace(" ", "\n") for name, demand in cases]
         panel.set_xticks(range(len(cases)), names, fontsize=8)
         panel.grid(alpha=0.3, axis="y")
     figure.savefig(path, dpi=120, format="png")

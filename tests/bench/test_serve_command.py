@@ -135,6 +135,8 @@ def test_a_run_that_completes_nothing_is_an_error(fake_server: RunningServer):
 
 def test_ctrl_c_shows_what_there_is(fake_server: RunningServer):
     flags = ("--arrivals", "closed:2", "--duration", "60")
+    while fake_server.metric("vllm:num_requests_running"):  # of the tests before
+        time.sleep(0.05)
     process = subprocess.Popen(
         [*COMMAND, fake_server.url, *SMALL, *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,

@@ -165,6 +165,20 @@ def serve_ahead(engine: Paced, lead: float) -> None:
     account.charge(lead)
 
 
+def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD - 100)
+    engine.step()
+    engine.ask("first", 1500, 100, tenant="busy", deadline_s=60.0)
+    assert engine.refusal("first") is None
+    # Its tenant's turn comes when the other has caught up with what the first is given.
+    engine.ask("second", 20, 2, tenant="busy", ttft_s=1.0)
+    assert engine.refusal("second") is not None
+    engine.ask("stranger", 20, 2, tenant="quiet", ttft_s=1.0)
+    assert engine.refusal("stranger") is None
+    engine.run()
+
+
 def test_a_promise_goes_before_another_tenants_share_within_the_lead():
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
     serve_ahead(engine, URGENT_LEAD - 1)

@@ -113,6 +113,7 @@ class FairQueue:
             lane = self._first(rank)
             if lane is not None:
                 self._least[rank] = max(self._least[rank], lane.account.counter)
+                self._accounts.least = lane.account.counter
                 self._num_waiting -= 1
                 chosen = self._preferred(rank, lane)
                 if chosen is lane:

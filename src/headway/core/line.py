@@ -82,15 +82,16 @@ class WaitingLine:
         grade = -1 if request.is_aged else sum(it < request.priority for it in account.grades)
         return claim.rank, excess, grade, claim.place
 
-    def lead(self, request: Request) -> float:
-        """Service that others are owed before a request of this tenant is next, in weighted
-        tokens; 0 where tenants have no shares."""
+    def owed(self, request: Request, num_ahead: float) -> float:
+        """Service that others must have before a request of this tenant is next, if its tenant is
+        to have so much before it; in weighted tokens, 0 where tenants have no shares."""
         head = self._queue.peek()
         account = self._accounts.get(request.terms.tenant)
         if head is None or account is None or self._queue.claim(head).tenant is None:
             return 0.0
-        other = self._accounts.of(head)
-        return max(0.0, account.counter - other.counter - URGENT_LEAD) * other.weight
+        counter = account.counter + num_ahead / account.weight
+        lag = counter - self._accounts.least - URGENT_LEAD
+        return max(0.0, lag) * self._accounts.of(head).weight
 
     def may_preempt(self, request: Request, claim: Claim, running: Sequence[Request]) -> bool:
         """Is anybody of weaker claim running? It spares a look at all of them."""

@@ -7,7 +7,7 @@ nobody was promised anything, all this costs next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from headway.config import SchedulerConfig
@@ -17,6 +17,7 @@ from headway.core.orders import HEEDING_TARGETS
 from headway.core.plan import StepPlan
 from headway.core.promises import Promises
 from headway.core.request import FinishReason, Request, RequestState
+from headway.core.service import OUTPUT_COST, PROMPT_COST
 from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
 from headway.core.terms import NO_TARGETS
 
@@ -27,6 +28,10 @@ MAX_PREFILL_SHARE = 0.7
 EARLIER = 0.2
 """Share of the time until the last moment to begin that is kept in hand."""
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+Owed = Callable[[Request, float], float]
+"""The service that others must have before this request is next, if its own tenant is to have so
+much before it, in weighted tokens (headway.core.line)."""
 
 
 class Pacer:
@@ -65,10 +70,9 @@ class Pacer:
     # ---------------------------------------------------------------- promises
 
     def add(
-        self, request: Request, running: Iterable[Request], num_owed: float, now: float
+        self, request: Request, running: Iterable[Request], owed: Owed, now: float
     ) -> Feasible | Infeasible:
-        """A request wants in. If it may, it gets its place in a line by slack. `num_owed` is the
-        service, in weighted tokens, that its tenant must leave to others first."""
+        """A request wants in. If it may, it gets its place in a line by slack."""
         if request.terms.targets == NO_TARGETS:
             return Feasible(0.0, 0.0)
         pace, job = self.pace, self._job(request)
@@ -77,7 +81,13 @@ class Pacer:
         if self._heeds_targets and not request.num_output_tokens:
             others = {one.id: one for one in running} | self._promised
             jobs = [self._job(other) for other in others.values()]
-            owed_s = num_owed * pace.cost.per_prefill_token_s
+            tenants = [other.terms.tenant for other in others.values()]
+            num_ahead = sum(
+                one.num_prefill_left * PROMPT_COST + one.num_output_left * OUTPUT_COST
+                for one, tenant in zip(jobs, tenants, strict=True)
+                if tenant == request.terms.tenant
+            )
+            owed_s = owed(request, num_ahead) * pace.cost.per_prefill_token_s
             verdict = self._promises.judge(job, jobs, pace, now, owed_s)
         if isinstance(verdict, Feasible):
             self._promised[request.id] = request

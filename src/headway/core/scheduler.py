@@ -99,7 +99,7 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        verdict = self.pacer.add(request, self.running, self.waiting.lead(request), now)
+        verdict = self.pacer.add(request, self.running, self.waiting.owed, now)
         if isinstance(verdict, Infeasible):
             again_s = verdict.retry_after_s
             told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))
