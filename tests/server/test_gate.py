@@ -14,6 +14,7 @@ from headway.config import ServerConfig
 from headway.core.events import Admitted
 from headway.core.terms import Terms
 from headway.engine.messages import EventBatch
+from headway.engine.waiting import WaitingLine
 from headway.errors import OverloadedError, TenantLimitError
 from headway.server.gate import DrainRate, Gate
 
@@ -21,10 +22,11 @@ from headway.server.gate import DrainRate, Gate
 class StillEngine:
     """Has what it is given waiting, until told otherwise."""
 
-    info = SimpleNamespace(capacity=SimpleNamespace(max_model_len=1000))
-
-    def __init__(self) -> None:
-        self.waiting: list[Any] = []
+    def __init__(self, policy: str) -> None:
+        capacity = SimpleNamespace(max_model_len=1000)
+        self.info = SimpleNamespace(capacity=capacity, scheduling_policy=policy)
+        self.waiting = WaitingLine()
+        self.num_added = 0
         self.refused: list[tuple[Any, Exception]] = []
         self.listener: Any = None
         self.num_seated = 0
@@ -32,35 +34,26 @@ class StillEngine:
     def subscribe(self, listener: Any) -> None:
         self.listener = listener
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        return sum(len(one.command.token_ids) for one in self.waiting)
-
-    def num_waiting_of(self, tenant: str) -> int:
-        return sum(one.command.terms.tenant == tenant for one in self.waiting)
-
     def add(self, num_tokens: int = 10, tenant: str = "", at: float = 0.0) -> None:
         command = SimpleNamespace(
             token_ids=[1] * num_tokens, terms=Terms(tenant=tenant), arrived_at=at
         )
-        self.waiting.append(SimpleNamespace(command=command))
+        self.num_added += 1
+        stream: Any = SimpleNamespace(request_id=str(self.num_added), command=command)
+        self.waiting.add(stream)
 
     def admit(self) -> None:
-        self.waiting.pop(0)
+        self.waiting.pop(next(iter(self.waiting)).request_id)
         self.num_seated += 1
         self.listener(EventBatch(admitted=[Admitted("x", 0.0, 0.0, 0, 1, False)]))
 
     async def refuse(self, stream: Any, error: Exception) -> None:
-        self.waiting.remove(stream)
+        self.waiting.pop(stream.request_id)
         self.refused.append((stream, error))
 
 
-def make(**settings: Any) -> tuple[Gate, StillEngine, VirtualClock]:
-    engine, clock = StillEngine(), VirtualClock()
+def make(policy: str = "fair", **settings: Any) -> tuple[Gate, StillEngine, VirtualClock]:
+    engine, clock = StillEngine(policy), VirtualClock()
     return Gate(ServerConfig(**settings), engine, clock), engine, clock  # pyright: ignore
 
 
@@ -76,6 +69,52 @@ def test_a_full_queue_is_refused() -> None:
             pass
         assert refusal.value.retry_after_s >= 1
     assert gate.num_queued == 1
+
+
+def refusal_of(gate: Gate, tenant: str, num_bytes: int = 10) -> str:
+    try:
+        with gate.let_in(tenant, num_bytes):
+            return ""
+    except OverloadedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("policy", "is_shared"), [("fair", False), ("fcfs", True)])
+def test_the_flood_of_one_tenant_fills_the_queue_of_others_only_without_shares(
+    policy: str, is_shared: bool
+) -> None:
+    gate, engine, _ = make(policy, max_num_queued_reqs=8, max_num_queued_tokens=100)
+    for _ in range(8):
+        engine.add(tenant="flood")
+    assert "8 requests are waiting" in refusal_of(gate, "flood")
+    assert bool(refusal_of(gate, "other")) is is_shared
+    if is_shared:
+        return
+    # Of two tenants that wait, each may have half of it.
+    for _ in range(3):
+        engine.add(tenant="other")
+    assert not refusal_of(gate, "other")
+    engine.add(tenant="other")
+    assert "8 requests are waiting" in refusal_of(gate, "other")
+    for _ in range(2):
+        engine.add(num_tokens=12, tenant="third")
+    assert "72 prompt tokens" in refusal_of(gate, "third", 200)
+
+
+def test_the_wait_behind_others_is_by_turns_where_tenants_have_shares() -> None:
+    gate, engine, clock = make(max_queue_wait_s=3.0)
+    with gate.let_in("flood", 10):
+        pass
+    for _ in range(40):
+        engine.add(tenant="flood")
+    for _ in range(20):  # two a second
+        clock.advance_to(clock.now() + 0.5)
+        engine.admit()
+    assert "a seat is expected in 10 s" in refusal_of(gate, "flood")
+    assert not refusal_of(gate, "other")
+    for _ in range(3):
+        engine.add(tenant="other")
+    assert "a seat is expected in 4 s" in refusal_of(gate, "other")
 
 
 def test_a_request_counts_from_its_bytes_before_it_has_tokens() -> None:
@@ -181,7 +220,7 @@ async def test_refusals_over_http(local, is_stream: bool) -> None:
     made.process.is_paused = True
     body = {"prompt": "x", "stream": is_stream}
     tasks = [asyncio.create_task(made.client.post("/v1/completions", json=body)) for _ in "ab"]
-    while made.engine.num_waiting < 2:
+    while len(made.engine.waiting) < 2:
         await asyncio.sleep(0)
     refused = await made.client.post("/v1/completions", json=body)
     assert refused.status_code == 503
@@ -202,7 +241,7 @@ async def test_a_key_with_too_much_waiting_gets_429(local) -> None:
     headers = {"Authorization": "Bearer secret"}
     request = {"json": {"prompt": "x"}, "headers": headers}
     task = asyncio.create_task(made.client.post("/v1/completions", **request))
-    while not made.engine.num_waiting:
+    while not len(made.engine.waiting):
         await asyncio.sleep(0)
     refused = await made.client.post("/v1/completions", **request)
     assert refused.status_code == 429
@@ -233,7 +272,8 @@ def test_a_body_of_unknown_length_counts_as_the_longest() -> None:
 def test_a_rate_of_long_ago_refuses_nobody() -> None:
     gate, engine, clock = make(max_queue_wait_s=5.0)
     fill_and_drain(gate, engine, clock)
-    engine.waiting.clear()
+    for stream in list(engine.waiting):
+        engine.waiting.pop(stream.request_id)
     engine.listener(EventBatch())
     clock.advance_to(clock.now() + 36_000.0)
     with gate.let_in("", 1):

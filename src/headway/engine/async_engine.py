@@ -104,20 +104,9 @@ class AsyncEngine:
         return len(self._streams)
 
     @property
-    def waiting(self) -> list[RequestStream]:
-        """Requests that have yet to be seated for the first time, oldest first."""
-        return list(self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        return self._waiting.num_tokens
-
-    def num_waiting_of(self, tenant: str) -> int:
-        return self._waiting.num_of(tenant)
+    def waiting(self) -> WaitingLine:
+        """Requests that have yet to be seated for the first time."""
+        return self._waiting
 
     def subscribe(self, listener: Listener) -> None:
         """Have every batch of events passed to `listener`, which must not block."""

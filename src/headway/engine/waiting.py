@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
+from typing import NamedTuple
 
 from headway.engine.streams import RequestStream
 
 
-class WaitingLine:
-    """Oldest first. Its sums are kept, not counted: they are asked for with every request."""
+class Sums(NamedTuple):
+    """Of some requests."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    """Of their prompts."""
+
+
+class ByTenant:
+    """Sums of what waits, in all and of each tenant. Kept, not counted: they are asked for with
+    every request."""
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        """Of all their prompts."""
+        self.total = Sums()
+        self._of: dict[str, Sums] = {}
+
+    @property
+    def tenants(self) -> KeysView[str]:
+        """Those that have anything here."""
+        return self._of.keys()
+
+    def of(self, tenant: str) -> Sums:
+        return self._of.get(tenant, Sums())
+
+    def add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
+        """Numbers below zero take away."""
+        sums = self.of(tenant)
+        left = Sums(sums.num_requests + num_requests, sums.num_tokens + num_tokens)
+        if left.num_requests:
+            self._of[tenant] = left
+        else:
+            del self._of[tenant]
+        total = self.total
+        self.total = Sums(total.num_requests + num_requests, total.num_tokens + num_tokens)
+
+
+class WaitingLine:
+    """Oldest first."""
+
+    def __init__(self) -> None:
+        self.sums = ByTenant()
         self._streams: dict[str, RequestStream] = {}
-        self._num_of: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[RequestStream]:
         return iter(self._streams.values())
-
-    def num_of(self, tenant: str) -> int:
-        return self._num_of.get(tenant, 0)
 
     def add(self, stream: RequestStream) -> None:
         self._streams[stream.request_id] = stream
@@ -37,10 +69,5 @@ class WaitingLine:
         return stream
 
     def _count(self, stream: RequestStream, sign: int) -> None:
-        self.num_tokens += sign * len(stream.command.token_ids)
-        tenant = stream.command.terms.tenant
-        left = self.num_of(tenant) + sign
-        if left:
-            self._num_of[tenant] = left
-        else:
-            del self._num_of[tenant]
+        command = stream.command
+        self.sums.add(command.terms.tenant, sign, sign * len(command.token_ids))

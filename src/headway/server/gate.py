@@ -11,11 +11,13 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.clock import Clock
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import EventBatch
+from headway.engine.waiting import ByTenant, Sums
 from headway.errors import OverloadedError, TenantLimitError
 from headway.tenancy import Meter, Visit
 
@@ -86,32 +88,27 @@ class _OnTheWay:
     """The places that are held, and their sums."""
 
     def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0
+        self.sums = ByTenant()
         self._places: set[Place] = set()
-        self._num_of: dict[str, int] = {}
-
-    def num_of(self, tenant: str) -> int:
-        return self._num_of.get(tenant, 0)
 
     def add(self, place: Place) -> None:
         self._places.add(place)
-        self._count(place, 1)
+        self.sums.add(place.tenant, place.num_requests, place.num_tokens)
 
     def discard(self, place: Place) -> None:
         """Nothing happens if it is not held."""
         if place in self._places:
             self._places.remove(place)
-            self._count(place, -1)
+            self.sums.add(place.tenant, -place.num_requests, -place.num_tokens)
 
-    def _count(self, place: Place, sign: int) -> None:
-        self.num_requests += sign * place.num_requests
-        self.num_tokens += sign * place.num_tokens
-        left = self.num_of(place.tenant) + sign * place.num_requests
-        if left:
-            self._num_of[place.tenant] = left
-        else:
-            del self._num_of[place.tenant]
+
+class Ahead(NamedTuple):
+    """What goes before a request that comes now."""
+
+    num_requests: int
+    num_tokens: int
+    num_waiting: int
+    """Of the requests, those that the engine has already."""
 
 
 class Gate:
@@ -130,7 +127,7 @@ class Gate:
     @property
     def num_queued(self) -> int:
         """Requests on their way to the engine, and those that wait in it for a seat."""
-        return self._engine.num_waiting + self._places.num_requests
+        return len(self._engine.waiting) + self._places.sums.total.num_requests
 
     def close(self) -> None:
         """Let nobody in any more; those inside stay."""
@@ -173,46 +170,70 @@ class Gate:
     async def sweep(self) -> None:
         """Refuse those that have waited for too long after all."""
         now = self.clock.now()
-        for stream in self._engine.waiting:
+        for stream in list(self._engine.waiting):
             waited_s = now - stream.command.arrived_at
             if waited_s <= self._config.max_queue_age_s:
                 break  # those behind it are younger
-            error = self._overloaded(f"no seat became free within {waited_s:.0f} s")
+            reason = f"no seat became free within {waited_s:.0f} s"
+            error = self._overloaded(reason, len(self._engine.waiting))
             await self._engine.refuse(stream, error)
 
     def _check(self, place: Place) -> None:
-        config = self._config
-        if config.max_num_queued_reqs_per_key is not None:
-            num_own = self._places.num_of(place.tenant)
-            num_own += self._engine.num_waiting_of(place.tenant)
-            if num_own + place.num_requests > config.max_num_queued_reqs_per_key:
-                raise TenantLimitError(
-                    f"{num_own} requests of this key are waiting already", self._retry_after_s()
-                )
+        config, ahead = self._config, self._ahead_of(place.tenant)
+        num_own = self._own(place.tenant).num_requests
+        limit = config.max_num_queued_reqs_per_key
+        if limit is not None and num_own + place.num_requests > limit:
+            raise TenantLimitError(
+                f"{num_own} requests of this key are waiting already",
+                self._retry_after_s(ahead.num_waiting),
+            )
         # One that comes when nothing waits is never too much: it would be too much forever.
-        num_queued = self.num_queued
-        if num_queued and num_queued + place.num_requests > config.max_num_queued_reqs:
-            raise self._overloaded(f"{num_queued} requests are waiting already")
-        num_tokens = self._engine.num_waiting_tokens + self._places.num_tokens
-        if num_queued and num_tokens + place.num_tokens > config.max_num_queued_tokens:
-            raise self._overloaded(f"{num_tokens} prompt tokens are waiting already")
-        wait_s = self._expected_wait_s()
+        num_requests, num_tokens, num_waiting = ahead
+        if num_requests and num_requests + place.num_requests > config.max_num_queued_reqs:
+            raise self._overloaded(f"{num_requests} requests are waiting already", num_waiting)
+        if num_requests and num_tokens + place.num_tokens > config.max_num_queued_tokens:
+            raise self._overloaded(f"{num_tokens} prompt tokens are waiting already", num_waiting)
+        wait_s = self._expected_wait_s(num_waiting)
         if wait_s > config.max_queue_wait_s:
-            raise self._overloaded(f"a seat is expected in {wait_s:.0f} s")
+            raise self._overloaded(f"a seat is expected in {wait_s:.0f} s", num_waiting)
 
-    def _expected_wait_s(self) -> float:
+    def _own(self, tenant: str) -> Sums:
+        waiting, coming = self._engine.waiting.sums.of(tenant), self._places.sums.of(tenant)
+        return Sums(
+            waiting.num_requests + coming.num_requests, waiting.num_tokens + coming.num_tokens
+        )
+
+    def _ahead_of(self, tenant: str) -> Ahead:
+        """Everything that is queued; but where tenants have shares, for each of its own requests
+        only one of every other tenant that waits, so that nobody's flood is anybody else's."""
+        line, coming = self._engine.waiting, self._places.sums
+        num_tokens = line.sums.total.num_tokens + coming.total.num_tokens
+        everything = Ahead(self.num_queued, num_tokens, len(line))
+        if self._engine.info.scheduling_policy != "fair":
+            return everything
+        known = line.sums.tenants
+        num_tenants = len(known) + sum(one not in known for one in {*coming.tenants, tenant})
+        own, num_waiting = self._own(tenant), line.sums.of(tenant).num_requests
+        return Ahead(
+            min(everything.num_requests, num_tenants * own.num_requests),
+            min(everything.num_tokens, num_tenants * own.num_tokens),
+            min(everything.num_waiting, num_tenants * (num_waiting + 1)),
+        )
+
+    def _expected_wait_s(self, num_waiting: int) -> float:
         """0 unless requests are backed up now: how fast they left some other time says nothing
         of a queue that has only just begun to form."""
         now = self.clock.now()
         rate = self._rate.per_second if self._rate.is_backed_up(now) else None
-        return 0.0 if rate is None else self._engine.num_waiting / rate
+        return 0.0 if rate is None else num_waiting / rate
 
-    def _overloaded(self, reason: str) -> OverloadedError:
-        return OverloadedError(f"the server is overloaded: {reason}", self._retry_after_s())
+    def _overloaded(self, reason: str, num_waiting: int) -> OverloadedError:
+        after_s = self._retry_after_s(num_waiting)
+        return OverloadedError(f"the server is overloaded: {reason}", after_s)
 
-    def _retry_after_s(self) -> int:
-        """When the queue of now will have drained, if it goes on as it has."""
-        wait_s = self._expected_wait_s()
+    def _retry_after_s(self, num_waiting: int) -> int:
+        """When those that wait now will have been seated, if it goes on as it has."""
+        wait_s = self._expected_wait_s(num_waiting)
         if not wait_s:
             return UNKNOWN_RETRY_AFTER_S
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
@@ -222,4 +243,4 @@ class Gate:
             self._engine.num_seated - self._num_seated,
             self._engine.num_seated,
         )
-        self._rate.observe(self.clock.now(), num_left, self._engine.num_waiting)
+        self._rate.observe(self.clock.now(), num_left, len(self._engine.waiting))
