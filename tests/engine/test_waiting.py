@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headway.core.terms import Terms
-from headway.engine.waiting import WaitingLine
+from headway.engine.waiting import Sums, WaitingLine
 
 TENANTS = ("", "alice", "bob")
 
@@ -17,6 +17,10 @@ def stream(name: str, rng: random.Random) -> Any:
         token_ids=[1] * rng.randint(1, 9), terms=Terms(tenant=rng.choice(TENANTS))
     )
     return SimpleNamespace(request_id=name, command=command)
+
+
+def sums_of(streams: list[Any]) -> Sums:
+    return Sums(len(streams), sum(len(one.command.token_ids) for one in streams))
 
 
 def test_the_sums_are_right_at_all_times() -> None:
@@ -31,11 +35,9 @@ def test_the_sums_are_right_at_all_times() -> None:
             line.add(inside[-1])
         assert list(line) == inside
         assert len(line) == len(inside)
-        assert line.num_tokens == sum(len(one.command.token_ids) for one in inside)
+        assert line.sums.total == sums_of(inside)
         for tenant in TENANTS:
-            num_own = sum(one.command.terms.tenant == tenant for one in inside)
-            assert line.num_of(tenant) == num_own
-    assert len(line._num_of) <= len(TENANTS)
-    for one in inside:
-        line.pop(one.request_id)
-    assert not line._num_of  # nobody is remembered who has nothing there
+            own = [one for one in inside if one.command.terms.tenant == tenant]
+            assert line.sums.of(tenant) == sums_of(own)
+        # Nobody is remembered who has nothing there.
+        assert line.sums.tenants == {one.command.terms.tenant for one in inside}
