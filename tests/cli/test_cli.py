@@ -105,7 +105,7 @@ def test_a_closed_pipe_is_no_error(model_path: Path):
 @pytest.mark.model
 def test_bench_offline_compares_modes(model_path: Path, tmp_path: Path):
     report, picture = tmp_path / "report.json", tmp_path / "picture.png"
-    flags = ("--workload", "mixed-8", "--batching", "static,continuous", "--rounds", "1")
+    flags = ("--workload", "mixed-16", "--batching", "static,continuous", "--rounds", "1")
     files = ("--json", str(report), "--plot", str(picture))
     environ = {**os.environ, "HEADWAY_DTYPE": "fp32"}
     result = headway("bench", "offline", str(model_path), *flags, *files, env=environ)
