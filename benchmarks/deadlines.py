@@ -312,7 +312,7 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
         panel.set_ylim(bottom=0)
         panel.set_xlabel(f"offered load, 1 = {report['capacity_per_s']:.2f} requests/s")
         panel.grid(alpha=0.3)
-        panel.legend()
+    goodput.legend()
     figure.savefig(path, dpi=120, format="png")
 
 
