@@ -137,10 +137,13 @@ def test_ctrl_c_shows_what_there_is(fake_server: RunningServer):
     flags = ("--arrivals", "closed:2", "--duration", "60")
     while fake_server.metric("vllm:num_requests_running"):  # of the tests before
         time.sleep(0.05)
+    # Whoever runs the tests in the background may ignore it, and children inherit that.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*COMMAND, fake_server.url, *SMALL, *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
+    signal.signal(signal.SIGINT, handler)
     before = fake_server.metric("vllm:request_success_total")
     deadline = time.monotonic() + 30
     while fake_server.metric("vllm:request_success_total") < before + 4:

@@ -7,10 +7,12 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from headway.server.limits import MAX_HEADER_BYTES
+from headway.server.limits import MAX_HEADER_BYTES, bounded_protocol
 
 JSON = {"content-type": "application/json"}
 
@@ -146,3 +148,11 @@ def test_a_whole_answer_that_is_not_read_is_not_kept(launch) -> None:
         with pytest.raises(ConnectionResetError):
             while connection.recv(65536):
                 pass
+
+
+def test_a_client_that_is_gone_already_can_be_dropped() -> None:
+    protocol = bounded_protocol(1.0).__new__(bounded_protocol(1.0))
+    gone = SimpleNamespace(setsockopt=Mock(side_effect=ValueError("negative file descriptor")))
+    protocol.transport = Mock(get_extra_info=lambda _name: gone)
+    protocol._drop()
+    protocol.transport.abort.assert_called_once()

@@ -6,6 +6,7 @@ Headers and body are bounded while they arrive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 
@@ -152,8 +153,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             # Without it the kernel would keep what is buffered and go on trying to deliver it.
+            # The client may have left in this moment: then there is no descriptor any more.
             linger = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            with contextlib.suppress(OSError, ValueError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.transport.abort()
 
     def _expect(self, within_s: float | None) -> None:
