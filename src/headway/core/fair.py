@@ -95,7 +95,7 @@ class FairQueue:
         rank, key = self._key(request)
         account = self._accounts.of(request)
         if account.num_in_line == 0:
-            account.counter = max(account.counter, self._least_counter(rank))
+            account.counter = max(account.counter, self.least_counter(rank))
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(account)
@@ -113,7 +113,6 @@ class FairQueue:
             lane = self._first(rank)
             if lane is not None:
                 self._least[rank] = max(self._least[rank], lane.account.counter)
-                self._accounts.least = lane.account.counter
                 self._num_waiting -= 1
                 chosen = self._preferred(rank, lane)
                 if chosen is lane:
@@ -170,7 +169,8 @@ class FairQueue:
         rank = standing(self.claim(request), request).rank
         return rank, (rank, request.terms.tenant)
 
-    def _least_counter(self, rank: float) -> float:
+    def least_counter(self, rank: float) -> float:
+        """Of those that wait; if nobody does, of the last that was taken."""
         lane = self._first(rank)
         return self._least[rank] if lane is None else lane.account.counter
 

@@ -85,12 +85,12 @@ class WaitingLine:
     def owed(self, request: Request, num_ahead: float) -> float:
         """Service that others must have before a request of this tenant is next, if its tenant is
         to have so much before it; in weighted tokens, 0 where tenants have no shares."""
-        head = self._queue.peek()
+        head, queue = self._queue.peek(), self._queue
         account = self._accounts.get(request.terms.tenant)
-        if head is None or account is None or self._queue.claim(head).tenant is None:
+        if head is None or account is None or not isinstance(queue, FairQueue):
             return 0.0
         counter = account.counter + num_ahead / account.weight
-        lag = counter - self._accounts.least - URGENT_LEAD
+        lag = counter - queue.least_counter(queue.claim(request).rank) - URGENT_LEAD
         return max(0.0, lag) * self._accounts.of(head).weight
 
     def may_preempt(self, request: Request, claim: Claim, running: Sequence[Request]) -> bool:

@@ -57,8 +57,6 @@ class Accounts:
     """The accounts of all tenants that have requests here, or had until lately."""
 
     def __init__(self) -> None:
-        self.least = 0.0
-        """The least counter of those that waited when somebody was last taken."""
         self.num_seats = 0
         """Seats taken, by running requests and by samples of theirs that have yet to fork."""
         self.seated: dict[str, Account] = {}
