@@ -2,8 +2,9 @@
 
 A null executor answers at once, and its time is not counted. Each engine is in a steady state:
 all seats decode, blocks are added as outputs grow, those that finish are replaced from the
-waiting line, and prompts share prefixes. Rounds are interleaved over the cells of the table, so
-that a slow moment of the machine does not fall on one cell alone.
+waiting line, and prompts share prefixes. All engines are built first; then short rounds go over
+the cells of the table in turn, so that a slow moment of the machine does not fall on one cell
+alone. Given are medians over rounds, of means over the steps of one, and the middle half of them.
 
     python benchmarks/scheduler_cost.py [--policy fair|fcfs|priority] [--tenants 10000]
                                         [--json FILE] [--profile]
@@ -26,6 +27,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.progress import track
 
 from headway.config import SchedulerConfig
 from headway.core.events import Event
@@ -59,7 +62,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell over all rounds: medians, and the range of the means."""
+    """One cell over all rounds: medians, and the middle half of the means."""
 
     running: int
     waiting: int
@@ -146,9 +149,6 @@ def canned(plan: StepPlan) -> StepResult:
 
 
 def measure(load: Load, num_steps: int) -> Times:
-    for _ in range(num_steps // 4):
-        load.step()
-    gc.collect()
     load.num_admitted = 0
     pairs = [load.step() for _ in range(num_steps)]
     totals = sorted(1e6 * (schedule + update) for schedule, update in pairs)
@@ -163,6 +163,7 @@ def measure(load: Load, num_steps: int) -> Times:
 
 def summarize(running: int, waiting: int, rounds: list[Times]) -> Row:
     means = [times.mean_us for times in rounds]
+    low_us, _, high_us = statistics.quantiles(means, n=4)
     return Row(
         running,
         waiting,
@@ -170,24 +171,31 @@ def summarize(running: int, waiting: int, rounds: list[Times]) -> Row:
         statistics.median(times.p99_us for times in rounds),
         statistics.median(times.schedule_us for times in rounds),
         statistics.median(times.update_us for times in rounds),
-        min(means),
-        max(means),
+        low_us,
+        high_us,
         statistics.median(times.admitted_per_step for times in rounds),
     )
 
 
 def print_table(rows: list[Row]) -> None:
-    print("running  waiting   mean us (low - high)     p99 us  schedule  update  admitted/step")
+    print("running  waiting   mean us (middle half)   p99 us  schedule  update  admitted/step")
     for row in rows:
         print(
             f"{row.running:7d} {row.waiting:8d} {row.mean_us:9.0f} "
             f"({row.low_us:5.0f} - {row.high_us:5.0f}) {row.p99_us:10.0f} "
             f"{row.schedule_us:9.0f} {row.update_us:7.0f} {row.admitted_per_step:14.2f}"
         )
-    by_cell = {(row.running, row.waiting): row.mean_us for row in rows}
+
+
+def print_ratios(times: dict[tuple[int, int], list[Times]]) -> None:
+    """What many waiting add, round by round."""
     for running in RUNNING:
-        ratio = by_cell[running, WAITING[-1]] / by_cell[running, WAITING[0]]
-        print(f"{running} running: waiting {WAITING[-1]} / waiting {WAITING[0]} = {ratio:.2f}")
+        pairs = zip(times[running, WAITING[-1]], times[running, WAITING[0]], strict=True)
+        low, median, high = statistics.quantiles([a.mean_us / b.mean_us for a, b in pairs], n=4)
+        print(
+            f"{running} running: waiting {WAITING[-1]} / waiting {WAITING[0]} = "
+            f"{median:.2f} ({low:.2f} - {high:.2f})"
+        )
 
 
 def model_step_s(model: str) -> float:
@@ -236,8 +244,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", choices=list(ORDERS), default="fair")
     parser.add_argument("--tenants", type=int, default=4, help="tenants the requests come from")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=400, help="timed steps per cell and round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=50, help="timed steps per cell and round")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     parser.add_argument("--model", help="compare with the step of 64 requests on this model")
     parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
@@ -246,15 +254,17 @@ def main() -> None:
         run_profile(args.policy, args.tenants)
         return
     cells = [(running, waiting) for running in RUNNING for waiting in WAITING]
+    loads = {cell: Load(*cell, args.policy, 0, args.tenants) for cell in track(cells, "building")}
+    gc.collect()
     times: dict[tuple[int, int], list[Times]] = {cell: [] for cell in cells}
-    for number in range(args.rounds):
-        for cell in cells:
-            load = Load(*cell, args.policy, number, args.tenants)
+    for _ in track(range(args.rounds), "rounds"):
+        for cell, load in loads.items():
             times[cell].append(measure(load, args.steps))
     rows = [summarize(*cell, times[cell]) for cell in cells]
     print(f"policy {args.policy}, {args.tenants} tenants")
     print(f"Python {platform.python_version()}, {platform.machine()}")
     print_table(rows)
+    print_ratios(times)
     report: dict[str, object] = {"policy": args.policy, "tenants": args.tenants}
     report["rows"] = [asdict(row) for row in rows]
     if args.model is not None:

@@ -39,15 +39,6 @@ class PlanDraft:
         )
         self.num_tokens += len(token_ids)
 
-    def add_last(self, request: Request) -> None:
-        """The one token that is left of a request the executor knows all about.
-
-        The usual case, spelled out: nearly every request meets it in every step.
-        """
-        last = (request.token_ids[-1],)
-        self.scheduled.append(ScheduledRequest(request.id, request.num_computed, last, (), True))
-        self.num_tokens += 1
-
     def seal(
         self,
         step_id: int,

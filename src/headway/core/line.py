@@ -32,7 +32,7 @@ MAX_URGENT = 4
 """How many that are not at the head are tried for the seats of weaker ones in a pass."""
 MAX_LOOKS = 16
 """How many are looked at for these."""
-MAX_AGED = 16
+MAX_AGED = 8
 """How many are found to have waited too long in one pass, the oldest first; so a crowd that came
 together does not make one step slow."""
 EXCESS_STEP = 1024.0
@@ -138,6 +138,10 @@ class WaitingLine:
     def pop(self) -> Request | None:
         """Take the strongest of those that do not stand aside."""
         return self._queue.pop()
+
+    def peek(self) -> Request | None:
+        """Who is first by the policy alone; `pop` may prefer one whose prefix is cached."""
+        return self._queue.peek()
 
     def take(self, request: Request) -> None:
         """Take a certain one, wherever it waits."""

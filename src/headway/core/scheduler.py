@@ -31,7 +31,7 @@ from headway.core.kv import KVCache
 from headway.core.line import WaitingLine
 from headway.core.orders import Facts, make_queue
 from headway.core.pacing import Pacer
-from headway.core.plan import Failure, Sample, StepPlan, StepResult
+from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.core.preemption import Preemption
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.seats import Seats
@@ -168,18 +168,20 @@ class Scheduler:
         late: list[Request] = []
         tables, block_size = self.kv.tables, self.kv.block_size
         for request in requests:
-            table = tables[request.id]
-            num_tokens, num_blocks = len(request.token_ids), len(table.block_ids)
+            table, token_ids = tables[request.id], request.token_ids
+            num_tokens, num_blocks = len(token_ids), len(table.block_ids)
             if num_tokens > num_blocks * block_size:
                 continue
             if num_tokens - request.num_computed != 1:
                 draft.prefilling.append(request)
             elif draft.num_tokens >= limit:
                 late.append(request)
-            elif table.num_sent == num_blocks:
-                draft.add_last(request)
-            else:
+            elif table.num_sent != num_blocks:
                 draft.add(request, table, limit)
+            else:  # the usual case, spelled out: nearly every request meets it in every step
+                last = (token_ids[-1],)
+                draft.scheduled.append(ScheduledRequest(request.id, num_tokens - 1, last, (), True))
+                draft.num_tokens += 1
         return late
 
     # --------------------------------------------------------------- admission
@@ -265,35 +267,32 @@ class Scheduler:
         """Let waiting requests of strictly stronger claim take the place of running ones, where
         those leaving make them fit: the head of the line, and then those with a claim on weaker
         requests of their own tenant. Nobody overtakes one that has aged."""
-        while (request := self.waiting.pop()) is not None:
+        while (request := self.waiting.peek()) is not None:
             if not self._seat_in_place_of_weaker(request, now):
-                self.waiting.put_back(request)
                 if request.is_aged:
                     return
                 break
         for request in self.waiting.urgent():
-            if isinstance(self._try_as_is(request, ()), Admit):
-                continue  # it needs nobody's place: then it waits for its tenant's turn
-            self.waiting.take(request)
-            if not self._seat_in_place_of_weaker(request, now):
-                self.waiting.put_back(request)
+            # One that needs nobody's place waits for its tenant's turn.
+            if isinstance(self._try_as_is(request, ()), Wait):
+                self._seat_in_place_of_weaker(request, now)
 
     def _seat_in_place_of_weaker(self, request: Request, now: float) -> bool:
-        claim = self.waiting.claim(request)
-        if not self.waiting.may_preempt(request, claim, self.running):
+        claim, line = self.waiting.claim(request), self.waiting
+        if not line.may_preempt(request, claim, self.running) or line.is_behind_parked(request):
             return False
-        if self.waiting.is_behind_parked(request):
-            return False
+        line.take(request)
         # Stronger ones grow later in this step: they must not need the place just taken.
         growing = self._preemption.find_growing()
         outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
-            weaker = weaker_than(claim, self.running, self.waiting.standing)
+            weaker = weaker_than(claim, self.running, line.standing)
             growing = [one for one in growing if one not in weaker]
             outcome, make_room = self._try(request, growing), self._preemption.make_room
             if isinstance(outcome, Wait) and make_room(request, outcome, weaker, now):
                 outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
+            line.put_back(request)
             return False
         self._seats.seat(request, outcome, now)
         return True
@@ -310,33 +309,32 @@ class Scheduler:
             request = requests.get(item.request_id)
             if request is None or request.state is not RUNNING:  # aborted while in flight
                 continue
-            num_tokens = len(item.token_ids)
             if not isinstance(outcome, Failure):
+                num_tokens = len(item.token_ids)
                 request.num_computed += num_tokens
                 if num_tokens > 1 or request.num_computed % block_size == 0:
                     self.kv.publish(request)
                     self._preemption.note_growth(request)
-            if outcome or item.has_sample:
-                if isinstance(outcome, Sample):
-                    sampled.append(request.terms.tenant)
+            if isinstance(outcome, Sample):
+                sampled.append(request.terms.tenant)
                 has_left |= self._take_in(request, outcome, now)
+            elif outcome is not None or item.has_sample:
+                message = "the executor sampled nothing" if outcome is None else outcome.message
+                self._seats.leave(request, FinishReason.ERROR, now, message)
+                has_left = True
         self.accounts.charge_output(sampled)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_left:
             self._seats.running = [it for it in self.running if it.state is RUNNING]
 
-    def _take_in(self, request: Request, outcome: Sample | Failure | None, now: float) -> bool:
+    def _take_in(self, request: Request, sample: Sample, now: float) -> bool:
         """Add sampled tokens up to the one that ends the request; True if it has ended."""
-        seats = self._seats
-        if not isinstance(outcome, Sample):
-            message = "the executor sampled nothing" if outcome is None else outcome.message
-            seats.leave(request, FinishReason.ERROR, now, message)
-            return True
+        seats, token_ids, logprobs = self._seats, sample.token_ids, sample.logprobs
         if request.params.n > 1:
             self.pacer.add_forked(request, seats.fork(request, now))
-        token_ids, logprobs, num_before = outcome.token_ids, outcome.logprobs, request.num_tokens
         reason = request.append(token_ids[0])
         if len(token_ids) > 1:
+            num_before = request.num_tokens - 1
             self._preemption.note_growth(request)
             rest = iter(token_ids[1:])
             while reason is None and (token_id := next(rest, None)) is not None:

@@ -155,11 +155,13 @@ class Waits:
 
     def note_aged(self, request: Request, claim: Claim, now: float) -> None:
         """It has aged, and may stand elsewhere from now on."""
-        wait = self._waits[request.id]
+        wait, way = self._waits[request.id], way_of(request, claim)
+        if way == wait.way:
+            return
         own = wait.own
         self._settle(wait, now)
         self._prune(wait.way)
-        wait.way = way_of(request, claim)
+        wait.way = way
         for clock in self._path(wait.way):
             clock.num_waiting += 1
         if own is None:
