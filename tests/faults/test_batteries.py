@@ -3,7 +3,9 @@ find what they look for."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,16 @@ from benchmarks import overload
 
 from headway.bench.load_records import LoadRecord
 from headway.bench.load_stats import Targets
-from tests.faults import auth_sweep, disconnects, proc_stats, slow_readers, soak
+from tests.faults import (
+    auth_sweep,
+    disconnects,
+    ledger_outage,
+    proc_stats,
+    slow_readers,
+    soak,
+)
 from tests.faults.disconnects import Crowd, Visit
+from tests.observe.postgres import make_server
 from tests.server.conftest import Launcher
 
 ANY_NUMBER_OF_STEPS = 1000.0
@@ -41,6 +51,25 @@ async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None
     )
     assert report["late_steps"]["count"] == 3
     json.dumps(report)
+
+
+async def test_a_ledger_whose_database_was_away(launch: Launcher) -> None:
+    # The database's own account must reach its folder, and the name of a socket is bounded.
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "pg").mkdir()
+        postgres = make_server(Path(name) / "pg")
+        postgres.start()
+        try:
+            settings = {"ledger_url": postgres.url, "max_engine_restarts": 1000}
+            server = await asyncio.to_thread(launch(step_s=0.005, server=settings).wait_ready)
+            report = await ledger_outage.run(server, postgres, 2.0, 3)
+        finally:
+            postgres.stop()
+    assert ledger_outage.failures_in(report) == []
+    assert report["rows_that_waited_for_it"] > 0
+    report["rows"] += 1
+    assert ledger_outage.failures_in(report)
 
 
 async def test_slow_readers_are_cut_off_and_nobody_else(launch: Launcher) -> None:
