@@ -12,7 +12,7 @@ import pytest
 from headway.clock import VirtualClock
 from headway.config import ServerConfig
 from headway.core.events import Admitted
-from headway.core.terms import Terms
+from headway.core.terms import NO_TARGETS, Targets, Terms
 from headway.engine.messages import EventBatch
 from headway.engine.waiting import WaitingLine
 from headway.errors import OverloadedError, TenantLimitError
@@ -34,10 +34,15 @@ class StillEngine:
     def subscribe(self, listener: Any) -> None:
         self.listener = listener
 
-    def add(self, num_tokens: int = 10, tenant: str = "", at: float = 0.0) -> None:
-        command = SimpleNamespace(
-            token_ids=[1] * num_tokens, terms=Terms(tenant=tenant), arrived_at=at
-        )
+    def add(
+        self,
+        num_tokens: int = 10,
+        tenant: str = "",
+        at: float = 0.0,
+        targets: Targets = NO_TARGETS,
+    ) -> None:
+        terms = Terms(tenant=tenant, targets=targets)
+        command = SimpleNamespace(token_ids=[1] * num_tokens, terms=terms, arrived_at=at)
         self.num_added += 1
         stream: Any = SimpleNamespace(request_id=str(self.num_added), command=command)
         self.waiting.add(stream)
@@ -198,6 +203,18 @@ async def test_who_has_waited_too_long_is_refused_after_all() -> None:
     ((stream, error),) = engine.refused
     assert stream.command.arrived_at == 0.0
     assert isinstance(error, OverloadedError) and error.retry_after_s >= 1
+
+
+async def test_who_was_promised_a_later_time_is_not_refused_before_it() -> None:
+    gate, engine, clock = make(max_queue_age_s=30.0)
+    start_s = clock.now()
+    engine.add(at=start_s, targets=Targets(deadline_s=100.0))
+    engine.add(at=start_s, targets=Targets(tpot_s=1.0))
+    engine.add(at=start_s, targets=Targets(ttft_s=40.0, deadline_s=100.0))
+    for at, left in ((31.0, [0, 2]), (41.0, [0]), (99.0, [0]), (101.0, [])):
+        clock.advance_to(start_s + at)
+        await gate.sweep()
+        assert [int(one.request_id) - 1 for one in engine.waiting] == left
 
 
 def test_a_closed_gate_lets_nobody_in() -> None:

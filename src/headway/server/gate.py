@@ -168,12 +168,17 @@ class Gate:
         self._places.add(place)
 
     async def sweep(self) -> None:
-        """Refuse those that have waited for too long after all."""
+        """Refuse those that have waited for too long after all; one that was promised a later
+        time, not before it."""
         now = self.clock.now()
         for stream in list(self._engine.waiting):
             waited_s = now - stream.command.arrived_at
             if waited_s <= self._config.max_queue_age_s:
                 break  # those behind it are younger
+            targets = stream.command.terms.targets
+            promised = [at for at in (targets.ttft_s, targets.deadline_s) if at is not None]
+            if waited_s <= min(promised, default=0.0):
+                continue
             reason = f"no seat became free within {waited_s:.0f} s"
             error = self._overloaded(reason, len(self._engine.waiting))
             await self._engine.refuse(stream, error)
