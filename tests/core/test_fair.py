@@ -333,6 +333,22 @@ def test_priority_works_at_a_full_batch_within_a_tenant(at_head: bool):
     engine.run()
 
 
+def test_of_several_that_may_take_a_place_the_most_urgent_does():
+    engine = Harness(max_num_seqs=2)
+    engine.add("a0", 4, terms=terms("a"), max_tokens=30, priority=9)
+    engine.add("b0", 4, terms=terms("b"), max_tokens=30)
+    engine.step()
+    engine.add("other", 4, terms=terms("c"))
+    engine.step()
+    engine.add("urgent", 4, terms=terms("a"), priority=5)
+    engine.add("vip", 4, terms=terms("a"), priority=0)
+    engine.step()
+    assert "vip" in engine.running
+    preempted = [(event.request_id, event.by) for event in engine.seen(Preempted)]
+    assert preempted == [("a0", "vip")], "nobody sat down only to stand up again"
+    engine.run()
+
+
 def test_priority_preempts_nobody_of_another_tenant():
     engine = Harness(max_num_seqs=1)
     engine.add("b", 4, terms=terms("b"), max_tokens=30, priority=9)

@@ -237,7 +237,8 @@ class WaitingLine:
         self.waits.end_pass(found, cause, holder, now)
 
     def urgent(self) -> list[Request]:
-        """A few whose tenant runs weaker ones of its own, and that may not be at the head."""
+        """A few whose tenant runs weaker ones of its own, and that may not be at the head; the
+        strongest first, so that nobody is given a place that the next of them takes."""
         found: list[Request] = []
         for request in list(islice(self._urgent.values(), MAX_LOOKS)):
             grades = self._accounts.of(request).grades
@@ -246,9 +247,9 @@ class WaitingLine:
             elif self._num_aged[request.terms.tenant]:
                 # Not while one of its tenant is old: the others are to be looked at.
                 self._urgent[request.id] = self._urgent.pop(request.id)
-            elif len(found) < MAX_URGENT:
+            else:
                 found.append(request)
-        return found
+        return sorted(found, key=self._own_standing)[:MAX_URGENT]
 
     def _expect(self, request: Request) -> None:
         heappush(self._due, (self._ages_at(request), next(self._numbers), request))
