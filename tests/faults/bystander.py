@@ -21,6 +21,8 @@ from tests.faults.cases import COMPLETIONS, Target
 from tests.faults.exchange import TIMEOUT_S
 
 NUM_TOKENS = 200
+TPOT_MS = 40
+"""What it asks to be promised: 25 tokens a second, faster than anybody reads."""
 _BODY = {"prompt": "Once upon a time", "max_tokens": NUM_TOKENS, "ignore_eos": True}
 _BUSY_PAUSE_S = 0.2
 
@@ -79,7 +81,8 @@ class _Streamer:
 
     def __init__(self, host: str, port: int) -> None:
         self._address = (host, port)
-        self._body = json.dumps({**_BODY, "stream": True, "temperature": 0}).encode()
+        body = {**_BODY, "stream": True, "temperature": 0, "tpot_ms": TPOT_MS}
+        self._body = json.dumps(body).encode()
         self._watch = Watch()
         self._is_over = threading.Event()
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import threading
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
@@ -230,3 +233,16 @@ def test_sentencepiece_with_its_own_merges(tmp_path):
 def test_sentencepiece_without_scores_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match="score"):
         Tokenizer.from_gguf(write_gguf(tmp_path / "m.gguf", "llama", SPM_WORDS))
+
+
+def test_a_long_text_keeps_no_other_thread_waiting(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_gguf(write_byte_level(tmp_path / "tokenizer.gguf", pre="gpt-2"))
+    text, encoded = "0123456789 " * 50_000, list[int]()
+    thread = threading.Thread(target=lambda: encoded.extend(tokenizer.encode(text)))
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert encoded
+    assert num_turns > 10, "the other thread had no turn while the text was encoded"

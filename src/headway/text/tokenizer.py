@@ -59,7 +59,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A rendered chat holds its special tokens already: encode it without adding them."""
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch of one: `encode` would keep every other thread waiting until it is done.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoding.ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(
                 "the text holds a lone surrogate, not Unicode text"
