@@ -38,6 +38,19 @@ def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
     engine.run()
 
 
+def test_one_that_lacks_seats_as_well_stands_aside_all_the_same():
+    engine = Harness(num_blocks=16, block_size=4, max_num_seqs=2, max_skips=0, max_bypasses=0)
+    engine.add("t0", 24, max_tokens=8, terms=half())
+    engine.step()
+    engine.add("t1", 24, max_tokens=8, n=2, terms=half())
+    engine.add("other", 12, max_tokens=1, terms=Terms("o"))
+    engine.step()
+    request = engine.scheduler.requests["t1"]
+    assert engine.scheduler.waiting.waits.cause_of(request) is WaitCause.TENANT_SHARE
+    assert engine.seen(Admitted, "other"), "the free seat is not kept for it"
+    engine.run()
+
+
 def test_the_cause_of_such_a_wait_is_the_tenants_share():
     engine = Harness(num_blocks=16, block_size=4)
     engine.add("t0", 24, max_tokens=8, terms=half())

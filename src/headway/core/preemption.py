@@ -72,8 +72,9 @@ class Preemption:
         self._holdings.squeeze(num_blocks, [*keepers, *victims], spared)
         for victim in victims:
             is_own = victim.terms.tenant == request.terms.tenant
-            is_for_share = wait.cause is WaitCause.TENANT_SHARE and not is_own
-            cause = WaitCause.KV_BLOCKS if is_for_share else wait.cause
+            cause = wait.cause
+            if cause is WaitCause.TENANT_SHARE and not is_own:
+                cause = WaitCause.RUNNING_LIMIT if wait.num_seats else WaitCause.KV_BLOCKS
             self._tell_of(victim, request, cause, now)
         return True
 
