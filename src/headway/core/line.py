@@ -275,6 +275,9 @@ class WaitingLine:
         self._num_aged[request.terms.tenant] += 1
         place.push(request)
         self.waits.note_aged(request, self._queue.claim(request), now)
+        if place is parked:
+            # What its tenant gave up may have brought back one that was stronger until now.
+            self.release(request.terms.tenant)
 
     def __len__(self) -> int:
         return len(self._members)
