@@ -250,6 +250,8 @@ def main() -> None:
     parser.add_argument("--model", help="compare with the step of 64 requests on this model")
     parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("a spread needs at least two rounds")
     if args.profile:
         run_profile(args.policy, args.tenants)
         return

@@ -115,3 +115,31 @@ def test_a_crowd_grows_old_a_few_at_a_time_and_in_order():
     engine.step()
     old = [it.place for it in engine.scheduler.waiting if it.is_aged]
     assert sorted(old) == list(range(2, MAX_AGED + 2))
+
+
+def test_one_that_grows_old_while_it_stands_aside_is_the_next_of_its_tenant():
+    engine = Harness(num_blocks=16, block_size=4, max_num_seqs=2, max_wait_s=5.0)
+    share = Terms("t", max_kv_share=0.5)
+    engine.add("holder", 24, max_tokens=8, terms=share)
+    engine.step()
+    engine.add("low", 24, max_tokens=1, priority=9, terms=share)
+    engine.advance(3.0)
+    for at in range(3):
+        engine.add(f"high{at}", 24, max_tokens=1, terms=share)
+    engine.step()
+    assert engine.running == ["holder"], "its tenant holds all it may"
+    engine.add("other", 4, max_tokens=40, n=2, terms=Terms("o"))
+    engine.step()
+    engine.abort("holder")
+    engine.step()
+    line = engine.scheduler.waiting
+    head = line.peek()
+    assert len(engine.running) == 2
+    assert head is not None
+    assert head.id == "high0", "its tenant may hold it now, and it waits for a seat"
+    engine.advance(3.0)
+    engine.step()
+    head = line.peek()
+    assert head is not None
+    assert head.id == "low"
+    engine.run()

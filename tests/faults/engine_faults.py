@@ -9,7 +9,6 @@ lost that was not itself the target, if a token differed, or if the server proce
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.faults import proc_stats
 from tests.faults.injection import FOLDER_VARIABLE, inject, is_pending
 from tests.faults.streams import Crowd, make_jobs, undisturbed
 from tests.server.conftest import RunningServer, free_port, start_process
@@ -215,20 +215,14 @@ def failures_in(report: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", type=Path)
+    parser = proc_stats.battery_parser(__doc__, can_fake=False)
     parser.add_argument("--each", type=int, default=20, help="faults of each kind")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = proc_stats.arguments(parser)
     with tempfile.TemporaryDirectory() as name:
         report = asyncio.run(run(args.model, args.each, args.streams, Path(name)))
     print(json.dumps(report, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-    for failure in failures_in(report):
-        print("FAILED:", failure)
-    return 1 if failures_in(report) else 0
+    return proc_stats.conclude(report, failures_in(report), args.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ server counted.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -22,6 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,22 @@ import httpx
 import psutil
 import psycopg
 
+from tests.faults import proc_stats
 from tests.observe.postgres import PostgresServer, find_binaries
-from tests.server.conftest import RunningServer, start_model_server
+from tests.server.conftest import RunningServer
 from tests.server.test_ledger import Told, ask
 
-FLAGS = ("--kv-cache-memory-bytes", "12M", "--max-model-len", "384", "--max-engine-restarts")
-FLAGS += ("1000", "--max-queue-age-s", "600", "--max-queue-wait-s", "600", "--dtype", "bf16")
+SETTINGS: dict[str, object] = {
+    "kv_cache_memory_bytes": "12M",
+    "max_model_len": 384,
+    "max_engine_restarts": 1000,
+    "max_queue_age_s": 600,
+    "max_queue_wait_s": 600,
+    "dtype": "bf16",
+}
 RESTARTS = "headway_engine_restarts_total"
 TIMEOUT_S = 120.0
 COLUMNS = ("request_id", "prompt_tokens", "cached_tokens", "output_tokens", "recomputed_tokens")
-Rows = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -80,7 +86,7 @@ async def run(
             await _progress(server, tasks)
             (engine,) = psutil.Process(server.process.pid).children()
             os.kill(engine.pid, signal.SIGKILL)
-            await _until(lambda: server.metric(RESTARTS) > number, server, tasks)  # noqa: B023
+            await _until(partial(_has_restarted, server, number), server, tasks)
             print(f"{number + 1}/{num_kills} kills, {len(callers.told)} answers", flush=True)
         num_spooled = await outage if outage is not None else 0.0
         await _progress(server, tasks)
@@ -89,6 +95,10 @@ async def run(
     idle = ("vllm:num_requests_running", "headway_ledger_rows_pending")
     await _until(lambda: not any(server.metric(name) for name in idle), server)
     return report_of(server, callers, rows_in(postgres), down_s, num_spooled)
+
+
+def _has_restarted(server: RunningServer, num_before: int) -> bool:
+    return server.metric(RESTARTS) > num_before
 
 
 async def _take_away(server: RunningServer, postgres: PostgresServer, down_s: float) -> float:
@@ -171,18 +181,16 @@ def failures_in(report: dict[str, Any]) -> list[str]:
         found.append(f"{report['rows']} rows for {num_asked} requests")
     if report["output_tokens_in_rows"] != report["output_tokens_counted"]:
         found.append("the rows do not add up to the tokens that were made")
-    if report["rows_dropped"]:
-        found.append("rows were dropped")
+    if report["rows_dropped"] or report["exit_code"]:
+        found.append("rows were dropped, or the server did not end cleanly")
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", type=Path)
+    parser = proc_stats.battery_parser(__doc__, can_fake=False)
     parser.add_argument("--down", type=float, default=30.0, help="seconds without PostgreSQL")
     parser.add_argument("--kills", type=int, default=20, help="engines killed")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = proc_stats.arguments(parser)
     binaries = find_binaries()
     if binaries is None:
         parser.error("no PostgreSQL server here: install Debian's package postgresql")
@@ -192,23 +200,15 @@ def main() -> int:
         (folder / "postgres").mkdir()
         postgres = PostgresServer(folder / "postgres", binaries)
         postgres.start()
-        flags = (*FLAGS, "--ledger-url", postgres.url)
-        server = start_model_server(args.model, folder / "server.log", *flags)
         try:
-            server.wait_ready()
-            report = asyncio.run(run(server, postgres, args.down, args.kills))
-            report["exit_code"] = server.stop()
+            settings = {**SETTINGS, "ledger_url": postgres.url}
+            with proc_stats.started(args.model, folder, settings) as server:
+                report = asyncio.run(run(server, postgres, args.down, args.kills))
+                report["exit_code"] = server.stop()
         finally:
-            if server.process.poll() is None:
-                server.process.kill()
-                server.process.wait()
             postgres.stop()
     print(json.dumps(report, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-    for failure in failures_in(report):
-        print("FAILED:", failure)
-    return 1 if failures_in(report) else 0
+    return proc_stats.conclude(report, failures_in(report), args.json)
 
 
 if __name__ == "__main__":

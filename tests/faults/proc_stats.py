@@ -251,19 +251,23 @@ async def target_of(server: RunningServer, key: str = "") -> Target:
         client.close()
 
 
-def battery_parser(about: str | None) -> argparse.ArgumentParser:
-    """What all batteries are told: a model or none, and where the report goes."""
+def battery_parser(about: str | None, can_fake: bool = True) -> argparse.ArgumentParser:
+    """What all batteries are told: a model, or none where they can do without, and where the
+    report goes."""
     parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
-    parser.add_argument("model", type=Path, nargs="?", help="a GGUF file")
-    parser.add_argument("--fake", action="store_true", help="a server without a model")
+    parser.add_argument("model", type=Path, nargs="?" if can_fake else None, help="a GGUF file")
+    if can_fake:
+        parser.add_argument("--fake", action="store_true", help="a server without a model")
     parser.add_argument("--json", type=Path, help="write the report here")
     return parser
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
-    if (args.model is None) != args.fake:
+    if (args.model is None) != getattr(args, "fake", False):
         parser.error("give a model or --fake")
+    if args.model is not None and not args.model.exists():
+        parser.error(f"there is no model at {args.model}; scripts/get-test-model fetches one")
     return args
 
 

@@ -64,6 +64,7 @@ async def test_a_ledger_whose_database_was_away(launch: Launcher) -> None:
             settings = {"ledger_url": postgres.url, "max_engine_restarts": 1000}
             server = await asyncio.to_thread(launch(step_s=0.005, server=settings).wait_ready)
             report = await ledger_outage.run(server, postgres, 2.0, 3)
+            report["exit_code"] = server.stop()
         finally:
             postgres.stop()
     assert ledger_outage.failures_in(report) == []
