@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from headway.core.steptime import StepCost, StepShape
 from headway.errors import ConfigError
 
 COST = StepCost(0.01, 1e-3, 0.2e-3, 1e-6, 0.1e-6, error=0.0, num_steps=1000)
+SLOW = replace(COST, per_decode_s=1.5e-3)
+"""Decodes of 60 requests alone take 100 ms."""
 UNKNOWN = StepCost()
 
 
@@ -32,11 +35,13 @@ def load(num_running: int = 20, tightest_s: float | None = 0.1) -> Load:
     return Load(num_running, StepShape(num_running, 0, 0), tightest_s)
 
 
-def settle(control: Controller, at: Load, step_s: float, num_steps: int) -> Limits:
-    limits = control.decide(at, COST)
+def settle(
+    control: Controller, at: Load, step_s: float, num_steps: int, cost: StepCost = COST
+) -> Limits:
+    limits = control.decide(at, cost)
     for _ in range(num_steps):
         control.observe(at.decodes, step_s)
-        limits = control.decide(at, COST)
+        limits = control.decide(at, cost)
     return limits
 
 
@@ -81,15 +86,20 @@ def test_a_cap_that_was_set_is_never_exceeded():
 
 def test_steps_that_are_too_long_bring_the_limit_down_by_shares():
     control, at = controller(), load(60)
-    first = settle(control, at, 0.15, COOLDOWN_STEPS).max_num_seqs
+    first = settle(control, at, 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
     assert first == int(0.85 * 60)
-    assert settle(control, at, 0.15, COOLDOWN_STEPS - 1).max_num_seqs == first, "one at a time"
-    assert settle(control, load(first), 0.15, 200).max_num_seqs == MIN_RUNNING
+    again = settle(control, at, 0.15, COOLDOWN_STEPS - 1, SLOW)
+    assert again.max_num_seqs == first, "one at a time"
+    assert settle(control, load(first), 0.15, 200, SLOW).max_num_seqs == MIN_RUNNING
+
+
+def test_steps_that_prefill_made_too_long_do_not():
+    assert settle(controller(), load(60), 0.15, 100).max_num_seqs == 64
 
 
 def test_the_limit_goes_up_one_by_one_and_only_where_it_binds():
     control = controller()
-    low = settle(control, load(60), 0.15, COOLDOWN_STEPS).max_num_seqs
+    low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
     # Decodes of 51 requests are predicted to take 61 ms, of a step of 90: there is room.
     assert settle(control, load(low - 1), 0.08, 5 * COOLDOWN_STEPS).max_num_seqs == low
     assert settle(control, load(low), 0.08, COOLDOWN_STEPS).max_num_seqs == low + 1
@@ -97,7 +107,7 @@ def test_the_limit_goes_up_one_by_one_and_only_where_it_binds():
 
 def test_between_too_long_and_room_nothing_changes():
     control = controller()
-    low = settle(control, load(60), 0.15, COOLDOWN_STEPS).max_num_seqs
+    low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
     # Decodes that leave no room, in steps that are not too long.
     full = Load(low, StepShape(70, 0, 0), 0.1)
     assert settle(control, full, 0.095, 10 * COOLDOWN_STEPS).max_num_seqs == low
@@ -105,7 +115,7 @@ def test_between_too_long_and_room_nothing_changes():
 
 def test_when_no_target_is_active_the_limit_is_what_it_was_set_to():
     control = controller()
-    assert settle(control, load(60), 0.15, 100).max_num_seqs < 64
+    assert settle(control, load(60), 0.15, 100, SLOW).max_num_seqs < 64
     assert control.decide(load(60, None), COST).max_num_seqs == 64
 
 

@@ -205,6 +205,41 @@ def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
     engine.run()
 
 
+def test_how_far_tenants_are_ahead_is_told_while_they_have_promises():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 100)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.step()
+    pace = engine.seen(Stepped)[-1].pace
+    assert pace is not None
+    assert list(pace.shares.leads) == ["busy"]
+    assert pace.shares.leads["busy"].excess == pytest.approx(100, abs=10)
+    assert pace.shares.owed("busy", 500) == pytest.approx(600, abs=10)
+    assert pace.shares.owed("busy", -500) == pace.shares.owed("quiet", 500) == 0.0
+    engine.run()
+    pace = engine.seen(Stepped)[-1].pace
+    assert pace is not None
+    assert not pace.shares.leads
+
+
+def late_by(late_s: float) -> int:
+    """Tokens of prefill beside one that has had 10 of its 50 tokens, so much too late."""
+    engine = Paced()
+    engine.ask("reader", 4, 50, tpot_s=0.1)
+    engine.steps(11)
+    engine.advance(10 * 0.1 - 10 * 0.011 + late_s)
+    engine.add("long", 1000, max_tokens=2)
+    return len(engine.step()["long"].token_ids)
+
+
+def test_steps_are_shorter_while_somebody_has_to_catch_up():
+    in_time = late_by(-0.5)
+    assert late_by(0.0) == pytest.approx(in_time, abs=1)
+    # Half a second over 40 tokens: 12.5 of its 100 ms, of which steps are planned for 0.9.
+    assert late_by(0.5) == pytest.approx(in_time - 11, abs=3)
+    assert late_by(4.0) == in_time, "it will not be in time whatever is done"
+
+
 def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one():
     engine = Paced(prefill_cap=50)
     engine.add("decoding", 4, max_tokens=100)

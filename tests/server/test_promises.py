@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from headway.core.deadlines import Lead, Shares
 from headway.core.params import SamplingParams
 from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
@@ -59,6 +61,23 @@ async def test_those_on_their_way_count(tokenizer: Tokenizer):
     with pytest.raises(DeadlineError):
         for name in "bcdef":
             await local.engine.submit(name, [65] * 10, PARAMS, terms=HURRIED)
+    await local.engine.close()
+
+
+async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer):
+    local = await slow_engine(tokenizer, "fair")
+    local.process.is_paused = True
+    pace = local.process.scheduler.pace
+    for excess in (-1000.0, 30.0):
+        shares = Shares({"t": Lead(excess, 1.0)})
+        step = SimpleNamespace(pace=replace(pace, shares=shares))
+        local.engine._outlook.observe(SimpleNamespace(stepped=[step]))
+        terms = replace(HURRIED, tenant="t")
+        if excess < 0:
+            await local.engine.submit("fine", [65] * 2, PARAMS, terms=terms)
+        else:
+            with pytest.raises(DeadlineError):
+                await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
     await local.engine.close()
 
 

@@ -55,6 +55,8 @@ class Load:
     """The smallest time per output token that was promised to anyone running."""
     prefill_start: int = 0
     """Tokens already computed of the prompt that is next: attention to them is work too."""
+    pace_s: float | None = None
+    """The same with what those who are late have to make up for, if anybody is."""
 
 
 class Controller:
@@ -97,7 +99,8 @@ class Controller:
             return fixed
         step_s = AIM * target_s
         self._adapt(load, target_s, cost.predict(load.decodes) < LOW * step_s)
-        cap = max(fixed.prefill_floor, largest_chunk(load, cost, step_s))
+        chunk = largest_chunk(load, cost, step_s if load.pace_s is None else AIM * load.pace_s)
+        cap = max(fixed.prefill_floor, chunk)
         return fixed._replace(
             prefill_cap=min(cap, fixed.prefill_cap),
             max_num_seqs=int(self._running_limit),
@@ -106,14 +109,16 @@ class Controller:
 
     def _adapt(self, load: Load, target_s: float, has_room: bool) -> None:
         """Additive increase, multiplicative decrease of the limit on running requests. There is
-        room when decodes alone leave some; prefill is sized to fill whatever there is."""
+        room when decodes alone leave some; prefill is sized to fill whatever there is, and where
+        it made a step too long, fewer requests would not have helped."""
         if self._step_s is None or self._num_since_change < COOLDOWN_STEPS:
             return
         limit, most = self._running_limit, self._config.max_num_seqs
-        if self._step_s > target_s and load.num_running > MIN_RUNNING:
+        if has_room:
+            if load.num_running >= int(limit):
+                limit = min(most, limit + 1)
+        elif self._step_s > target_s and load.num_running > MIN_RUNNING:
             limit = max(MIN_RUNNING, DECREASE * min(limit, load.num_running))
-        elif has_room and load.num_running >= int(limit):
-            limit = min(most, limit + 1)
         if limit != self._running_limit:
             self._running_limit, self._num_since_change = min(limit, most), 0
             self._step_s = None  # how long steps were before says nothing of those to come

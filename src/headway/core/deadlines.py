@@ -129,12 +129,42 @@ class Infeasible:
     retry_after_s: float
 
 
+class Lead(NamedTuple):
+    """How far a tenant is ahead of its share."""
+
+    excess: float
+    """Service beyond what a promise may take ahead of its tenant's turn, over the weight; below
+    zero there is some of that left."""
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the tenants stand that were promised something."""
+
+    leads: dict[str, Lead]
+    next_weight: float = 1.0
+    """Of the tenant whose turn it is."""
+
+    def owed(self, tenant: str, num_ahead: float) -> float:
+        """Service that others must have before a request of this tenant is next, if its tenant is
+        to have so much before it, in weighted tokens."""
+        lead = self.leads.get(tenant)
+        if lead is None:
+            return 0.0
+        return max(0.0, lead.excess + num_ahead / lead.weight) * self.next_weight
+
+
+NO_SHARES = Shares({})
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the engine goes: what a step costs, and how long one may take."""
+    """How the engine goes: what a step costs, how long one may take, and whose turn it is."""
 
     cost: StepCost
     step_s: float
+    shares: Shares = NO_SHARES
 
     @property
     def speed(self) -> float:
@@ -165,7 +195,7 @@ def feasible(
     """
     others = list(others)
     cost, speed = pace.cost, pace.speed * (1.0 - MARGIN)
-    ttft_s = expected_ttft_s(job, others, pace, ahead.owed_s)
+    ttft_s = expected_ttft_s(job, others, pace, ahead.owed_s) / (1.0 - MARGIN)
     e2e_s = ttft_s + job.num_output_left * pace.step_s
     if now + ttft_s > job.next_due_at:
         return _infeasible("the first token", ttft_s, now + ttft_s - job.next_due_at)

@@ -15,12 +15,13 @@ A request taken by `pop` or `take` still waits until `leave`; one that does not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
+from headway.core.deadlines import NO_SHARES, Lead, Shares
 from headway.core.fair import URGENT_LEAD, FairQueue
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
 from headway.core.request import Request
@@ -82,16 +83,17 @@ class WaitingLine:
         grade = -1 if request.is_aged else sum(it < request.priority for it in account.grades)
         return claim.rank, excess, grade, claim.place
 
-    def owed(self, request: Request, num_ahead: float) -> float:
-        """Service that others must have before a request of this tenant is next, if its tenant is
-        to have so much before it; in weighted tokens, 0 where tenants have no shares."""
+    def shares(self, tenants: Iterable[str]) -> Shares:
+        """Where these tenants stand, if anybody waits and tenants have shares."""
         head, queue = self._queue.peek(), self._queue
-        account = self._accounts.get(request.terms.tenant)
-        if head is None or account is None or not isinstance(queue, FairQueue):
-            return 0.0
-        counter = account.counter + num_ahead / account.weight
-        lag = counter - queue.least_counter(queue.claim(request).rank) - URGENT_LEAD
-        return max(0.0, lag) * self._accounts.of(head).weight
+        if head is None or not isinstance(queue, FairQueue):
+            return NO_SHARES
+        limit = queue.least_counter(queue.claim(head).rank) + URGENT_LEAD
+        accounts = [self._accounts.get(tenant) for tenant in tenants]
+        return Shares(
+            {one.tenant: Lead(one.counter - limit, one.weight) for one in accounts if one},
+            self._accounts.of(head).weight,
+        )
 
     def may_preempt(self, request: Request, claim: Claim, running: Sequence[Request]) -> bool:
         """Is anybody of weaker claim running? It spares a look at all of them."""

@@ -7,17 +7,17 @@ nobody was promised anything, all this costs next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from headway.config import SchedulerConfig
 from headway.core.control import AIM, Controller, Limits, Load
-from headway.core.deadlines import Feasible, Infeasible, Job, Pace, job_of, slack_s
+from headway.core.deadlines import Feasible, Infeasible, Job, Pace, Shares, job_of, slack_s
 from headway.core.orders import HEEDING_TARGETS
 from headway.core.plan import StepPlan
 from headway.core.promises import Promises
 from headway.core.request import FinishReason, Request, RequestState
-from headway.core.service import OUTPUT_COST, PROMPT_COST
 from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
 from headway.core.terms import NO_TARGETS
 
@@ -27,11 +27,10 @@ MAX_PREFILL_SHARE = 0.7
 """Of a step's time, the most that decodes leave to urgent prefill."""
 EARLIER = 0.2
 """Share of the time until the last moment to begin that is kept in hand."""
+MOST_CATCH_UP = 0.5
+"""Share of its time per token that steps are shortened to at most for one that is late; one that
+would need more is not going to be in time."""
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
-
-Owed = Callable[[Request, float], float]
-"""The service that others must have before this request is next, if its own tenant is to have so
-much before it, in weighted tokens (headway.core.line)."""
 
 
 class Pacer:
@@ -46,6 +45,8 @@ class Pacer:
         self._controller = Controller(config)
         self._promised: dict[str, Request] = {}
         """The live requests that have targets."""
+        self.promised_tenants: Counter[str] = Counter()
+        """Whose they are."""
         self._first_token_at: dict[str, float] = {}
         self._num_held: dict[str, int] = {}
         self._promises = Promises()
@@ -58,39 +59,31 @@ class Pacer:
         """Whether the order of the step's work should go by what is due."""
         return self._heeds_targets and bool(self._promised)
 
-    @property
-    def pace(self) -> Pace:
+    def pace(self, shares: Shares) -> Pace:
         """How the engine goes; by this the API process refuses what would be refused here."""
         outlook, step_s = self.model.outlook, self.limits.step_s
         if step_s is None:
             num_tokens = self.limits.max_num_batched_tokens
             step_s = outlook.constant_s + outlook.prefill_s(num_tokens)
-        return Pace(outlook, step_s)
+        return Pace(outlook, step_s, shares)
 
     # ---------------------------------------------------------------- promises
 
     def add(
-        self, request: Request, running: Iterable[Request], owed: Owed, now: float
+        self, request: Request, running: Iterable[Request], shares: Shares, now: float
     ) -> Feasible | Infeasible:
         """A request wants in. If it may, it gets its place in a line by slack."""
         if request.terms.targets == NO_TARGETS:
             return Feasible(0.0, 0.0)
-        pace, job = self.pace, self._job(request)
+        pace, job = self.pace(shares), self._job(request)
         verdict: Feasible | Infeasible = Feasible(0.0, 0.0)
         # One that has output already is continued after a crash: it was promised long ago.
         if self._heeds_targets and not request.num_output_tokens:
             others = {one.id: one for one in running} | self._promised
-            jobs = [self._job(other) for other in others.values()]
-            tenants = [other.terms.tenant for other in others.values()]
-            num_ahead = sum(
-                one.num_prefill_left * PROMPT_COST + one.num_output_left * OUTPUT_COST
-                for one, tenant in zip(jobs, tenants, strict=True)
-                if tenant == request.terms.tenant
-            )
-            owed_s = owed(request, num_ahead) * pace.cost.per_prefill_token_s
-            verdict = self._promises.judge(job, jobs, pace, now, owed_s)
+            jobs = [(other.terms.tenant, self._job(other)) for other in others.values()]
+            verdict = self._promises.judge(job, request.terms.tenant, jobs, pace, now)
         if isinstance(verdict, Feasible):
-            self._promised[request.id] = request
+            self._promise(request)
             self._first_token_at.pop(request.id, None)  # an earlier one may have had this id
             latest_at = job.latest_start_at(pace.cost, pace.step_s)
             if latest_at < inf and self._heeds_targets:
@@ -102,12 +95,21 @@ class Pacer:
     def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
         """Its further samples begin: they were promised what their prompt was."""
         if parent.id in self._promised:
-            self._promised.update((child.id, child) for child in children)
+            for child in children:
+                self._promise(child)
+
+    def _promise(self, request: Request) -> None:
+        self._promised[request.id] = request
+        self.promised_tenants[request.terms.tenant] += 1
 
     def leave(self, request: Request) -> None:
         """It has ended: nothing is owed to it any more, and how long it was is known."""
         if self._promised.pop(request.id, None) is None:
             return
+        tenant = request.terms.tenant
+        self.promised_tenants[tenant] -= 1
+        if not self.promised_tenants[tenant]:
+            del self.promised_tenants[tenant]
         self._first_token_at.pop(request.id, None)
         if request.finish_reason in ENDED:
             lengths, max_tokens = self._promises.lengths, request.params.max_tokens or 1
@@ -127,6 +129,7 @@ class Pacer:
             self.limits = self._controller.decide(self._idle, self.cost)
             return running
         tightest_s: float | None = None
+        pace_s: float | None = None
         decoding: list[Request] = []
         for request in running:
             if len(request.token_ids) - request.num_computed == 1:
@@ -134,17 +137,33 @@ class Pacer:
             targets = request.terms.targets
             if targets is not NO_TARGETS and targets.tpot_s is not None:
                 tightest_s = min(targets.tpot_s, tightest_s or inf)
+                pace_s = min(self._pace_s(request, targets.tpot_s, now), pace_s or inf)
         held: dict[str, int] = {}
-        if tightest_s is not None and self._heeds_targets and self.cost.is_known:
-            held = self._hold(running, decoding, AIM * tightest_s, now)
+        if pace_s is not None and self._heeds_targets and self.cost.is_known:
+            held = self._hold(running, decoding, AIM * pace_s, now)
         self._num_held = held
         if held:
             running = [one for one in running if one.id not in held]
             decoding = [one for one in decoding if one.id not in held]
         shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
-        load = Load(len(running) + len(held), shape, tightest_s)
+        load = Load(len(running) + len(held), shape, tightest_s, pace_s=pace_s)
         self.limits = self._controller.decide(load, self.cost)
         return running
+
+    def _pace_s(self, request: Request, tpot_s: float, now: float) -> float:
+        """The time per token that this one needs from now on, to have had at most `tpot_s` on
+        average when it ends."""
+        first_at = self._first_token_at.get(request.id)
+        if first_at is None:
+            return tpot_s
+        num_output, max_tokens = request.num_output_tokens, request.params.max_tokens or 1
+        late_s = now - first_at - (num_output - 1) * tpot_s
+        if late_s <= 0.0:
+            return tpot_s
+        tier = request.terms.tier
+        num_left = self._promises.lengths.expected_left(tier, num_output, max_tokens)
+        needed_s = tpot_s - late_s / num_left
+        return needed_s if needed_s >= MOST_CATCH_UP * tpot_s else tpot_s
 
     def by_urgency(self, prefilling: list[Request]) -> list[Request]:
         """Those with prompts to compute: who must be begun first, then as they are."""

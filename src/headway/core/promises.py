@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from math import exp, inf
 
 from headway.core.deadlines import Ahead, Feasible, Infeasible, Job, Pace, feasible
+from headway.core.service import OUTPUT_COST, PROMPT_COST
 
 RATE_WINDOW_S = 20.0
 MIN_WINDOW_S = 2.0
@@ -82,14 +83,21 @@ class Promises:
         self._tighter = TighterLoad()
 
     def judge(
-        self, job: Job, others: Iterable[Job], pace: Pace, now: float, owed_s: float = 0.0
+        self, job: Job, tenant: str, others: Iterable[tuple[str, Job]], pace: Pace, now: float
     ) -> Feasible | Infeasible:
-        """Can what this request asks for be promised, beside what the others were? It counts as
-        asked for either way."""
+        """Can what this request asks for be promised, beside what the others were? They come with
+        their tenants. It counts as asked for either way."""
         cost = pace.cost
         horizon_s = min(job.next_due_at, job.last_due_at) - now
         if horizon_s == inf or not cost.is_known:
             return Feasible(0.0, 0.0)
         reserved = self._tighter.share(horizon_s, now)
         self._tighter.add(horizon_s, job.prefill_s(cost) + job.decode_s(cost), now)
-        return feasible(job, others, pace, now, Ahead(reserved, owed_s))
+        jobs, num_ahead = list[Job](), 0.0
+        for name, other in others:
+            jobs.append(other)
+            if name == tenant:
+                num_ahead += other.num_prefill_left * PROMPT_COST
+                num_ahead += other.num_output_left * OUTPUT_COST
+        owed_s = pace.shares.owed(tenant, num_ahead) * cost.per_prefill_token_s
+        return feasible(job, jobs, pace, now, Ahead(reserved, owed_s))

@@ -22,7 +22,7 @@ from headway.config import SchedulerConfig
 from headway.core import events
 from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never_fits, try_admit
 from headway.core.causes import WaitCause
-from headway.core.deadlines import Infeasible
+from headway.core.deadlines import Infeasible, Pace
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
@@ -85,6 +85,11 @@ class Scheduler:
         """Running requests, and the seats kept for samples that have yet to fork."""
         return self.accounts.num_seats
 
+    @property
+    def pace(self) -> Pace:
+        """How the engine goes, for those who judge by it what may still be promised."""
+        return self.pacer.pace(self.waiting.shares(self.pacer.promised_tenants))
+
     def take_events(self) -> list[events.Event]:
         taken, self._seats.events = self._seats.events, []
         return taken
@@ -99,7 +104,8 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        verdict = self.pacer.add(request, self.running, self.waiting.owed, now)
+        shares = self.waiting.shares((request.terms.tenant,))
+        verdict = self.pacer.add(request, self.running, shares, now)
         if isinstance(verdict, Infeasible):
             again_s = verdict.retry_after_s
             told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))

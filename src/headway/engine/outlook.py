@@ -53,8 +53,9 @@ class Outlook:
         is_asked = command.terms.targets != NO_TARGETS and policy in HEEDING_TARGETS
         if not is_asked or self._pace is None:
             return
-        jobs = [job for stream in live for job in self._jobs(stream)]
-        verdict = self._promises.judge(self._job(command), jobs, self._pace, now)
+        tenant = command.terms.tenant
+        jobs = [(one.command.terms.tenant, job) for one in live for job in self._jobs(one)]
+        verdict = self._promises.judge(self._job(command), tenant, jobs, self._pace, now)
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
 
