@@ -94,7 +94,20 @@ def test_steps_that_are_too_long_bring_the_limit_down_by_shares():
 
 
 def test_steps_that_prefill_made_too_long_do_not():
-    assert settle(controller(), load(60), 0.15, 100).max_num_seqs == 64
+    assert settle(controller(), load(40), 0.15, 100).max_num_seqs == 64
+
+
+def test_prefill_that_cannot_be_cut_any_further_does():
+    # Decodes take 25 ms of a step of 36, the least prefill 13: together more than 40 at times.
+    assert settle(controller(), load(15, 0.04), 0.045, 100).max_num_seqs < 15
+
+
+def test_while_decodes_give_way_the_limit_does_not_rise():
+    control = controller()
+    low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
+    held = Load(low - 10, StepShape(low - 10, 0, 0), 0.1, num_held=10)
+    assert settle(control, held, 0.08, 5 * COOLDOWN_STEPS).max_num_seqs == low
+    assert settle(control, load(low), 0.08, COOLDOWN_STEPS).max_num_seqs == low + 1
 
 
 def test_the_limit_goes_up_one_by_one_and_only_where_it_binds():

@@ -205,6 +205,35 @@ def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
     engine.run()
 
 
+def test_a_tenant_owes_nothing_to_itself_nor_to_spot():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    engine.add("running", 4, max_tokens=20)
+    engine.step()
+    busy, spot = Terms(tenant="busy"), Terms(tenant="idler", is_spot=True)
+    engine.add("spot", 20, max_tokens=2, terms=spot)
+    engine.add("own", 20, max_tokens=2, terms=busy)
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["own"])
+    account.charge(10 * URGENT_LEAD)
+    for tenants in (["busy"], ["busy", "idler", "nobody"]):
+        assert not engine.scheduler.waiting.shares(tenants).leads.get("busy")
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    assert engine.refusal("soon") is None
+    engine.run()
+
+
+def test_one_that_is_continued_after_a_crash_is_taken_to_be_on_time():
+    engine = Paced()
+    terms = Terms(targets=Targets(tpot_s=0.1))
+    request = make_request("again", 34, 60, terms=terms, num_prompt_tokens=4)
+    engine.core.add(request)
+    engine.step()
+    pacer = engine.scheduler.pacer
+    assert request.num_output_tokens == 31
+    job = pacer._job(request)
+    assert job.next_due_at == pytest.approx(engine.clock.now() + 0.1)
+    engine.run()
+
+
 def test_how_far_tenants_are_ahead_is_told_while_they_have_promises():
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
     serve_ahead(engine, URGENT_LEAD + 100)

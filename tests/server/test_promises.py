@@ -67,17 +67,18 @@ async def test_those_on_their_way_count(tokenizer: Tokenizer):
 async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer, "fair")
     local.process.is_paused = True
-    pace = local.process.scheduler.pace
+    pace, terms = local.process.scheduler.pace, replace(HURRIED, tenant="t")
     for excess in (-1000.0, 30.0):
-        shares = Shares({"t": Lead(excess, 1.0)})
+        shares = Shares({"t": Lead(excess, 1.0, 1.0)})
         step = SimpleNamespace(pace=replace(pace, shares=shares))
-        local.engine._outlook.observe(SimpleNamespace(stepped=[step]))
-        terms = replace(HURRIED, tenant="t")
+        local.engine._outlook.observe(SimpleNamespace(stepped=[step], idled=[]))
         if excess < 0:
             await local.engine.submit("fine", [65] * 2, PARAMS, terms=terms)
         else:
             with pytest.raises(DeadlineError):
                 await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
+    local.engine._outlook.observe(SimpleNamespace(stepped=[], idled=[object()]))
+    await local.engine.submit("later", [65] * 2, PARAMS, terms=terms)
     await local.engine.close()
 
 

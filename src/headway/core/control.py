@@ -1,9 +1,10 @@
 """How large a step may be: closed-loop control of the token budget and the running limit.
 
 The aim is a step no longer than the tightest promise that is active. Prefill gets what the model
-predicts to fit beside the decodes; the limit on running requests comes down when measured steps
-are too long all the same, at once and by a share, and goes up one by one when there is room
-again. Between the two lies a band in which nothing changes.
+predicts to fit beside the decodes. Where that is no more than the least it must have, and measured
+steps are too long all the same, the limit on running requests comes down, at once and by a share;
+it goes up one by one when decodes leave room again. Between the two lies a band in which nothing
+changes.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ class Load:
     """What the next step is for."""
 
     num_running: int
+    """Those who have a part in it."""
     decodes: StepShape
     tightest_s: float | None = None
     """The smallest time per output token that was promised to anyone running."""
     prefill_start: int = 0
     """Tokens already computed of the prompt that is next: attention to them is work too."""
     pace_s: float | None = None
-    """The same with what those who are late have to make up for, if anybody is."""
+    """The smallest that anyone running needs from now on: less than promised for those who are
+    late."""
+    num_held: int = 0
+    """Decodes that give way in this step: running as well."""
 
 
 class Controller:
@@ -97,28 +102,29 @@ class Controller:
         if target_s is None or not cost.is_known:
             self._running_limit = float(fixed.max_num_seqs)
             return fixed
-        step_s = AIM * target_s
-        self._adapt(load, target_s, cost.predict(load.decodes) < LOW * step_s)
-        chunk = largest_chunk(load, cost, step_s if load.pace_s is None else AIM * load.pace_s)
-        cap = max(fixed.prefill_floor, chunk)
+        self._adapt(load, target_s, cost)
+        step_s = AIM * (target_s if load.pace_s is None else load.pace_s)
+        cap = max(fixed.prefill_floor, largest_chunk(load, cost, step_s))
         return fixed._replace(
             prefill_cap=min(cap, fixed.prefill_cap),
             max_num_seqs=int(self._running_limit),
             step_s=step_s,
         )
 
-    def _adapt(self, load: Load, target_s: float, has_room: bool) -> None:
+    def _adapt(self, load: Load, target_s: float, cost: StepCost) -> None:
         """Additive increase, multiplicative decrease of the limit on running requests. There is
-        room when decodes alone leave some; prefill is sized to fill whatever there is, and where
-        it made a step too long, fewer requests would not have helped."""
+        room when decodes alone leave some. Prefill is sized to fill whatever there is; while it
+        can be cut, a step that is too long is no reason to run fewer."""
         if self._step_s is None or self._num_since_change < COOLDOWN_STEPS:
             return
-        limit, most = self._running_limit, self._config.max_num_seqs
-        if has_room:
-            if load.num_running >= int(limit):
-                limit = min(most, limit + 1)
-        elif self._step_s > target_s and load.num_running > MIN_RUNNING:
-            limit = max(MIN_RUNNING, DECREASE * min(limit, load.num_running))
+        limit, most, step_s = self._running_limit, self._config.max_num_seqs, AIM * target_s
+        num_running = load.num_running + load.num_held
+        is_cut = largest_chunk(load, cost, step_s) <= self._fixed.prefill_floor
+        has_room = not load.num_held and cost.predict(load.decodes) < LOW * step_s
+        if self._step_s > target_s and is_cut and num_running > MIN_RUNNING:
+            limit = max(MIN_RUNNING, DECREASE * min(limit, num_running))
+        elif has_room and num_running >= int(limit):
+            limit = min(most, limit + 1)
         if limit != self._running_limit:
             self._running_limit, self._num_since_change = min(limit, most), 0
             self._step_s = None  # how long steps were before says nothing of those to come

@@ -136,15 +136,15 @@ class Lead(NamedTuple):
     """Service beyond what a promise may take ahead of its tenant's turn, over the weight; below
     zero there is some of that left."""
     weight: float
+    others_weight: float
+    """Of the tenant that is to catch up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Where the tenants stand that were promised something."""
+    """Where tenants stand that were promised something, while others wait for their turn."""
 
     leads: dict[str, Lead]
-    next_weight: float = 1.0
-    """Of the tenant whose turn it is."""
 
     def owed(self, tenant: str, num_ahead: float) -> float:
         """Service that others must have before a request of this tenant is next, if its tenant is
@@ -152,7 +152,7 @@ class Shares:
         lead = self.leads.get(tenant)
         if lead is None:
             return 0.0
-        return max(0.0, lead.excess + num_ahead / lead.weight) * self.next_weight
+        return max(0.0, lead.excess + num_ahead / lead.weight) * lead.others_weight
 
 
 NO_SHARES = Shares({})

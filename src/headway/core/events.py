@@ -120,8 +120,8 @@ class Stepped:
     num_blocks_used: int
     num_blocks: int
     pace: Pace | None = None
-    """How the engine goes now: what a step costs by the model, its error, and how long one may
-    take."""
+    """How the engine goes now: what a step costs by the model, its error, how long one may take,
+    and what tenants owe each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,17 @@ class FairQueue:
         lane = self._first(rank)
         return self._least[rank] if lane is None else lane.account.counter
 
+    def least_two(self) -> list[Account]:
+        """Of the tenants that have anybody in line who is not spot, those given least; one if
+        there are no two."""
+        heap, first = self._heaps[0], self._first(0)
+        if first is None:
+            return []
+        entry = heappop(heap)
+        second = self._first(0)
+        heappush(heap, entry)
+        return [lane.account for lane in (first, second) if lane is not None]
+
     def _first(self, rank: float) -> _Lane | None:
         """The lane of the least counter that has anybody in it."""
         heap = self._heaps[rank]

@@ -84,16 +84,19 @@ class WaitingLine:
         return claim.rank, excess, grade, claim.place
 
     def shares(self, tenants: Iterable[str]) -> Shares:
-        """Where these tenants stand, if anybody waits and tenants have shares."""
-        head, queue = self._queue.peek(), self._queue
-        if head is None or not isinstance(queue, FairQueue):
+        """Where these tenants stand, each beside whoever else was given least and waits. Spot
+        does not count: it comes after what was promised."""
+        queue = self._queue
+        least = queue.least_two() if isinstance(queue, FairQueue) else []
+        if not least:
             return NO_SHARES
-        limit = queue.least_counter(queue.claim(head).rank) + URGENT_LEAD
-        accounts = [self._accounts.get(tenant) for tenant in tenants]
-        return Shares(
-            {one.tenant: Lead(one.counter - limit, one.weight) for one in accounts if one},
-            self._accounts.of(head).weight,
-        )
+        leads: dict[str, Lead] = {}
+        for account in map(self._accounts.get, tenants):
+            other = least[-1] if account is least[0] else least[0]
+            if account is not None and account is not other:
+                excess = account.counter - other.counter - URGENT_LEAD
+                leads[account.tenant] = Lead(excess, account.weight, other.weight)
+        return Shares(leads)
 
     def may_preempt(self, request: Request, claim: Claim, running: Sequence[Request]) -> bool:
         """Is anybody of weaker claim running? It spares a look at all of them."""

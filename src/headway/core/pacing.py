@@ -8,7 +8,8 @@ nobody was promised anything, all this costs next to nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import inf
 
 from headway.config import SchedulerConfig
@@ -30,6 +31,11 @@ EARLIER = 0.2
 MOST_CATCH_UP = 0.5
 """Share of its time per token that steps are shortened to at most for one that is late; one that
 would need more is not going to be in time."""
+MAX_TOLD = 64
+"""How many tenants the API process is told of after a step. Of the others it does not know what
+they owe, and the engine refuses."""
+SharesOf = Callable[[Iterable[str]], Shares]
+"""Where tenants stand (headway.core.line)."""
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -45,7 +51,7 @@ class Pacer:
         self._controller = Controller(config)
         self._promised: dict[str, Request] = {}
         """The live requests that have targets."""
-        self.promised_tenants: Counter[str] = Counter()
+        self._promised_tenants: Counter[str] = Counter()
         """Whose they are."""
         self._first_token_at: dict[str, float] = {}
         self._num_held: dict[str, int] = {}
@@ -59,6 +65,11 @@ class Pacer:
         """Whether the order of the step's work should go by what is due."""
         return self._heeds_targets and bool(self._promised)
 
+    @property
+    def told_tenants(self) -> Iterable[str]:
+        """Some of those that were promised something: the longest here."""
+        return islice(self._promised_tenants, MAX_TOLD)
+
     def pace(self, shares: Shares) -> Pace:
         """How the engine goes; by this the API process refuses what would be refused here."""
         outlook, step_s = self.model.outlook, self.limits.step_s
@@ -70,12 +81,12 @@ class Pacer:
     # ---------------------------------------------------------------- promises
 
     def add(
-        self, request: Request, running: Iterable[Request], shares: Shares, now: float
+        self, request: Request, running: Iterable[Request], shares: SharesOf, now: float
     ) -> Feasible | Infeasible:
         """A request wants in. If it may, it gets its place in a line by slack."""
         if request.terms.targets == NO_TARGETS:
             return Feasible(0.0, 0.0)
-        pace, job = self.pace(shares), self._job(request)
+        pace, job = self.pace(shares((request.terms.tenant,))), self._job(request)
         verdict: Feasible | Infeasible = Feasible(0.0, 0.0)
         # One that has output already is continued after a crash: it was promised long ago.
         if self._heeds_targets and not request.num_output_tokens:
@@ -100,16 +111,16 @@ class Pacer:
 
     def _promise(self, request: Request) -> None:
         self._promised[request.id] = request
-        self.promised_tenants[request.terms.tenant] += 1
+        self._promised_tenants[request.terms.tenant] += 1
 
     def leave(self, request: Request) -> None:
         """It has ended: nothing is owed to it any more, and how long it was is known."""
         if self._promised.pop(request.id, None) is None:
             return
         tenant = request.terms.tenant
-        self.promised_tenants[tenant] -= 1
-        if not self.promised_tenants[tenant]:
-            del self.promised_tenants[tenant]
+        self._promised_tenants[tenant] -= 1
+        if not self._promised_tenants[tenant]:
+            del self._promised_tenants[tenant]
         self._first_token_at.pop(request.id, None)
         if request.finish_reason in ENDED:
             lengths, max_tokens = self._promises.lengths, request.params.max_tokens or 1
@@ -146,7 +157,7 @@ class Pacer:
             running = [one for one in running if one.id not in held]
             decoding = [one for one in decoding if one.id not in held]
         shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
-        load = Load(len(running) + len(held), shape, tightest_s, pace_s=pace_s)
+        load = Load(len(running), shape, tightest_s, pace_s=pace_s, num_held=len(held))
         self.limits = self._controller.decide(load, self.cost)
         return running
 
@@ -215,10 +226,13 @@ class Pacer:
                     self._follow(request, now)
 
     def _follow(self, request: Request, now: float) -> None:
+        targets = request.terms.targets
         if request.state is RequestState.FINISHED:
             self.leave(request)
         elif request.num_output_tokens and request.id not in self._first_token_at:
-            self._first_token_at[request.id] = now
+            # One that was continued after a crash has had others; it is taken to be on time.
+            num_before = request.num_output_tokens - 1
+            self._first_token_at[request.id] = now - num_before * (targets.tpot_s or 0.0)
 
 
 def _due_at(request: Request) -> float:

@@ -88,7 +88,7 @@ class Scheduler:
     @property
     def pace(self) -> Pace:
         """How the engine goes, for those who judge by it what may still be promised."""
-        return self.pacer.pace(self.waiting.shares(self.pacer.promised_tenants))
+        return self.pacer.pace(self.waiting.shares(self.pacer.told_tenants))
 
     def take_events(self) -> list[events.Event]:
         taken, self._seats.events = self._seats.events, []
@@ -104,8 +104,7 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        shares = self.waiting.shares((request.terms.tenant,))
-        verdict = self.pacer.add(request, self.running, shares, now)
+        verdict = self.pacer.add(request, self.running, self.waiting.shares, now)
         if isinstance(verdict, Infeasible):
             again_s = verdict.retry_after_s
             told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
-from headway.core.deadlines import Infeasible, Job, Pace
+from headway.core.deadlines import NO_SHARES, Infeasible, Job, Pace
 from headway.core.events import Finished
 from headway.core.orders import HEEDING_TARGETS
 from headway.core.promises import Promises
@@ -31,9 +32,11 @@ class Outlook:
         self._promises = Promises()
 
     def observe(self, batch: EventBatch) -> None:
-        """The engine ended a step."""
+        """The engine ended a step, or has nothing to do."""
         if batch.stepped:
             self._pace = batch.stepped[-1].pace
+        if batch.idled and self._pace is not None:  # nobody waits for what others owe
+            self._pace = replace(self._pace, shares=NO_SHARES)
 
     def reset(self) -> None:
         """Another engine takes over; nothing is known of it."""
