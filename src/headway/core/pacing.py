@@ -31,6 +31,9 @@ EARLIER = 0.2
 MOST_CATCH_UP = 0.5
 """Share of its time per token that steps are shortened to at most for one that is late; one that
 would need more is not going to be in time."""
+ON_ITS_OWN = 0.95
+"""One that needs no less than this share of its time per token makes up for it without help: steps
+are planned to take less than that anyway."""
 MAX_TOLD = 64
 """How many tenants the API process is told of after a step. Of the others it does not know what
 they owe, and the engine refuses."""
@@ -174,7 +177,9 @@ class Pacer:
         tier = request.terms.tier
         num_left = self._promises.lengths.expected_left(tier, num_output, max_tokens)
         needed_s = tpot_s - late_s / num_left
-        return needed_s if needed_s >= MOST_CATCH_UP * tpot_s else tpot_s
+        if needed_s < MOST_CATCH_UP * tpot_s:
+            return tpot_s
+        return min(tpot_s, needed_s / ON_ITS_OWN)
 
     def by_urgency(self, prefilling: list[Request]) -> list[Request]:
         """Those with prompts to compute: who must be begun first, then as they are."""
