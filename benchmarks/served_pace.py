@@ -1,6 +1,7 @@
 """Pace and promises over real sockets: a real server and a real model, judged by the client.
 
     python -m benchmarks.served_pace control MODEL [--phase 40] [--target-ms T] [--rounds 1]
+                                                   [--fixed 16,512 32,256 ...]
     python -m benchmarks.served_pace deadlines MODEL [--loads 0.8 1.2 1.5] [--duration 60]
     python -m benchmarks.served_pace control --fake --phase 1 --target-ms 50
 
@@ -313,6 +314,11 @@ def print_gains(report: Mapping[str, Any]) -> None:
         print(f"load {level['load']:g}: goodput of {OURS[0]}: {'; '.join(gains)}")
 
 
+def limits_of(text: str) -> tuple[int, int]:
+    running, tokens = text.split(",")
+    return int(running), int(tokens)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -321,6 +327,9 @@ def main() -> int:
     pace.add_argument("--phase", type=float, default=40.0, help="seconds of a phase")
     pace.add_argument("--target-ms", type=float, help="of TPOT; by default it is calibrated")
     pace.add_argument("--rounds", type=int, default=1)
+    pace.add_argument(
+        "--fixed", type=limits_of, nargs="+", default=FIXED, help="settings, as running,tokens"
+    )
     tiers = commands.add_parser("deadlines", parents=[about], conflict_handler="resolve")
     tiers.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.2, 1.5])
     tiers.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
@@ -329,7 +338,7 @@ def main() -> int:
     site = Site(args.model)
     if args.command == "control":
         target_s = None if args.target_ms is None else args.target_ms / 1000
-        report = run_control(site, args.phase, target_s, args.rounds)
+        report = run_control(site, args.phase, target_s, args.rounds, args.fixed)
         print_control(report)
         return proc_stats.conclude(report, control_failures(report), args.json)
     report = run_deadlines(site, args.loads, args.duration, args.seed)
