@@ -315,8 +315,11 @@ def print_gains(report: Mapping[str, Any]) -> None:
 
 
 def limits_of(text: str) -> tuple[int, int]:
-    running, tokens = text.split(",")
-    return int(running), int(tokens)
+    try:
+        running, tokens = map(int, text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("give running,tokens, such as 32,256") from error
+    return running, tokens
 
 
 def main() -> int:

@@ -2,65 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headway.core.events import Admitted, Finished, Refused, Stepped
-from headway.core.executor import Capacity, Ticket
-from headway.core.fair import URGENT_LEAD
 from headway.core.pacing import MAX_HELD_STEPS
-from headway.core.plan import StepPlan
 from headway.core.request import FinishReason
-from headway.core.steptime import StepCost, StepShape, shape_of
+from headway.core.steptime import StepShape
 from headway.core.terms import Targets, Terms
-from headway.executors.fake import FakeExecutor
+from tests.core.paced import Paced
 from tests.harness import Harness, make_request
-
-COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
-"""A prefill token and a decode take a millisecond each, a step 10 ms by itself."""
-CAPACITY = Capacity(num_blocks=1000, block_size=4, max_model_len=10_000)
-
-
-class TimedExecutor(FakeExecutor):
-    """Says that each step took what it costs."""
-
-    def submit(self, plan: StepPlan) -> Ticket:
-        self._step_s = COST.predict(shape_of(plan))
-        return super().submit(plan)
-
-
-class Paced(Harness):
-    """An engine whose clock moves with its steps, and which knows what they cost."""
-
-    def __init__(self, **settings: Any) -> None:
-        settings = {"max_num_batched_tokens": 512, "prefill_floor": 8, **settings}
-        settings = {"scheduling_policy": "deadline", "max_num_seqs": 64, **settings}
-        super().__init__(1000, 4, False, TimedExecutor(CAPACITY), **settings)
-        for number in range(300):
-            shape = StepShape(number % 37, 64 * (number % 5), number % 37 * 40)
-            self.scheduler.pacer.model.observe(shape, COST.predict(shape))
-        self.add("first", 4, max_tokens=4)
-        self.run()
-        self.events.clear()
-
-    def end(self) -> None:
-        self.advance(self.plan_s)
-        super().end()
-
-    def begin(self) -> StepPlan | None:
-        plan = super().begin()
-        self.plan_s = COST.predict(shape_of(plan)) if plan is not None else 0.0
-        return plan
-
-    def ask(
-        self, name: str, prompt: int, max_tokens: int, tenant: str = "", **targets: float
-    ) -> None:
-        terms = Terms(tenant=tenant, targets=Targets(**targets))
-        self.add(name, prompt, max_tokens=max_tokens, terms=terms)
-
-    def refusal(self, name: str) -> Refused | None:
-        return next(iter(self.seen(Refused, name)), None)
 
 
 def test_what_cannot_be_promised_is_refused_with_a_reason():
@@ -155,72 +105,6 @@ def test_who_must_be_begun_first_is_first(policy: str):
     assert order == ["running", "soon", "later", "whenever"]
 
 
-def serve_ahead(engine: Paced, lead: float) -> None:
-    """Two tenants wait; one of them has been given so much more than the other."""
-    engine.add("running", 4, max_tokens=20)
-    engine.step()
-    engine.add("quiet", 20, max_tokens=2, terms=Terms(tenant="quiet"))
-    account = engine.scheduler.accounts.open(make_request(terms=Terms(tenant="busy")))
-    account.counter = engine.scheduler.accounts.of(engine.scheduler.requests["quiet"]).counter
-    account.charge(lead)
-
-
-def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD - 100)
-    engine.step()
-    engine.ask("first", 1500, 100, tenant="busy", deadline_s=60.0)
-    assert engine.refusal("first") is None
-    # Its tenant's turn comes when the other has caught up with what the first is given.
-    engine.ask("second", 20, 2, tenant="busy", ttft_s=1.0)
-    assert engine.refusal("second") is not None
-    engine.ask("stranger", 20, 2, tenant="quiet", ttft_s=1.0)
-    assert engine.refusal("stranger") is None
-    engine.run()
-
-
-def test_a_promise_goes_before_another_tenants_share_within_the_lead():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD - 1)
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    engine.run()
-    order = [event.request_id for event in engine.seen(Admitted)]
-    assert order == ["running", "soon", "quiet"]
-
-
-def test_a_tenant_that_is_too_far_ahead_waits_for_its_share_whatever_it_was_promised():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD + 1)
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    engine.run()
-    order = [event.request_id for event in engine.seen(Admitted)]
-    assert order == ["running", "quiet", "soon"]
-
-
-def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD + 3000)
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    assert engine.refusal("soon") is not None
-    engine.run()
-
-
-def test_a_tenant_owes_nothing_to_itself_nor_to_spot():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    engine.add("running", 4, max_tokens=20)
-    engine.step()
-    busy, spot = Terms(tenant="busy"), Terms(tenant="idler", is_spot=True)
-    engine.add("spot", 20, max_tokens=2, terms=spot)
-    engine.add("own", 20, max_tokens=2, terms=busy)
-    account = engine.scheduler.accounts.of(engine.scheduler.requests["own"])
-    account.charge(10 * URGENT_LEAD)
-    for tenants in (["busy"], ["busy", "idler", "nobody"]):
-        assert not engine.scheduler.waiting.shares(tenants).leads.get("busy")
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    assert engine.refusal("soon") is None
-    engine.run()
-
-
 def test_one_that_is_continued_after_a_crash_is_taken_to_be_on_time():
     engine = Paced()
     terms = Terms(targets=Targets(tpot_s=0.1))
@@ -232,23 +116,6 @@ def test_one_that_is_continued_after_a_crash_is_taken_to_be_on_time():
     job = pacer._job(request)
     assert job.next_due_at == pytest.approx(engine.clock.now() + 0.1)
     engine.run()
-
-
-def test_how_far_tenants_are_ahead_is_told_while_they_have_promises():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD + 100)
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    engine.step()
-    pace = engine.seen(Stepped)[-1].pace
-    assert pace is not None
-    assert list(pace.shares.leads) == ["busy"]
-    assert pace.shares.leads["busy"].excess == pytest.approx(100, abs=10)
-    assert pace.shares.owed("busy", 500) == pytest.approx(600, abs=10)
-    assert pace.shares.owed("busy", -500) == pace.shares.owed("quiet", 500) == 0.0
-    engine.run()
-    pace = engine.seen(Stepped)[-1].pace
-    assert pace is not None
-    assert not pace.shares.leads
 
 
 def late_by(late_s: float) -> int:

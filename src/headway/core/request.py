@@ -124,6 +124,14 @@ class Request:
             return FinishReason.LENGTH
         return None
 
+    def extend(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
+        """Add output tokens up to the one that ends the request: the reason, and those added."""
+        for number, token_id in enumerate(token_ids, 1):
+            reason = self.append(token_id)
+            if reason is not None:
+                return reason, token_ids[:number]
+        return None, token_ids
+
     def fork(self, index: int, now: float) -> Request:
         """Another sample of the same prompt, waiting at the same place in line."""
         return Request(

@@ -328,10 +328,13 @@ class Scheduler:
                 sampled.append(request.terms.tenant)
                 if request.params.n > 1:
                     self.pacer.add_forked(request, self._seats.fork(request, now))
-                reason = request.append(token_ids[0])
-                if len(token_ids) > 1:
-                    reason, token_ids = self._take_in_rest(request, token_ids, reason)
+                if len(token_ids) == 1:
+                    reason = request.append(token_ids[0])
+                else:
+                    reason, token_ids = request.extend(token_ids)
                     logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
+                    sampled += [request.terms.tenant] * (len(token_ids) - 1)
+                    self._preemption.note_growth(request)
                 told.append(new_tuple(events.TokensEmitted, (request.id, token_ids, logprobs)))
                 if reason is not None:
                     self._seats.leave(request, reason, now)
@@ -344,17 +347,3 @@ class Scheduler:
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_left:
             self._seats.running = [it for it in self.running if it.state is RUNNING]
-
-    def _take_in_rest(
-        self, request: Request, token_ids: tuple[int, ...], reason: FinishReason | None
-    ) -> tuple[FinishReason | None, tuple[int, ...]]:
-        """Add further tokens of a sample up to the one that ends the request: the reason, and
-        the tokens that count."""
-        num_before = request.num_tokens - 1
-        self._preemption.note_growth(request)
-        rest = iter(token_ids[1:])
-        while reason is None and (token_id := next(rest, None)) is not None:
-            reason = request.append(token_id)
-        token_ids = token_ids[: request.num_tokens - num_before]
-        self.accounts.charge_output([request.terms.tenant] * (len(token_ids) - 1))
-        return reason, token_ids

@@ -1,0 +1,94 @@
+"""What tenants owe each other, and how it bounds what can be promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.events import Admitted, Stepped
+from headway.core.fair import URGENT_LEAD
+from headway.core.terms import Terms
+from tests.core.paced import Paced
+from tests.harness import make_request
+
+
+def serve_ahead(engine: Paced, lead: float) -> None:
+    """Two tenants wait; one of them has been given so much more than the other."""
+    engine.add("running", 4, max_tokens=20)
+    engine.step()
+    engine.add("quiet", 20, max_tokens=2, terms=Terms(tenant="quiet"))
+    account = engine.scheduler.accounts.open(make_request(terms=Terms(tenant="busy")))
+    account.counter = engine.scheduler.accounts.of(engine.scheduler.requests["quiet"]).counter
+    account.charge(lead)
+
+
+def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD - 100)
+    engine.step()
+    engine.ask("first", 1500, 100, tenant="busy", deadline_s=60.0)
+    assert engine.refusal("first") is None
+    # Its tenant's turn comes when the other has caught up with what the first is given.
+    engine.ask("second", 20, 2, tenant="busy", ttft_s=1.0)
+    assert engine.refusal("second") is not None
+    engine.ask("stranger", 20, 2, tenant="quiet", ttft_s=1.0)
+    assert engine.refusal("stranger") is None
+    engine.run()
+
+
+def test_a_promise_goes_before_another_tenants_share_within_the_lead():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD - 1)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["running", "soon", "quiet"]
+
+
+def test_a_tenant_that_is_too_far_ahead_waits_for_its_share_whatever_it_was_promised():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 1)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.run()
+    order = [event.request_id for event in engine.seen(Admitted)]
+    assert order == ["running", "quiet", "soon"]
+
+
+def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 3000)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    assert engine.refusal("soon") is not None
+    engine.run()
+
+
+def test_a_tenant_owes_nothing_to_itself_nor_to_spot():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    engine.add("running", 4, max_tokens=20)
+    engine.step()
+    busy, spot = Terms(tenant="busy"), Terms(tenant="idler", is_spot=True)
+    engine.add("spot", 20, max_tokens=2, terms=spot)
+    engine.add("own", 20, max_tokens=2, terms=busy)
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["own"])
+    account.charge(10 * URGENT_LEAD)
+    for tenants in (["busy"], ["busy", "idler", "nobody"]):
+        assert not engine.scheduler.waiting.shares(tenants).leads.get("busy")
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    assert engine.refusal("soon") is None
+    engine.run()
+
+
+def test_how_far_tenants_are_ahead_is_told_while_they_have_promises():
+    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
+    serve_ahead(engine, URGENT_LEAD + 100)
+    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
+    engine.step()
+    pace = engine.seen(Stepped)[-1].pace
+    assert pace is not None
+    assert list(pace.shares.leads) == ["busy"]
+    assert pace.shares.leads["busy"].excess == pytest.approx(100, abs=10)
+    assert pace.shares.owed("busy", 500) == pytest.approx(600, abs=10)
+    assert pace.shares.owed("busy", -500) == pace.shares.owed("quiet", 500) == 0.0
+    engine.run()
+    pace = engine.seen(Stepped)[-1].pace
+    assert pace is not None
+    assert not pace.shares.leads
