@@ -35,22 +35,19 @@ def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for(
     engine.run()
 
 
-def test_a_promise_goes_before_another_tenants_share_within_the_lead():
+@pytest.mark.parametrize(
+    ("lead", "first", "second"),
+    [(URGENT_LEAD - 1, "soon", "quiet"), (URGENT_LEAD + 1, "quiet", "soon")],
+)
+def test_a_promise_goes_before_another_tenants_share_within_the_lead_and_not_beyond(
+    lead: float, first: str, second: str
+):
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD - 1)
+    serve_ahead(engine, lead)
     engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
     engine.run()
     order = [event.request_id for event in engine.seen(Admitted)]
-    assert order == ["running", "soon", "quiet"]
-
-
-def test_a_tenant_that_is_too_far_ahead_waits_for_its_share_whatever_it_was_promised():
-    engine = Paced(max_num_seqs=1, scheduling_policy="fair")
-    serve_ahead(engine, URGENT_LEAD + 1)
-    engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
-    engine.run()
-    order = [event.request_id for event in engine.seen(Admitted)]
-    assert order == ["running", "quiet", "soon"]
+    assert order == ["running", first, second]
 
 
 def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():

@@ -231,13 +231,12 @@ class Pacer:
                     self._follow(request, now)
 
     def _follow(self, request: Request, now: float) -> None:
-        targets = request.terms.targets
         if request.state is RequestState.FINISHED:
             self.leave(request)
         elif request.num_output_tokens and request.id not in self._first_token_at:
             # One that was continued after a crash has had others; it is taken to be on time.
-            num_before = request.num_output_tokens - 1
-            self._first_token_at[request.id] = now - num_before * (targets.tpot_s or 0.0)
+            had_s = (request.num_output_tokens - 1) * (request.terms.targets.tpot_s or 0.0)
+            self._first_token_at[request.id] = now - had_s
 
 
 def _due_at(request: Request) -> float:
