@@ -267,8 +267,9 @@ class BlockCheckpoint(MemoryCheckpoint):
 
     def read_quantized(self, name: str) -> Quantized:
         kind = "Q8_0" if name in (EMBEDDING, HEAD) else "Q4_1"
-        rows = self.weights[name].numpy()
-        return Quantized(kind, gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind]))
+        values = self.weights[name].numpy()
+        rows = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+        return Quantized(kind, rows, values.shape)
 
 
 @every_isa
@@ -285,6 +286,15 @@ def test_kept_blocks_compute_as_their_values_do(isa):
         found.append(in_chunks(model, [40, 20, 10]))
     assert torch.equal(*found)
     assert seen == 2 * [(i + 1, len(checkpoint.weights)) for i in range(len(checkpoint.weights))]
+
+
+def test_blocks_of_another_shape_are_refused():
+    weights = weights_of(WIDE)
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights[name] = weights[name][:-16].contiguous()
+    options = LoadOptions(dtype="int4", num_blocks=8, block_size=16, max_model_len=128)
+    with pytest.raises(ModelLoadError, match=r"down_proj.weight has shape \[592, 64\]"):
+        CompiledModel(BlockCheckpoint(WIDE, weights), options)
 
 
 # ------------------------------------------------------------------- around the model

@@ -13,7 +13,8 @@ from headway.errors import ConfigError, ModelLoadError
 from headway.executors.source import locate
 from headway.executors.torch.load import load_decoder, open_checkpoint
 from headway.executors.torch.spec import ModelSpec, TensorScaling
-from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES
+from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
+from headway.gguf_header import TensorEntry
 from tests.executors.torch.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
 
 CPU = torch.device("cpu")
@@ -205,3 +206,37 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
 def test_unknown_dtype():
     with pytest.raises(ConfigError, match="fp32, bf16"):
         load_decoder(MemoryCheckpoint(tiny_spec(), {}), "int3")
+
+
+def test_heads_that_are_not_all_there(tmp_path):
+    spec = tiny_spec()
+    weights = tiny_weights(spec)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = weights[name][: len(weights[name]) // 2]
+    checkpoint = open_checkpoint(locate(write_gguf(tmp_path / "tiny.gguf", spec, weights)))
+    with pytest.raises(ModelLoadError, match="not one row a head"):
+        load_decoder(checkpoint, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("Q4_1", "int4"),
+        ("Q4_0 Q4_1", "int4"),
+        ("Q4_K Q6_K", "int8"),
+        ("Q4_0 Q8_0", "int8"),
+        ("IQ4_XS", "int8"),
+        ("Q4_0 F16", None),
+        ("BF16", None),
+    ],
+)
+def test_four_bits_are_chosen_for_blocks_that_stay_as_they_are(kinds: str, expected: str | None):
+    checkpoint = GgufCheckpoint.__new__(GgufCheckpoint)
+    checkpoint._tensors = {
+        f"model.layers.{at}.mlp.up_proj.weight": TensorEntry(
+            (64, 64), gguf.GGMLQuantizationType[kind].value, 0
+        )
+        for at, kind in enumerate(kinds.split())
+    }
+    checkpoint._tensors["token_embd.weight"] = TensorEntry((64, 64), 0, 0)
+    assert checkpoint.quantization == expected

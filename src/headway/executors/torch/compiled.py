@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import mmap
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from headway.errors import ModelLoadError
 from headway.executors.torch import kernels
 from headway.executors.torch.attention import Span
-from headway.executors.torch.model import WeightReader
+from headway.executors.torch.model import Progress, WeightReader
 from headway.executors.torch.rope import rope_frequencies
 from headway.executors.torch.second_store import SecondStore
 from headway.executors.torch.spec import ModelSpec
@@ -32,7 +32,6 @@ from headway.executors.torch.weights.names import (
     layer_prefix,
 )
 
-Progress = Callable[[int, int], None]
 _LARGE_PAGE = 2 * 1024**2
 _ARENA_BYTES = 64 * 1024**2
 _CACHE_LINE = 64
@@ -148,12 +147,12 @@ class _Packer:
         self.reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), progress)
         self._library = library
         self._dtype = dtype
-        self._kept: list[object] = []
+        self.kept: list[object] = []
         self._next = self._end = 0
 
     def keep(self, tensor: torch.Tensor) -> int:
         """The tensor's address, valid as long as this packer."""
-        self._kept.append(tensor)
+        self.kept.append(tensor)
         return tensor.data_ptr()
 
     def allocate(self, num_bytes: int) -> int:
@@ -169,16 +168,13 @@ class _Packer:
                 with contextlib.suppress(OSError):  # a kernel without them
                     memory.madvise(mmap.MADV_HUGEPAGE)
             view = (ctypes.c_char * 1).from_buffer(memory)
-            self._kept += (memory, view)
+            self.kept += (memory, view)
             address = ctypes.addressof(view)
             self._next = -(-address // _LARGE_PAGE) * _LARGE_PAGE
             self._end = address + size
         taken = self._next
         self._next += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
         return taken
-
-    def keep_object(self, kept: object) -> None:
-        self._kept.append(kept)
 
     def values(self, name: str) -> int:
         return self.keep(self.reader.tensor(name).contiguous())
@@ -219,7 +215,7 @@ class _Packer:
         num_rows, num_inputs = self.reader.shape(name)
         if quantized is not None and quantized.kind in kernels.SOURCES:
             rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
-            self.reader.count()
+            self.reader.take(name, quantized.shape)
         else:
             rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
         self._library.hw_pack(
@@ -254,7 +250,7 @@ def _describe(packer: _Packer, options: LoadOptions) -> kernels.Model:
     layers = (kernels.Layer * spec.num_layers)(
         *(_layer(packer, spec, index) for index in range(spec.num_layers))
     )
-    packer.keep_object(layers)
+    packer.kept.append(layers)
     final_norm = packer.values(FINAL_NORM)
     head = embedding if spec.tie_embeddings else packer.table(HEAD)
     factors = packer.reader.raw(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None

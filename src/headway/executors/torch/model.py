@@ -129,19 +129,19 @@ class WeightReader:
     def raw(self, name: str) -> torch.Tensor:
         """As the checkpoint has it."""
         tensor = self._checkpoint.read(name)
-        if tuple(tensor.shape) != self._shapes[name]:
-            raise ModelLoadError(
-                f"tensor {name} has shape {list(tensor.shape)}; "
-                f"the configuration asks for {list(self._shapes[name])}"
-            )
-        self.count()
+        self.take(name, tuple(tensor.shape))
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def count(self) -> None:
-        """Tell of one more tensor read."""
+    def take(self, name: str, shape: tuple[int, ...]) -> None:
+        """One more tensor was read; it must have the shape that the spec says."""
+        if shape != self._shapes[name]:
+            raise ModelLoadError(
+                f"tensor {name} has shape {list(shape)}; "
+                f"the configuration asks for {list(self._shapes[name])}"
+            )
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._shapes))

@@ -33,10 +33,12 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Rows as a file keeps them: ggml's name of the kind, and the bytes of each row."""
+    """Rows as a file keeps them: ggml's name of the kind, the bytes of each row, and the shape
+    of the tensor in values."""
 
     kind: str
     rows: np.ndarray
+    shape: tuple[int, ...]
 
 
 @runtime_checkable

@@ -19,7 +19,6 @@ from headway.executors.torch.weights.names import (
     FINAL_NORM,
     HEAD,
     ROPE_FACTORS,
-    layer_prefix,
 )
 from headway.gguf_header import TensorEntry, read_header
 
@@ -42,8 +41,9 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_QUANTIZATION = {"Q4": "int4", "IQ4": "int4", "Q5": "int8", "Q6": "int8", "Q8": "int8"}
-"""What loses little or nothing against the file's own kind."""
+_AS_INT4 = frozenset({"Q4_0", "Q4_1"})
+"""Kinds whose blocks are taken as they are. All others would be quantized a second time, which
+loses little in 8 bits and much in 4."""
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -70,10 +70,16 @@ class GgufCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """By the first layer's widest matrix; the kinds of one file differ little."""
-        entry = self._tensors.get(f"{layer_prefix(0)}mlp.gate_proj.weight")
-        kind = GGMLQuantizationType(entry.type_id).name if entry is not None else ""
-        return _QUANTIZATION.get(kind.partition("_")[0])
+        """What loses little or nothing against the kinds of all the layers' matrices."""
+        kinds = {
+            GGMLQuantizationType(entry.type_id).name
+            for name, entry in self._tensors.items()
+            if name.endswith("_proj.weight")
+        }
+        if kinds and kinds <= _AS_INT4:
+            return "int4"
+        is_quantized = kinds and all(kind.startswith(("Q", "IQ")) for kind in kinds)
+        return "int8" if is_quantized else None
 
     def read(self, name: str) -> torch.Tensor:
         quantized = self.read_quantized(name)
@@ -88,8 +94,8 @@ class GgufCheckpoint:
     def read_quantized(self, name: str) -> Quantized:
         entry = self._tensors[name]
         raw = self._data[entry.offset : entry.offset + _num_bytes(entry)]
-        rows = raw.reshape(*entry.shape[:-1], -1)
-        return Quantized(GGMLQuantizationType(entry.type_id).name, self._unpermuted(name, rows))
+        rows = self._unpermuted(name, raw.reshape(*entry.shape[:-1], -1))
+        return Quantized(GGMLQuantizationType(entry.type_id).name, rows, entry.shape)
 
     def _unpermuted(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Undo the row order of llama files, whose rotary pairs are neighbours, not halves."""
@@ -101,6 +107,9 @@ class GgufCheckpoint:
             num_heads = self._spec.num_kv_heads
         else:
             return rows
+        entry = self._tensors[name]
+        if entry.shape[0] != num_heads * self._spec.head_dim:
+            raise ModelLoadError(f"tensor {name} has shape {list(entry.shape)}: not one row a head")
         if rows.ndim == 1:  # a bias: one number, of however many bytes, in a row
             rows = rows.reshape(num_heads * self._spec.head_dim, -1)
         pairs = rows.reshape(num_heads, self._spec.head_dim // 2, 2, -1)
