@@ -101,7 +101,7 @@ def report(steps: Steps) -> str:
     """How far off each step's prediction was, by those before it."""
     model, errors = StepTimeModel(), []
     for shape, elapsed_s in steps:
-        errors.append(abs(model.predict(shape) - elapsed_s) / elapsed_s)
+        errors.append(abs(model.cost.predict(shape) - elapsed_s) / elapsed_s)
         model.observe(shape, elapsed_s)
     counted = sorted(errors[WARM_UP:])
     cost = model.outlook

@@ -83,13 +83,13 @@ class SchedulerConfig:
     max_num_batched_tokens: int = setting(512, "Most tokens computed in one step.")
     scheduling_policy: str = setting(
         "fair",
-        "Order of the waiting line: fair (tenants by their shares, then by priority), fcfs or "
-        "priority.",
+        "Order of the waiting line: fair (tenants by their shares, then by priority), deadline "
+        "(by what was promised), fcfs or priority.",
     )
     max_wait_s: float = setting(
         10.0,
-        "A request that waits so long after its arrival, in seconds, goes before all others; "
-        "under fair, before all others of its tenant.",
+        "A request that has waited so long since it came or was last preempted, in seconds, goes "
+        "before all others; under fair, before all others of its tenant.",
     )
     prefill_floor: int = setting(
         64, "Tokens of a step that decodes leave to prefill while any waits."
@@ -177,7 +177,9 @@ class ServerConfig:
         262_144, "Most prompt tokens waiting for a seat; more are refused with 503."
     )
     max_num_queued_reqs_per_key: int | None = setting(
-        None, "Most requests of one API key waiting for a seat; more are refused with 429."
+        None,
+        "Most requests of one tenant (without a tenants file: of one API key) waiting for a "
+        "seat; more are refused with 429.",
     )
     max_queue_wait_s: float = setting(
         10.0, "A request expected to wait longer for a seat, in seconds, is refused at once."

@@ -98,6 +98,12 @@ def test_goodput_is_the_share_of_all_that_ended(text: str, num_good: int):
     assert astuple(goodput) == pytest.approx((num_good / 6, num_good / 10))
 
 
+def test_an_answer_without_a_token_has_missed_its_first():
+    nothing = answered(0, 0.0, [], 1.0)
+    for text, is_good in (("ttft=10", False), ("tpot=10", True), ("e2e=10", True)):
+        assert parse_targets(text).are_met_by(nothing) == is_good
+
+
 def test_targets_are_checked():
     assert parse_targets("ttft=2.0,tpot=0.2,e2e=30") == Targets(2.0, 0.2, 30.0)
     for text in ("", "ttft", "ttft=x", "ttft=0", "itl=3", "2"):
@@ -177,6 +183,14 @@ def test_the_knee_comes_before_the_first_saturated_rate(
 ):
     assert find_knee(CURVES[name]) == Knee(rate, why)
     assert (why or "no rate was saturated") in knee_line(Knee(rate, why))
+
+
+def test_a_run_shorter_than_its_answers_says_nothing_of_throughput():
+    *before, last = CURVES["throughput"]
+    for elapsed_s, is_found in ((29.0, False), (30.0, True)):
+        summary = replace(last.summary, elapsed_s=elapsed_s, e2e_s={95: 10.0})
+        knee = find_knee([*before, replace(last, summary=summary)])
+        assert (knee.why is not None) == is_found
 
 
 def test_a_target_takes_the_place_of_the_lowest_rate():

@@ -143,3 +143,32 @@ def test_one_that_grows_old_while_it_stands_aside_is_the_next_of_its_tenant():
     assert head is not None
     assert head.id == "low"
     engine.run()
+
+
+def test_the_time_in_which_it_ran_is_no_wait():
+    engine = Harness(max_num_seqs=1, scheduling_policy="priority", max_wait_s=5.0)
+    engine.add("low", 4, max_tokens=200, priority=9)
+    for _ in range(100):
+        engine.step()
+        engine.advance(0.1)
+    engine.add("vip", 4, max_tokens=20)
+    engine.add("other", 4, max_tokens=20)
+    engine.step()
+    engine.step()
+    (preempted,) = engine.seen(Preempted, "low")
+    low = engine.scheduler.requests["low"]
+    assert not low.is_aged
+    engine.advance(preempted.at + 5.0 - engine.clock.now())
+    engine.step()
+    assert low.is_aged
+    engine.run()
+
+
+def test_nothing_is_kept_of_tenants_that_are_gone():
+    engine = Harness(max_num_seqs=1, max_wait_s=0.5)
+    for number in range(5):
+        engine.add(f"r{number}", 4, max_tokens=3, terms=Terms(f"t{number}"))
+    for _ in range(30):
+        engine.step()
+        engine.advance(0.5)
+    assert not engine.scheduler.waiting._num_aged

@@ -112,3 +112,14 @@ def test_the_cap_is_shared_by_all_prompts_of_a_step():
     engine.add("b", 20)
     step = engine.step()
     assert prefill_tokens(step, "a", "b") == 5
+
+
+def test_decodes_have_what_prefill_could_not_use():
+    engine = Harness(32, max_num_batched_tokens=8, prefill_floor=4)
+    for number in range(6):
+        engine.add(f"r{number}", 4, max_tokens=20)
+    engine.steps(6)
+    engine.add("large", 100, max_tokens=2)  # it has a seat to take, and no blocks
+    for _ in range(3):
+        assert len(engine.step()) == 6
+    engine.run()

@@ -109,6 +109,20 @@ def test_what_is_left_of_a_request():
     assert (job.num_prefill_left, job.num_output, job.num_context) == (0, 1, 101)
 
 
+def test_what_is_cached_need_not_be_computed():
+    request = make_request("a", 100, max_tokens=50)
+    job = job_of(request, 50, num_cached=96)
+    assert (job.num_prefill_left, job.num_context) == (4, 100)
+    request.num_computed = 50  # what was cached has been taken up, or was gone
+    assert job_of(request, 50, num_cached=96).num_prefill_left == 50
+
+
+def test_every_sample_has_its_own_decodes():
+    one, eight = (job_of(make_request("a", 100, max_tokens=50, n=n), 50) for n in (1, 8))
+    assert eight.decode_s(COST) == pytest.approx(8 * one.decode_s(COST))
+    assert eight.prefill_s(COST) == one.prefill_s(COST)
+
+
 # ------------------------------------------------------------------------- feasibility
 
 

@@ -383,3 +383,17 @@ def test_a_preempted_request_does_not_bring_an_old_weight_back():
     assert account is not None
     assert account.weight == 5.0
     engine.run()
+
+
+def test_a_tenant_whose_account_was_forgotten_begins_with_the_new_one():
+    line = Line()
+    line.join("b", "b")
+    line.charge("b", 1.0)
+    gone = line.join("old", "a")
+    line.charge("a", 1000.0)
+    line.queue.remove(gone)
+    del line.accounts._accounts["a"]
+    line.join("new", "a")
+    line.charge("a", 5.0)
+    line.join("b2", "b")
+    assert [line.take() for _ in range(3)] == ["b", "b2", "new"]

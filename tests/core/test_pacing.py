@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.control import Limits, Load
 from headway.core.events import Admitted, Finished, Refused, Stepped
 from headway.core.pacing import MAX_HELD_STEPS
 from headway.core.request import FinishReason
-from headway.core.steptime import StepShape
+from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from tests.core.paced import Paced
 from tests.harness import Harness, make_request
@@ -87,8 +88,10 @@ def test_policies_that_do_not_heed_targets_let_nobody_wait_longer_for_one(policy
 def test_one_that_comes_back_after_a_crash_is_not_refused():
     engine = Paced()
     terms = Terms(targets=Targets(ttft_s=0.001))
-    engine.add("a", 100, num_prompt_tokens=90, max_tokens=30, terms=terms)
-    assert engine.refusal("a") is None
+    again = make_request("a", 100, 30, num_prompt_tokens=90, terms=terms)
+    engine.core.add(again, is_resent=True)
+    engine.core.add(make_request("b", 100, 30, terms=terms), is_resent=True)
+    assert engine.refusal("a") is engine.refusal("b") is None
     engine.run()
 
 
@@ -159,6 +162,26 @@ def test_prefill_is_cut_so_that_the_step_ends_in_time():
         step = engine.step()
         assert 40 < len(step["long"].token_ids) < 100
         assert engine.plan_s <= 0.1
+    engine.run()
+
+
+def test_how_far_a_prompt_has_come_counts_in_the_size_of_its_next_part(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine = Paced()
+    engine.ask("reader", 4, 200, tpot_s=0.1)
+    engine.step()
+    engine.add("long", 1000, max_tokens=2)
+    controller, starts = engine.scheduler.pacer._controller, []
+    decide = controller.decide
+
+    def note(load: Load, cost: StepCost) -> Limits:
+        starts.append(load.prefill_start)
+        return decide(load, cost)
+
+    monkeypatch.setattr(controller, "decide", note)
+    sizes = [len(engine.step()["long"].token_ids) for _ in range(3)]
+    assert starts == [0, sizes[0], sizes[0] + sizes[1]]
     engine.run()
 
 

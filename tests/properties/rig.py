@@ -149,7 +149,7 @@ class Rig:
         young: list[Request] = []
         max_wait_s = self.scheduler.config.max_wait_s
         for request in self.scheduler.waiting:
-            ages_at = request.arrived_at + max_wait_s
+            ages_at = request.changed_at + max_wait_s
             if request.due_at < inf:
                 ages_at = max(ages_at, request.due_at)
             is_due = self.clock.now() >= ages_at
@@ -157,11 +157,13 @@ class Rig:
         return old, young
 
     def _nobody_overtook(self, old: list[Request], young: list[Request]) -> None:
-        """Nobody young was seated while an old one stayed: under fair, of the same tenant.
-        An old one whose tenant holds all it may is nobody's to wait for."""
+        """Nobody young was seated while an old one stayed: under fair, of the same tenant; under
+        fcfs, one that came later. An old one whose tenant holds all it may is nobody's to wait
+        for."""
         waits = self.scheduler.waiting.waits
         seated = [request for request in young if request.state is RequestState.RUNNING]
-        is_fair = self.scheduler.config.scheduling_policy == "fair"
+        policy = self.scheduler.config.scheduling_policy
+        is_fair = policy == "fair"
         # Where many are due at once, some age in a later pass.
         late = [request for request in old if not request.is_aged]
         require(not late or len(old) - len(late) >= MAX_AGED, f"{len(late)} did not age")
@@ -171,6 +173,8 @@ class Rig:
             if waits.cause_of(request) is WaitCause.TENANT_SHARE and not is_fair:
                 continue
             for other in seated:
+                if policy == "fcfs" and (other.place, other.index) < (request.place, request.index):
+                    continue
                 is_own = other.terms.tenant == request.terms.tenant
                 require(is_fair and not is_own, f"{other.id} overtook {request.id}, which is old")
 

@@ -43,9 +43,8 @@ class Tally:
         self.counts["refusals"] += seen["Refused"]
         self.counts["bypasses"] += num_bypasses
 
-    def summary(self, num_violations: int = 0) -> str:
-        parts = [f"{name}={self.counts[name]}" for name in REPORTED]
-        return " ".join([*parts, f"violations={num_violations}"])
+    def summary(self) -> str:
+        return " ".join(f"{name}={self.counts[name]}" for name in REPORTED)
 
 
 def draw_rig(rng: random.Random) -> Rig:
@@ -163,6 +162,7 @@ def walk(num_steps: int, seed: int, progress_s: float | None = None) -> Tally:
             walker.rig.drain()
         except Exception as error:
             error.add_note(f"walk seed={seed} epoch={epoch} step={walker.rig.num_steps}")
+            error.add_note(f"before: {tally.summary()}")
             raise
         tally.take(walker.rig, walker.num_bypasses)
         epoch += 1

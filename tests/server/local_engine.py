@@ -92,7 +92,8 @@ class LocalProcess:
                     terms=command.terms,
                     index=command.index,
                     num_prompt_tokens=command.num_prompt_tokens,
-                )
+                ),
+                command.is_resent,
             )
         elif isinstance(command, AbortRequests):
             for request_id in command.ids:

@@ -12,6 +12,8 @@ from headway.core.deadlines import Lead, Shares
 from headway.core.params import SamplingParams
 from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
+from headway.engine.messages import AddRequest
+from headway.engine.streams import RequestStream
 from headway.errors import DeadlineError
 from headway.server.errors import refusal_reason, translate
 from headway.text import Tokenizer
@@ -108,6 +110,39 @@ async def test_a_refusal_by_the_engine_reaches_the_caller_as_the_same_error(toke
         await answer(local, "late", HURRIED, num_prompt=60)
     assert caught.value.retry_after_s >= 1
     assert local.engine.num_requests == 0
+    await local.engine.close()
+
+
+async def test_a_refusal_by_the_engine_is_counted_where_it_is_answered(tokenizer: Tokenizer):
+    local = await slow_engine(tokenizer)
+    local.engine._outlook.reset()
+    with pytest.raises(DeadlineError):
+        await answer(local, "late", HURRIED, num_prompt=60)
+    assert b'reason="deadline"' not in local.metrics.render()
+    await local.engine.close()
+
+
+async def test_what_a_tenant_has_in_the_cache_is_not_counted_as_work(tokenizer: Tokenizer):
+    local = await slow_engine(tokenizer)
+    patient = replace(HURRIED, tenant="t", targets=Targets(ttft_s=60.0))
+    await answer(local, "known", patient, num_prompt=60)
+    hurried = replace(HURRIED, tenant="t")
+    with pytest.raises(DeadlineError):
+        await answer(local, "too soon", hurried, num_prompt=60)
+    await answer(local, "known again", patient, num_prompt=60)
+    assert await answer(local, "cached", hurried, num_prompt=60) > 0
+    with pytest.raises(DeadlineError):
+        await answer(local, "another", replace(HURRIED, tenant="u"), num_prompt=60)
+    await local.engine.close()
+
+
+async def test_one_that_the_last_engine_had_is_not_refused_by_the_next(tokenizer: Tokenizer):
+    stream = RequestStream(AddRequest("a", [65] * 60, PARAMS, 0, 0.0, terms=HURRIED), tokenizer)
+    first, again = stream.commands(), stream.commands()
+    assert [one.is_resent for one in (*first, *again)] == [False, True]
+    local = await slow_engine(tokenizer)
+    await local.process.send(again[0])
+    assert "a" in local.process.scheduler.requests
     await local.engine.close()
 
 

@@ -32,9 +32,10 @@ class Targets:
     e2e_s: float | None = None
 
     def are_met_by(self, record: LoadRecord) -> bool:
-        """An answer of one token has no TPOT and meets any."""
+        """An answer of one token has no TPOT and meets any; one of none missed any TTFT."""
         return record.outcome is Outcome.COMPLETED and (
-            _within(record.ttft_s, self.ttft_s)
+            (self.ttft_s is None or record.ttft_s is not None)
+            and _within(record.ttft_s, self.ttft_s)
             and _within(record.tpot_s, self.tpot_s)
             and _within(record.e2e_s, self.e2e_s)
         )

@@ -5,6 +5,7 @@ any of these holds, each against the rates below it:
 - the p95 TTFT is above the target, or, without a target, above 3 times that of the lowest rate
   (and above it by at least 0.1 s, for below that it is noise);
 - output tokens/s rose by less than a third of what the rate rose by, relative to the rate before;
+  not looked at where a run is so short that the last answers are much of it;
 - more than 1 % of the requests were refused or failed.
 """
 
@@ -19,6 +20,8 @@ MAX_AUTO_POINTS = 12
 _TTFT_FACTOR = 3.0
 _TTFT_NOISE_S = 0.1
 _LEAST_GAIN = 1 / 3
+_LEAST_LENGTH = 3.0
+"""Of a run, in times of the slowest answers."""
 _MOST_UNSERVED = 0.01
 
 
@@ -44,7 +47,8 @@ def why_saturated(points: Sequence[SweepPoint], ttft_target_s: float | None = No
     limit = ttft_target_s or max(_TTFT_FACTOR * lowest, lowest + _TTFT_NOISE_S)
     if ttft > limit:
         return f"p95 TTFT {ttft:.2f} s, above {limit:.2f} s"
-    if len(points) > 1:
+    e2e_s = last.summary.e2e_s.get(95, 0.0)
+    if len(points) > 1 and last.summary.elapsed_s >= _LEAST_LENGTH * e2e_s:
         before = points[-2]
         rate_gain = last.rate / before.rate - 1
         speed = before.summary.output_tokens_per_s

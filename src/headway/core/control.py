@@ -56,7 +56,7 @@ class Load:
     tightest_s: float | None = None
     """The smallest time per output token that was promised to anyone running."""
     prefill_start: int = 0
-    """Tokens already computed of the prompt that is next: attention to them is work too."""
+    """Tokens already computed of the prompt that has most: attention to them is work too."""
     pace_s: float | None = None
     """The smallest that anyone running needs from now on: less than promised for those who are
     late."""

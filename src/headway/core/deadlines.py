@@ -51,6 +51,8 @@ class Job(NamedTuple):
     num_context: int
     """Tokens known: what a decode reads."""
     first_token_at: float | None = None
+    num_samples: int = 1
+    """That will decode, each of them as long."""
 
     @property
     def next_due_at(self) -> float:
@@ -81,7 +83,7 @@ class Job(NamedTuple):
         """The prefill's last step gives the first token: it is no decode."""
         num_steps = self.num_output_left - (1 if self.num_prefill_left > 0 else 0)
         mean_context = self.num_context + num_steps / 2
-        return max(0, num_steps) * cost.decode_s(mean_context)
+        return self.num_samples * max(0, num_steps) * cost.decode_s(mean_context)
 
     def latest_start_at(self, cost: StepCost, step_s: float) -> float:
         """The last moment at which it can be begun, alone and with steps of `step_s`, without
@@ -92,9 +94,17 @@ class Job(NamedTuple):
         return min(next_at, last_at)
 
 
-def job_of(request: Request, num_output_left: int, first_token_at: float | None = None) -> Job:
-    """What is left of a request that is expected to produce so many more tokens."""
+def job_of(
+    request: Request,
+    num_output_left: int,
+    first_token_at: float | None = None,
+    num_cached: int = 0,
+) -> Job:
+    """What is left of a request that is expected to produce so many more tokens. Before it is
+    begun, what was found cached of it is not."""
     num_left = request.num_tokens - request.num_computed
+    if num_cached and not request.num_computed:
+        num_left = max(2, num_left - num_cached)
     return Job(
         request.arrived_at,
         request.terms.targets,
@@ -103,6 +113,7 @@ def job_of(request: Request, num_output_left: int, first_token_at: float | None 
         num_output_left,
         request.num_tokens,
         first_token_at,
+        1 if request.num_output_tokens else request.params.n,
     )
 
 
@@ -115,10 +126,7 @@ def slack_s(job: Job, now: float, cost: StepCost, step_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Feasible:
-    """The promise can be kept; when the first and the last token are expected, from arrival."""
-
-    ttft_s: float
-    e2e_s: float
+    """The promise can be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +204,6 @@ def feasible(
     others = list(others)
     cost, speed = pace.cost, pace.speed * (1.0 - MARGIN)
     ttft_s = expected_ttft_s(job, others, pace, ahead.owed_s) / (1.0 - MARGIN)
-    e2e_s = ttft_s + job.num_output_left * pace.step_s
     if now + ttft_s > job.next_due_at:
         return _infeasible("the first token", ttft_s, now + ttft_s - job.next_due_at)
     tpot_s = job.targets.tpot_s
@@ -215,7 +222,7 @@ def feasible(
         due_at = job.last_due_at if job.last_due_at < inf else job.next_due_at
         what = "the last token" if job.last_due_at < inf else "the first token"
         return _infeasible(what, due_at - now + late_s, late_s)
-    return Feasible(ttft_s, e2e_s)
+    return Feasible()
 
 
 def _infeasible(what: str, expected_s: float, late_s: float) -> Infeasible:

@@ -33,8 +33,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        self.scheduler.add(request, self._clock.now())
+    def add(self, request: Request, is_resent: bool = False) -> None:
+        """Take a request in, or refuse it. One that an engine before this one had taken is not
+        judged again by what it was promised."""
+        self.scheduler.add(request, self._clock.now(), is_resent)
         self._sink(self.scheduler.take_events())
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:

@@ -21,7 +21,8 @@ come to, each at its end, w_p the cost of a prompt token and w_q that of an outp
 tenant is given a seat only while its counter is the least; from then on the counter grows by that
 prompt and by what its running requests still put out, and the other's does not fall. Requests that
 overtake one that does not fit add what they are given: at most `max_bypasses` requests. Where
-promises were made, URGENT_LEAD is added to the bound.
+promises were made, URGENT_LEAD is added to the bound. Twice what all blocks cost for as long as a
+request runs is added too, over the smaller weight; it is small beside the rest.
 
 Prefixes: among tenants whose counters are within SLACK of the least, one whose request finds the
 start of its prompt cached goes first, since it is cheaper now than later. This adds SLACK to the
@@ -97,7 +98,8 @@ class FairQueue:
         if account.num_in_line == 0:
             account.counter = max(account.counter, self.least_counter(rank))
         lane = self._lanes.get(key)
-        if lane is None:
+        # The account of a tenant that was away for long may have been forgotten and made anew.
+        if lane is None or lane.account is not account:
             lane = self._lanes[key] = _Lane(account)
         lane.requests.push(request)
         if request.due_at < inf:
@@ -194,7 +196,8 @@ class FairQueue:
             if first is None:
                 heappop(heap)
                 lane.is_listed = False
-                del self._lanes[rank, tenant]
+                if self._lanes.get((rank, tenant)) is lane:
+                    del self._lanes[rank, tenant]
             elif lane.account.counter > counter:
                 heapreplace(heap, (lane.account.counter, first.place, tenant, lane))
             else:

@@ -1,10 +1,10 @@
 """The waiting line as the scheduler sees it: a policy's order, and what no policy may change.
 
-    ageing     a request that waits `max_wait_s` after its arrival goes first: before all others,
-               or, where tenants have shares, before all others of its tenant, and it is no longer
-               spot. From then on it waits only for those that have aged before it, for its
-               tenant's turn, and for running requests to make room, and no waiting request takes
-               the seat it gets
+    ageing     a request that has waited `max_wait_s` since it came or was last preempted goes
+               first: before all others, or, where tenants have shares, before all others of its
+               tenant, and it is no longer spot. From then on it waits only for those that have
+               aged before it, for its tenant's turn, and for running requests to make room, and no
+               waiting request takes the seat it gets
     parking    requests of a tenant that holds all the blocks it may stand aside, and everybody
                else passes them; each time the tenant gives up blocks, its strongest comes back
     the account of every wait (headway.core.waits)
@@ -134,7 +134,10 @@ class WaitingLine:
         it waited for."""
         del self._members[request.id]
         self._urgent.pop(request.id, None)
-        self._num_aged[request.terms.tenant] -= request.is_aged
+        if request.is_aged:
+            self._num_aged[request.terms.tenant] -= 1
+            if not self._num_aged[request.terms.tenant]:
+                del self._num_aged[request.terms.tenant]
         self._accounts.of(request).num_in_line -= 1
         # Whoever stands aside behind it in its tenant's order may be the next that fits.
         self.release(request.terms.tenant)
@@ -268,8 +271,9 @@ class WaitingLine:
         return self._members.get(request.id) is request and not request.is_aged
 
     def _ages_at(self, request: Request) -> float:
-        """One that was promised a later time is not old before it must be begun."""
-        at = request.arrived_at + self._max_wait_s
+        """By how long it has waited since it came or was last preempted, not by how long it has
+        run. One that was promised a later time is not old before it must be begun."""
+        at = request.changed_at + self._max_wait_s
         return at if request.due_at == inf else max(at, request.due_at)
 
     def _make_old(self, request: Request, now: float) -> None:

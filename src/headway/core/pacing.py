@@ -45,7 +45,8 @@ ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 class Pacer:
     """Decides by slack: the size of a step, the decodes in it, and what may still be promised."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, find_cached: Callable[[Request], int]) -> None:
+        """`find_cached` counts the tokens of a request that are in the prefix cache."""
         self.model = StepTimeModel()
         self.cost: StepCost = self.model.cost
         """What the next step costs."""
@@ -57,6 +58,9 @@ class Pacer:
         self._promised_tenants: Counter[str] = Counter()
         """Whose they are."""
         self._first_token_at: dict[str, float] = {}
+        self._find_cached = find_cached
+        self._num_cached: dict[str, int] = {}
+        """Of those with targets: tokens that were cached when they came."""
         self._num_held: dict[str, int] = {}
         self._promises = Promises()
         self._idle = Load(0, StepShape())
@@ -84,15 +88,20 @@ class Pacer:
     # ---------------------------------------------------------------- promises
 
     def add(
-        self, request: Request, running: Iterable[Request], shares: SharesOf, now: float
+        self,
+        request: Request,
+        running: Iterable[Request],
+        shares: SharesOf,
+        now: float,
+        is_resent: bool = False,
     ) -> Feasible | Infeasible:
         """A request wants in. If it may, it gets its place in a line by slack."""
         if request.terms.targets == NO_TARGETS:
-            return Feasible(0.0, 0.0)
+            return Feasible()
+        self._num_cached[request.id] = self._find_cached(request)
         pace, job = self.pace(shares((request.terms.tenant,))), self._job(request)
-        verdict: Feasible | Infeasible = Feasible(0.0, 0.0)
-        # One that has output already is continued after a crash: it was promised long ago.
-        if self._heeds_targets and not request.num_output_tokens:
+        verdict: Feasible | Infeasible = Feasible()
+        if self._heeds_targets and not is_resent:
             others = {one.id: one for one in running} | self._promised
             jobs = [(other.terms.tenant, self._job(other)) for other in others.values()]
             verdict = self._promises.judge(job, request.terms.tenant, jobs, pace, now)
@@ -104,6 +113,8 @@ class Pacer:
                 # Somewhat before the last moment: what follows will not go as expected either.
                 hand_s = EARLIER * max(0.0, latest_at - request.arrived_at)
                 request.due_at = latest_at - hand_s
+        else:
+            del self._num_cached[request.id]
         return verdict
 
     def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
@@ -118,6 +129,7 @@ class Pacer:
 
     def leave(self, request: Request) -> None:
         """It has ended: nothing is owed to it any more, and how long it was is known."""
+        self._num_cached.pop(request.id, None)
         if self._promised.pop(request.id, None) is None:
             return
         tenant = request.terms.tenant
@@ -133,7 +145,8 @@ class Pacer:
         max_tokens = request.params.max_tokens or 1
         lengths, num_output = self._promises.lengths, request.num_output_tokens
         num_left = lengths.expected_left(request.terms.tier, num_output, max_tokens)
-        return job_of(request, num_left, self._first_token_at.get(request.id))
+        num_cached = self._num_cached.get(request.id, 0)
+        return job_of(request, num_left, self._first_token_at.get(request.id), num_cached)
 
     # ------------------------------------------------------------------- steps
 
@@ -145,9 +158,12 @@ class Pacer:
         tightest_s: float | None = None
         pace_s: float | None = None
         decoding: list[Request] = []
+        prefill_start = 0
         for request in running:
             if len(request.token_ids) - request.num_computed == 1:
                 decoding.append(request)
+            elif request.num_computed > prefill_start:
+                prefill_start = request.num_computed
             targets = request.terms.targets
             if targets is not NO_TARGETS and targets.tpot_s is not None:
                 tightest_s = min(targets.tpot_s, tightest_s or inf)
@@ -160,7 +176,7 @@ class Pacer:
             running = [one for one in running if one.id not in held]
             decoding = [one for one in decoding if one.id not in held]
         shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
-        load = Load(len(running), shape, tightest_s, pace_s=pace_s, num_held=len(held))
+        load = Load(len(running), shape, tightest_s, prefill_start, pace_s, len(held))
         self.limits = self._controller.decide(load, self.cost)
         return running
 

@@ -72,7 +72,7 @@ class TighterLoad:
 
 def _tightness(horizon_s: float) -> int:
     """Promises within a factor of two of each other are about as tight."""
-    return max(-8, min(16, int(horizon_s).bit_length())) if horizon_s >= 1.0 else -1
+    return min(16, int(horizon_s).bit_length()) if horizon_s >= 1.0 else -1
 
 
 class Promises:
@@ -90,7 +90,7 @@ class Promises:
         cost = pace.cost
         horizon_s = min(job.next_due_at, job.last_due_at) - now
         if horizon_s == inf or not cost.is_known:
-            return Feasible(0.0, 0.0)
+            return Feasible()
         reserved = self._tighter.share(horizon_s, now)
         self._tighter.add(horizon_s, job.prefill_s(cost) + job.decode_s(cost), now)
         jobs, num_ahead = list[Job](), 0.0
@@ -98,6 +98,6 @@ class Promises:
             jobs.append(other)
             if name == tenant:
                 num_ahead += other.num_prefill_left * PROMPT_COST
-                num_ahead += other.num_output_left * OUTPUT_COST
+                num_ahead += other.num_samples * other.num_output_left * OUTPUT_COST
         owed_s = pace.shares.owed(tenant, num_ahead) * cost.per_prefill_token_s
         return feasible(job, jobs, pace, now, Ahead(reserved, owed_s))

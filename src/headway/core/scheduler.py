@@ -65,7 +65,7 @@ class Scheduler:
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
         rules = Rules(self.waiting.weakness, config.max_preemptions)
         self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
-        self.pacer = Pacer(config)
+        self.pacer = Pacer(config, lambda request: self.kv.match(request).num_tokens)
         self._num_seated = 0
         self._places, self._step_ids = count(1), count(1)
 
@@ -97,9 +97,8 @@ class Scheduler:
         taken, self._seats.events = self._seats.events, []
         return taken
 
-    def add(self, request: Request, now: float) -> None:
-        """Accept a request into the waiting line, or refuse one that can never fit, or that was
-        promised what can no longer be kept."""
+    def add(self, request: Request, now: float, is_resent: bool = False) -> None:
+        """Put it into the waiting line; refuse what never fits, or asks for too much too soon."""
         if not self.requests.keys().isdisjoint(request.sample_ids):
             raise ValueError(f"request id {request.id} is in use")
         told = self._seats.events
@@ -107,7 +106,8 @@ class Scheduler:
         if refusal is not None:
             told.append(events.Refused(request.id, now, "never_fits", refusal.message))
             return
-        verdict = self.pacer.add(request, self.running, self.waiting.shares, now)
+        shares = self.waiting.shares
+        verdict = self.pacer.add(request, self.running, shares, now, is_resent)
         if isinstance(verdict, Infeasible):
             again_s = verdict.retry_after_s
             told.append(events.Refused(request.id, now, "deadline", verdict.message, again_s))
@@ -141,9 +141,6 @@ class Scheduler:
         if len(staying) < len(self.running) and not draft.num_tokens and not draft.prefilling:
             # Nobody it was for found a block: then there is nobody to give way to.
             late = self._schedule_decodes(draft, self.running, budget.for_decode(True))
-        may_admit = self.waiting.num_in_line > 0 and self._num_free_seats() > 0
-        if late and not draft.prefilling and not may_admit:
-            self._schedule_decodes(draft, late, budget.for_decode(has_prefill=False))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
             if self.pacer.has_promises and not self._preemption.cause:
@@ -152,6 +149,8 @@ class Scheduler:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed is for the running: nobody is admitted in such a step.
         cause = self._preemption.cause or self._admit_waiting(draft, limit, now)
+        # What is left of prefill's part is for decodes beyond theirs.
+        self._schedule_decodes(draft, late, budget.for_decode(has_prefill=False))
         self.waiting.end_pass(cause, lambda: self._seats.holder(cause), now)
         return self._seal(draft)
 

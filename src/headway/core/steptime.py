@@ -133,10 +133,6 @@ class StepTimeModel:
         self._sorted_errors: list[float] = []
 
     @property
-    def num_steps(self) -> int:
-        return self._num_steps
-
-    @property
     def error(self) -> float:
         """Median relative error of the last predictions, each made before its step was seen."""
         count = len(self._sorted_errors)
@@ -158,12 +154,6 @@ class StepTimeModel:
             for weight, prior in zip(self._weights, self._prior, strict=True)
         ]
         return StepCost(a, b, c, d, e, self.error, self._num_steps)
-
-    def predict(self, shape: StepShape) -> float:
-        """Seconds a step of this shape takes."""
-        features = self._features(shape)
-        pairs = zip(self._weights, features, strict=True)
-        return self._factor * sum([weight * value for weight, value in pairs])
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """A step of this shape took so long."""

@@ -283,32 +283,34 @@ class AsyncEngine:
 
     def _fail_all(self, error: EngineError) -> None:
         self._error = error
-        lost = [event for one in list(self._streams.values()) for event in self._forget(one, error)]
+        lost, self._leaving = list(self._leaving.values()), {}
+        lost += [e for one in list(self._streams.values()) for e in self._forget(one, error)]
         self._listeners.tell(EventBatch(finished=lost))
 
     async def take_in(self, report: EventBatch) -> None:
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._outlook.observe(report)
         refused = [self._refuse(one, at) for one in report.refused]
-        # A request arrives once, here, in however many engines it runs; and it ends once.
-        report = replace(report, arrived=[], finished=[*refused, *report.finished])
+        # A request arrives once, here, in however many engines it runs; and it ends once. A
+        # refusal is an end, and counted where it is answered.
+        report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         for admission in report.admitted:
             self._seat(admission)
         for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
             if end := self._leaving.get(fork.parent_id):
                 self._leaving[fork.request_id] = events.Finished(fork.request_id, at, end.reason, 0)
         taken: list[events.TokensEmitted] = []
-        stopped: dict[str, events.TokensEmitted] = {}
+        stopped: set[str] = set()
         for event in report.tokens:
             if self._is_wanted(event.request_id):
                 taken.append(event)
             if await self._emit(event, at):
-                stopped[event.request_id] = event
+                stopped.add(event.request_id)
         # Whoever counts tokens counts those that went into an answer.
         report = replace(report, tokens=taken)
         for event in report.finished:
             self._leaving.pop(event.request_id, None)
-            stopped.pop(event.request_id, None)
+            stopped.discard(event.request_id)
             await self._finish(event)
         self._listeners.tell(report)
         if stopped:
@@ -333,6 +335,7 @@ class AsyncEngine:
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_seated += 1
+            self._outlook.note_admission(stream.command, admission)
             stream.metrics.admitted_at = admission.at
             stream.metrics.num_cached_tokens = admission.num_cached_tokens
 

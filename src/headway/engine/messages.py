@@ -64,6 +64,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     index: int = 0
     num_prompt_tokens: int = 0
     """0 if all of `token_ids` is prompt."""
+    is_resent: bool = False
+    """Another engine had it before."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

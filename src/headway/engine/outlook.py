@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headway.core.deadlines import NO_SHARES, Infeasible, Job, Pace
-from headway.core.events import Finished
+from headway.core.events import Admitted, Finished
 from headway.core.orders import HEEDING_TARGETS
 from headway.core.promises import Promises
 from headway.core.request import FinishReason
@@ -22,6 +22,8 @@ from headway.engine.streams import RequestStream
 from headway.errors import DeadlineError
 
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+CACHED_DECAY = 0.9
+MAX_TENANTS = 1024
 
 
 class Outlook:
@@ -30,6 +32,9 @@ class Outlook:
     def __init__(self) -> None:
         self._pace: Pace | None = None
         self._promises = Promises()
+        self._cached_shares: dict[str, float] = {}
+        """How much of a prompt is found in the prefix cache, by tenant: rather too much than too
+        little. The engine looks itself; what is refused here it never sees."""
 
     def observe(self, batch: EventBatch) -> None:
         """The engine ended a step, or has nothing to do."""
@@ -41,6 +46,16 @@ class Outlook:
     def reset(self) -> None:
         """Another engine takes over; nothing is known of it."""
         self._pace = None
+
+    def note_admission(self, command: AddRequest, event: Admitted) -> None:
+        """A prompt got its seat: how much of it was cached."""
+        if command.terms.targets == NO_TARGETS:
+            return
+        tenant, seen = command.terms.tenant, event.num_cached_tokens / event.num_tokens
+        before = self._cached_shares.pop(tenant, 0.0)
+        self._cached_shares[tenant] = max(seen, seen + CACHED_DECAY * (before - seen))
+        if len(self._cached_shares) > MAX_TENANTS:
+            del self._cached_shares[next(iter(self._cached_shares))]
 
     def note_end(self, command: AddRequest, event: Finished) -> None:
         """One sample of a request ended: how long it became."""
@@ -77,12 +92,14 @@ class Outlook:
     ) -> Job:
         num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
         lengths, tier = self._promises.lengths, command.terms.tier
+        cached_share = self._cached_shares.get(command.terms.tenant, 0.0)
         return Job(
             command.arrived_at,
             command.terms.targets,
-            num_prompt if first_token_at is None else 0,
+            math.ceil((1.0 - cached_share) * num_prompt) if first_token_at is None else 0,
             num_output,
             lengths.expected_left(tier, num_output, max_tokens),
             num_prompt + num_output,
             first_token_at,
+            command.params.n if first_token_at is None else 1,
         )

@@ -120,7 +120,8 @@ class CompletionOutput:
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+            self.logprobs = self.logprobs or []
+            self.logprobs.extend(delta.logprobs)
         if delta.finish_reason is not None:
             self.finish_reason = str(delta.finish_reason)
             self.stop_reason = delta.stop

@@ -121,7 +121,7 @@ class EngineLoop:
                 index=command.index,
                 num_prompt_tokens=command.num_prompt_tokens,
             )
-            core.add(request)
+            core.add(request, command.is_resent)
         except ValueError as error:  # a request the core cannot take must not end the others
             self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
 

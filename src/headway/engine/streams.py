@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from headway.core.events import Finished
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
@@ -37,6 +39,8 @@ class RequestStream:
         }
         self.is_sent = False
         """Whether the engine that is running now has been told of it."""
+        self._is_resent = False
+        """Whether one before it had been."""
         self.lacks_engine = False
         """Whether it had to wait until there was an engine to send it to."""
         self.num_crashes = 0
@@ -86,7 +90,7 @@ class RequestStream:
         command = self.command
         # A prompt forks at its first token: until then it is one request.
         if not self.num_output_tokens:
-            commands = [command]
+            commands = [msgspec.structs.replace(command, is_resent=self._is_resent)]
         else:
             params = replace(command.params, n=1)
             commands = [
@@ -100,12 +104,13 @@ class RequestStream:
                     terms=command.terms,
                     index=sample.index,
                     num_prompt_tokens=len(command.token_ids),
+                    is_resent=True,
                 )
                 for name, sample in self.samples.items()
                 if not sample.is_finished
             ]
         self._num_gained = {one.id: 0 for one in commands}
-        self.is_sent, self.is_seated = True, False
+        self.is_sent, self._is_resent, self.is_seated = True, True, False
         return commands
 
     def gain(self, request_id: str, num_tokens: int) -> None:
