@@ -52,7 +52,7 @@ def test_add_takes_every_term(path: Path) -> None:
         (("add", "alice"), "already"),
         (("add", "bob", "--tier", "gold"), "no tier 'gold'; there are: default"),
         (("add", "bob", "--weight", "0"), "must be a number from 0.001"),
-        (("add", "bob", "--quota", "rpm=5"), "not one of requests_per_minute"),
+        (("add", "bob", "--quota", "rpm=5"), "NAME one of requests_per_minute"),
         (("add", "bob", "--quota", "tokens_per_minute"), "'' is not a number"),
         (("add", "bob", "--quota", "tokens_per_minute=many"), "'many' is not a number"),
         (("add", "bob", "--quota", "tokens_per_minute=0"), "at least 1"),

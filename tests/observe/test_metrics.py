@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from headway.core.events import (
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.observe import Metrics
+from tests.observe.rows import make_writer
 
 LABELS = {"model_name": "m", "engine": "0"}
 
@@ -240,3 +243,11 @@ def test_two_instances_share_nothing() -> None:
     first, second = Metrics("m"), Metrics("m")
     first.count_refusal("x")
     assert Reader(second)("headway_requests_refused_total", reason="x") is None
+
+
+def test_every_metric_is_on_its_page_and_no_other(metrics: Metrics, tmp_path: Path) -> None:
+    metrics.watch_ledger(make_writer(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "spool"))
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (`.+`) \| (\w+) \|", page, re.MULTILINE)
+    told = {(name, kind) for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert told == {(one.name, one.type) for one in metrics.registry.collect()}

@@ -57,7 +57,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
     gate = Gate(config, engine, SystemClock())
     template = ChatTemplate(TEMPLATE, {})
-    observers = make_observers(Metrics("fake"), for_ledger, SystemClock(), lambda _tier: Price())
+    observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
+    observers.ledger.price_of = lambda _tier: Price()
     apps = create_apps(engine, gate, config, ("fake",), template, observers)
     observers.ledger.start()
     try:

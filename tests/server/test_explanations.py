@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe import Audit, Ledger
 from headway.observe.ledger import Archive
+from headway.server.explanations import MAX_LOOKUPS
 from tests.observe.rows import make_row, make_writer, wait_until
 from tests.server.apps import check_error, client_of, serving
 from tests.server.conftest import RunningServer
@@ -43,8 +45,8 @@ def an_account(tenant: str, name: str = "cmpl-1f") -> Ledger:
     return ledger
 
 
-async def ask(made: Any, ledger: Ledger, name: str, **scope: Any) -> httpx.Response:
-    """As somebody whom the guard let in."""
+def explanations_client(made: Any, ledger: Ledger, **scope: Any) -> httpx.AsyncClient:
+    """Of somebody whom the guard let in."""
     from dataclasses import replace
 
     from fastapi import FastAPI
@@ -59,7 +61,11 @@ async def ask(made: Any, ledger: Ledger, name: str, **scope: Any) -> httpx.Respo
     async def let_in(received: Any, receive: Any, send: Any) -> None:
         await app({**received, "state": scope}, receive, send)
 
-    async with client_of(let_in) as client:
+    return client_of(let_in)
+
+
+async def ask(made: Any, ledger: Ledger, name: str, **scope: Any) -> httpx.Response:
+    async with explanations_client(made, ledger, **scope) as client:
         return await client.get(PATH.format(name))
 
 
@@ -161,6 +167,23 @@ async def test_requests_that_only_the_database_knows(made: Any, tmp_path: Path) 
     (tmp_path / "ledger.db").write_bytes(b"this is no database" * 100)
     error = check_error(await ask(made, ledger, "cmpl-1", tenant="b"), 503)
     assert "database" not in error["message"] and "ledger" in error["message"]
+
+
+async def test_a_database_that_takes_its_time_keeps_few_waiting(made: Any) -> None:
+    is_free = threading.Event()
+
+    class Slow(Ledger):
+        def find_stored(self, name: str, tenant: str | None) -> None:
+            is_free.wait(10)
+
+    client = explanations_client(made, Slow(Audit(), SystemClock(), cast("Archive", object())))
+    asked = [asyncio.create_task(client.get(PATH.format("x"))) for _ in range(MAX_LOOKUPS)]
+    await asyncio.sleep(0.2)
+    check_error(await client.get(PATH.format("x")), 503)
+    is_free.set()
+    assert [(await one).status_code for one in asked] == [404] * MAX_LOOKUPS
+    assert (await client.get(PATH.format("x"))).status_code == 404
+    await client.aclose()
 
 
 @pytest.mark.parametrize("name", ["%00", "x%00y", "%F0%9F%98%80", "%ED%A0%80", "x" * 129, "%0a"])

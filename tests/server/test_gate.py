@@ -306,3 +306,17 @@ def test_bodies_on_their_way_are_not_taken_for_a_wait() -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(gate.let_in("", 10))
+
+
+def test_one_that_is_slow_to_send_its_body_does_not_change_the_rate() -> None:
+    gate, engine, clock = make()
+    fill_and_drain(gate, engine, clock)
+    while engine.waiting:
+        engine.admit()
+    before = gate._rate.per_second
+    with gate.let_in("slow", 10):
+        clock.advance_to(clock.now() + 60.0)
+        with gate.let_in("", 10):
+            engine.add()
+        engine.admit()
+    assert gate._rate.per_second == before

@@ -127,6 +127,18 @@ async def test_the_ledger_has_what_the_answers_say(launch, tmp_path: Path) -> No
     assert list((tmp_path / "ledger.db.spool").iterdir()) == []
 
 
+async def test_an_answer_of_the_last_moment_has_its_row(launch, tmp_path: Path) -> None:
+    """The engine has yet to say that it ended the sample when the server stops."""
+    server = launch(step_s=1.0, server={"ledger_url": ledger_url(tmp_path)}).wait_ready()
+    async with client_of(server) as client:
+        fields = body(1, stop=list("abcdefghijklmnop"), max_tokens=200)
+        answer = (await client.post("/v1/completions", json=fields)).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert server.stop() == 0
+    row = wait_rows(tmp_path, 1)[answer["id"]]
+    assert row["output_tokens"] == answer["usage"]["completion_tokens"]
+
+
 async def test_of_an_answer_that_nobody_read_to_its_end_what_went_into_it_counts(
     launch, tmp_path: Path
 ) -> None:

@@ -156,3 +156,26 @@ def test_a_client_that_is_gone_already_can_be_dropped() -> None:
     protocol.transport = Mock(get_extra_info=lambda _name: gone)
     protocol._drop()
     protocol.transport.abort.assert_called_once()
+
+
+def test_what_comes_behind_a_body_is_no_header(fake_server) -> None:
+    head = BEGUN.replace(b"Content-Length: 9", b"Transfer-Encoding: chunked")
+    answer = exchange(fake_server, head + b"2\r\n{}\r\n0\r\nX-Later: 1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_that_asks_for_nothing_more_is_closed(launch) -> None:
+    """Also if its body, or an empty line, came after the answer."""
+    server = launch(server={"api_key": ["the-key"]}).wait_ready("the-key")
+    lone = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for request, status, later in ((BEGUN, b"401", b"{       }"), (lone, b"200", b"\r\n")):
+            address = ("127.0.0.1", server.port)
+            connection = stack.enter_context(socket.create_connection(address, timeout=15))
+            connection.sendall(request)
+            assert connection.recv(65536).split()[1] == status
+            connection.sendall(later)
+            connections.append(connection)
+        for connection in connections:
+            assert connection.recv(100) == b""

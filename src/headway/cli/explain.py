@@ -28,7 +28,9 @@ def explain(
     url: Annotated[
         str | None, typer.Option("--url", help="Ask this server instead: live requests too.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="Key for --url.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="Key for --url; HEADWAY_API_KEY if left out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """Say what happened to a request: a paragraph and a timeline. Reads the ledger of this machine,

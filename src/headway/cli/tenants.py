@@ -120,7 +120,8 @@ def _quotas(given: list[str]) -> dict[str, int | float]:
     for item in given:
         name, _, text = item.partition("=")
         if name not in QUOTA_ENTRIES:
-            raise ConfigError(f"--quota {item!r} is not one of {', '.join(QUOTA_ENTRIES)}, =N")
+            names = ", ".join(QUOTA_ENTRIES)
+            raise ConfigError(f"--quota takes NAME=N, NAME one of {names}; got {item!r}")
         try:
             quotas[name] = float(text) if name == "kv_share" else int(text)
         except ValueError as error:

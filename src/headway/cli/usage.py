@@ -53,7 +53,7 @@ def usage(
     if wrong or len(set(groups)) < len(groups):
         raise ConfigError(f"--by takes {', '.join(GROUPS)}, each once; got {by!r}")
     if as_csv and as_json:
-        raise ConfigError("either --csv or --json")
+        raise ConfigError("give --csv or --json, not both")
     rows = _totals(ledger_url, groups, Span(_time(since, "--since"), _time(until, "--until")))
     header = [*groups, *COLUMNS]
     cells = [_cells(row) for row in rows]

@@ -1,9 +1,8 @@
 """Whether requests got what they were promised, and tenants what they were due. Pure counting.
 
 A sample with targets is good if it ended by itself and met every one of them. One whose client left
-while all was well counts neither way. Service is counted in weighted tokens, as the scheduler's
-rules have it: an uncached prompt token 1, a cached one less, an output token 2, divided by the
-tenant's weight.
+while all was well counts neither way. Service is counted in weighted tokens, with the weights that
+the scheduler charges by, divided by the tenant's own; blocks held over time are left out.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from headway.core.request import FinishReason
 from headway.core.terms import NO_TARGETS, Terms
 from headway.observe.lifetimes import Timings
 
-CACHED_WEIGHT = 0.25
-OUTPUT_WEIGHT = 2.0
 NUM_LATEST = 256
 _GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 

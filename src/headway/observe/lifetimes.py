@@ -70,10 +70,6 @@ class Lifetimes:
     def __len__(self) -> int:
         return len(self._live)
 
-    def terms_of(self, request_id: str) -> Terms:
-        life = self._live.get(request_id)
-        return NO_TERMS if life is None else life.terms
-
     def arrive(self, event: Arrived) -> None:
         self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at, event.terms)
 

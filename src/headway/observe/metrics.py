@@ -59,13 +59,11 @@ class Metrics:
         self,
         model_name: str,
         registry: CollectorRegistry | None = None,
-        tenants: Iterable[str] = (),
         max_tenants: int = MAX_TENANTS,
     ) -> None:
-        """`tenants` have labels of their own in any case; others as they come, up to a bound."""
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._by_tenant = TenantMetrics(self.registry, self._labels, tenants, max_tenants)
+        self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
         self._lifetimes = Lifetimes()
         self._num_blocks = 1
         self._make_gauges()

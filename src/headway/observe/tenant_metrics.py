@@ -6,7 +6,7 @@ configured or are taken as they come, and so does a tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -20,12 +20,11 @@ from headway.core.events import (
     Preempted,
     TokensEmitted,
 )
+from headway.core.service import CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.core.terms import Terms
 from headway.observe.account import Share
 from headway.observe.goodput import (
-    CACHED_WEIGHT,
     NUM_LATEST,
-    OUTPUT_WEIGHT,
     Fairness,
     Goodput,
     Verdict,
@@ -42,11 +41,9 @@ MAX_TIERS = 8
 class Labels:
     """The first names seen are kept; the rest share one."""
 
-    def __init__(self, max_names: int, names: Iterable[str] = ()) -> None:
+    def __init__(self, max_names: int) -> None:
         self._max_names = max_names
         self._known: set[str] = set()
-        for name in names:
-            self.of(name)
 
     def of(self, name: str) -> str:
         if name not in self._known:
@@ -63,12 +60,11 @@ class TenantMetrics:
         self,
         registry: CollectorRegistry,
         labels: Mapping[str, str],
-        tenants: Iterable[str] = (),
         max_tenants: int = MAX_TENANTS,
     ) -> None:
         self._registry = registry
         self._labels = dict(labels)
-        self._tenants = Labels(max_tenants, tenants)
+        self._tenants = Labels(max_tenants)
         self._tiers = Labels(MAX_TIERS)
         self._fairness = Fairness()
         self._goodput = Goodput()
@@ -144,12 +140,13 @@ class TenantMetrics:
         if event.is_resumed:
             return
         num_uncached = event.num_tokens - event.num_cached_tokens
-        self._fairness.serve(terms, num_uncached + CACHED_WEIGHT * event.num_cached_tokens)
+        num_cached = event.num_cached_tokens
+        self._fairness.serve(terms, PROMPT_COST * num_uncached + CACHED_COST * num_cached)
 
     def _emit(self, event: TokensEmitted) -> None:
         terms = self._terms.get(event.request_id)
         if terms is not None:
-            self._fairness.serve(terms, OUTPUT_WEIGHT * len(event.token_ids))
+            self._fairness.serve(terms, OUTPUT_COST * len(event.token_ids))
 
     def _preempt(self, event: Preempted) -> None:
         terms = self._terms.get(event.request_id)

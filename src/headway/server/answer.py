@@ -22,7 +22,7 @@ from headway.server.errors import translate
 from headway.server.gate import Place
 from headway.server.generation import Generation, Order
 from headway.server.logprobs import ScoredToken
-from headway.server.services import Services
+from headway.server.services import Services, off_loop
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ async def answer(
     is_handed_on = False
     try:
         if not job.is_stream:
-            return JsonResponse(await unless_disconnected(writer.whole(), request.receive))
+            return await unless_disconnected(writer.whole(), request.receive)
         # A request that fails before its first token still gets a status that says so.
         rest = writer.stream()
         first = await unless_disconnected(_first(rest), request.receive)
@@ -113,7 +113,8 @@ class _Choice:
     finish_reason: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
-        self.texts.append(delta.text)
+        if delta.text:
+            self.texts.append(delta.text)
         if self.has_logprobs:
             self.tokens.extend(zip(delta.token_ids, delta.logprobs or (), strict=False))
         if delta.finish_reason is not None:
@@ -121,7 +122,12 @@ class _Choice:
 
     @property
     def is_worth_sending(self) -> bool:
-        return self.finish_reason is not None or any(self.texts)
+        return self.finish_reason is not None or bool(self.texts)
+
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities in it."""
+        return sum(1 + len(scores.top_ids) for _, scores in self.tokens)
 
     def take(self) -> Piece:
         tokens = self.tokens if self.has_logprobs else None
@@ -140,17 +146,23 @@ class AnswerWriter:
         self._created = created
         self._choices: dict[int, _Choice] = {}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         async with contextlib.aclosing(self._generation.deltas()) as batches:
             async for batch in batches:
                 for delta in batch:
                     self._choice(delta.index).add(delta)
+        num_scores = sum(choice.num_scores for choice in self._choices.values())
+        return await off_loop(num_scores, self._write_whole)
+
+    def _write_whole(self) -> Response:
         choices = [self._choices[index].take() for index in sorted(self._choices)]
-        return {
-            **self._head(self._format.object_names[0]),
-            "choices": [self._format.whole(piece) for piece in choices],
-            "usage": self._generation.usage(),
-        }
+        return JsonResponse(
+            {
+                **self._head(self._format.object_names[0]),
+                "choices": [self._format.whole(piece) for piece in choices],
+                "usage": self._generation.usage(),
+            }
+        )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream, as many in one piece as came out of one step."""

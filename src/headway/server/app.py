@@ -7,8 +7,9 @@ the check of its Host and the guard. Behind the guard is everything else, wrong 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
@@ -17,8 +18,9 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from headway.config import ServerConfig
+from headway.core.events import Event
 from headway.engine.async_engine import AsyncEngine
-from headway.engine.messages import all_events
+from headway.engine.messages import EventBatch, all_events
 from headway.observe import Observers
 from headway.server.auth import Guard
 from headway.server.chat import chat_router
@@ -82,9 +84,15 @@ def create_apps(
         config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
-    engine.subscribe(lambda batch: observers.consume(all_events(batch)))
+    # Each by itself: what fails in one is not missing in the other.
+    for consume in (observers.metrics.consume, observers.ledger.consume):
+        engine.subscribe(partial(_pass_on, consume))
     engine.subscribe_restarts(observers.metrics.count_restart)
     return apps_for(services, config)
+
+
+def _pass_on(consume: Callable[[Iterable[Event]], None], batch: EventBatch) -> None:
+    consume(all_events(batch))
 
 
 def apps_for(services: Services, config: ServerConfig) -> Apps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from fastapi import APIRouter
@@ -21,6 +22,8 @@ from headway.server.services import Services
 
 logger = logging.getLogger(__name__)
 
+MAX_LOOKUPS = 4
+"""At a time in the ledger's database; more are asked to come back."""
 # The same whether there is no such request or it is somebody else's.
 _UNKNOWN = ErrorAnswer(404, "there is no such request", "invalid_request_error", "not_found")
 _UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try again shortly")
@@ -28,7 +31,7 @@ _UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try a
 
 def explanations_router(services: Services) -> APIRouter:
     """The route and its handler."""
-    router = APIRouter()
+    router, finder = APIRouter(), _Finder()
 
     @router.get("/v1/requests/{request_id}/explanation")
     async def get_explanation(request: Request, request_id: str) -> Response:
@@ -40,7 +43,7 @@ def explanations_router(services: Services) -> APIRouter:
             len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
         )
         if services.ledger is not None and is_id:
-            account = await _find(services.ledger, request_id, tenant)
+            account = await finder.find(services.ledger, request_id, tenant)
         if account is None:
             raise ApiError(_UNKNOWN)
         return JsonResponse(as_dict(account if is_admin else for_tenant(account)))
@@ -48,12 +51,32 @@ def explanations_router(services: Services) -> APIRouter:
     return router
 
 
-async def _find(ledger: Ledger, request_id: str, tenant: str | None) -> Account | None:
-    account = ledger.find(request_id, tenant)
-    if account is not None or ledger.archive is None:
-        return account
-    try:
-        return await asyncio.to_thread(ledger.find_stored, request_id, tenant)
-    except LedgerError as error:
-        logger.warning("%s", error)
-        raise ApiError(_UNREADABLE) from error
+class _Finder:
+    """Looks requests up. A database may be slow or away: few look there at a time, and in threads
+    of their own, so that nothing else of the server waits for it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "ledger-lookup")
+        self._num_busy = 0
+
+    async def find(self, ledger: Ledger, request_id: str, tenant: str | None) -> Account | None:
+        account = ledger.find(request_id, tenant)
+        if account is not None or ledger.archive is None:
+            return account
+        if self._num_busy >= MAX_LOOKUPS:
+            raise ApiError(_UNREADABLE)
+        self._num_busy += 1
+        loop = asyncio.get_running_loop()
+        found = loop.run_in_executor(self._pool, ledger.find_stored, request_id, tenant)
+        found.add_done_callback(self._leave)
+        try:
+            # Whoever asked may leave; the thread is busy all the same until it has an answer.
+            return await asyncio.shield(found)
+        except LedgerError as error:
+            logger.warning("%s", error)
+            raise ApiError(_UNREADABLE) from error
+
+    def _leave(self, found: asyncio.Future[Account | None]) -> None:
+        self._num_busy -= 1
+        if not found.cancelled():
+            found.exception()  # it may be that nobody is left to hear of it

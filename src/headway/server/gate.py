@@ -145,7 +145,7 @@ class Gate:
         num_tokens = limit if num_bytes is None else min(num_bytes // BYTES_PER_TOKEN, limit)
         place = Place(tenant, num_tokens)
         self._check(place)
-        if not self.num_queued:
+        if not len(self._engine.waiting):
             self._rate.start(self.clock.now())
         # The server's own refusals come first: they cost a tenant nothing.
         place.visit = meter.enter() if meter is not None else None
@@ -189,7 +189,7 @@ class Gate:
         limit = config.max_num_queued_reqs_per_key
         if limit is not None and num_own + place.num_requests > limit:
             raise TenantLimitError(
-                f"{num_own} requests of this key are waiting already",
+                f"{num_own} requests of this tenant are waiting already",
                 self._retry_after_s(ahead.num_waiting),
             )
         # One that comes when nothing waits is never too much: it would be too much forever.

@@ -21,6 +21,8 @@ HEADER_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 10.0
 BODY_PIECE_BYTES = 16 * 1024
 """So much of a body, or its end, has to come within the timeout."""
+WHOLE_BODY_TIMEOUT_S = 60.0
+"""All of it within this: while it is on its way it has a place in the queue."""
 _CUT_OFF = "headway.cut_off"
 
 
@@ -76,6 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     slow_reader_timeout_s = 30.0
     _num_header_bytes = 0
     _num_body_bytes = 0
+    _body_until = 0.0
     _is_in_headers = False
     _deadline: asyncio.TimerHandle | None = None
     _reader_watch: asyncio.TimerHandle | None = None
@@ -102,6 +105,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._expect(HEADER_TIMEOUT_S)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_headers:
+            # They would count as headers, after the headers have been bounded and looked at.
+            raise ValueError("there is something between the body and its end: a trailer")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         num_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
@@ -111,6 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser is None or self.parser.get_http_version() not in ("1.0", "1.1"):
             raise ValueError("this is not HTTP/1")
         self._num_body_bytes = 0
+        self._body_until = self.loop.time() + WHOLE_BODY_TIMEOUT_S
         self._expect(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
@@ -118,7 +128,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_body_bytes += len(body)
         if self._num_body_bytes >= BODY_PIECE_BYTES:
             self._num_body_bytes = 0
-            self._expect(BODY_TIMEOUT_S)
+            self._expect(min(BODY_TIMEOUT_S, max(0.0, self._body_until - self.loop.time())))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -131,6 +141,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _watch_reader(self, num_before: int) -> None:
         """What is left of an answer must be read, if not at once."""
+        if self._reader_watch is not None:
+            self._reader_watch.cancel()
         if num_before:
             timeout_s, check = self.slow_reader_timeout_s, self._check_reader
             self._reader_watch = self.loop.call_later(timeout_s, check, num_before)
@@ -148,6 +160,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("The request headers are too large.")
+        if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
+            # No request has begun, but what came (the rest of a body that was answered before it
+            # was read, an empty line) has stopped the timer of an idle connection.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _drop(self) -> None:
         connection = self.transport.get_extra_info("socket")

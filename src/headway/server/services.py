@@ -92,11 +92,6 @@ def terms_of(request: Request) -> Terms:
     return request.state.terms
 
 
-def may_see(request: Request, tenant: str) -> bool:
-    """Whether whoever sent this request may be told what became of a request of this tenant."""
-    return request.state.is_admin or request.state.tenant == tenant
-
-
 async def read_body(request: Request) -> bytes:
     """The body, if it says that it is JSON: a page of another site can send any other kind here
     without the browser asking first."""
