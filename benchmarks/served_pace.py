@@ -11,8 +11,10 @@ and the same bars. Every setting has a server process of its own, warmed up by a
 control: 4 callers, then 64, then 4 again, each promised a time per output token; all settings
 once, then again. The gate's bounds on the wait are out of the way, so that all settings serve the
 same callers. Without a target given, the widest fixed setting is run first, without promises:
-the target is 0.63 of its p95 TPOT with 64 callers, which is where it lies on the virtual clock.
-So that setting misses it, whatever the machine, and what the others do is not looked at.
+the target is the share of its p95 TPOT with 64 callers that the target of benchmarks/control.py is
+of that setting's p95 on the virtual clock, with phases as long. So that setting misses it, whatever
+the machine, and what the others do is not looked at. Every other round goes through the settings
+from the last to the first.
 
 deadlines: the capacity first, as many callers as seats, without promises under fcfs. Then three
 tiers, each a tenant of its own; every policy gets the same requests at the same times, on a
@@ -56,7 +58,6 @@ from headway.core.terms import Targets, Terms
 FIXED = ((16, 512), (32, 256), (64, 512), (64, 1024))
 CALLERS = ("callers",)
 PATIENT = {"max_queue_wait_s": 3600, "max_queue_age_s": 3600}
-TARGET_SHARE = 0.63
 POLICIES = ("fcfs", "priority", "fair")
 OURS, BASELINES = ("fair",), ("fcfs", "priority")
 VIRTUAL_S = 60.0
@@ -95,7 +96,6 @@ async def run_phases(
         raise RuntimeError(f"{phase_s:g} s is short: nothing of the middle ended ({errors})")
     return {
         **control.report_of(in_time, phase_s, target_s or 0.0),
-        "tpot_p50_few_s": median_tpot([one for one in in_time if (one.finished_at or 0) < phase_s]),
         "refused": sum(one.outcome is Outcome.REFUSED for one in seen),
         "failed": errors,
         "client_cpu_share": always.cpu_share,
@@ -122,8 +122,14 @@ def run_setting(
 def choose_target(site: Site, phase_s: float) -> dict[str, float]:
     """From the widest fixed setting alone."""
     found = run_setting(site, FIXED[-1], phase_s, None, seed=1000)
-    many_s, few_s = found["tpot_p95_many_s"], found["tpot_p50_few_s"]
-    return {"target_s": TARGET_SHARE * many_s, "tpot_p95_many_s": many_s, "tpot_p50_few_s": few_s}
+    settings = control.settings_of("fixed", FIXED[-1])
+    virtual = control.run_one(settings, phase_s, control.TARGET_S, seed=1000)
+    many_s, virtual_s = found["tpot_p95_many_s"], virtual["tpot_p95_many_s"]
+    return {
+        "target_s": many_s * control.TARGET_S / virtual_s,
+        "tpot_p95_many_s": many_s,
+        "virtual_tpot_p95_many_s": virtual_s,
+    }
 
 
 def merge(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -153,7 +159,8 @@ def run_control(
     settings = {**control.named(fixed), "auto": None}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
     for number in range(rounds):
-        for name, limits in settings.items():
+        in_turn = list(settings.items())
+        for name, limits in in_turn if number % 2 == 0 else reversed(in_turn):
             found[name].append(run_setting(site, limits, phase_s, target_s, number))
             print(control.row_of(name, found[name][-1], target_s), flush=True)
     rows = {name: merge(one) for name, one in found.items()}

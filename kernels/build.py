@@ -103,6 +103,6 @@ class CustomBuildHook(Base):
 if __name__ == "__main__":
     try:
         build()
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.stderr)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(getattr(error, "stderr", None) or str(error))
     print(f"built {TARGET.name}")

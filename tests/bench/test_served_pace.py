@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import deadlines, served_pace
+from benchmarks import control, deadlines, served_pace
 from benchmarks.served_rig import Site, body_of, record_of, scaled
 
 from headway.bench.load_records import LoadRecord
@@ -89,19 +89,23 @@ def test_the_target_comes_from_the_widest_fixed_setting(monkeypatch: pytest.Monk
 
     def run_setting(*args: Any, **_options: Any) -> dict[str, Any]:
         asked.append(args[1:])
-        row = {"tpot_p95_many_s": 0.2, "tpot_p50_few_s": 0.01, "failed": {}}
+        row = {"tpot_p95_many_s": 0.2, "failed": {}}
         return {**row, "tokens_per_s": 1.0, "tpot_p95_few_s": 0.1, "ttft_p95_many_s": 1.0} | {
             "within_target": 1.0
         }
 
     monkeypatch.setattr(served_pace, "run_setting", run_setting)
     report = served_pace.run_control(FAKE, 5.0, None, 2)
-    assert report["target_s"] == pytest.approx(served_pace.TARGET_SHARE * 0.2)
-    # Without a target at first; then all of them once, and again.
+    # As far below that setting's p95 as the target of the virtual clock is there.
+    virtual_s = report["calibration"]["virtual_tpot_p95_many_s"]
+    assert virtual_s > control.TARGET_S
+    assert report["target_s"] / 0.2 == pytest.approx(control.TARGET_S / virtual_s)
+    # Without a target at first; then all of them once, and again the other way round.
     (first, *others), settings = asked, (*served_pace.FIXED, None)
     assert first == ((64, 1024), 5.0, None)
-    expected = [(one, 5.0, report["target_s"], number) for number in (0, 1) for one in settings]
-    assert others == expected
+    once, again = settings, settings[::-1]
+    expected = [(one, 5.0, report["target_s"], 0) for one in once]
+    assert others == expected + [(one, 5.0, report["target_s"], 1) for one in again]
 
 
 def test_every_policy_gets_the_same_requests() -> None:
