@@ -189,7 +189,7 @@ def _resolve_dtype(
     if asked != "auto":
         raise ConfigError(f"dtype must be auto, fp32, bf16, int8 or int4, got {asked!r}")
     if kernels is not None and model.quantization is not None:
-        return model.quantization, "as the file has its weights"
+        return model.quantization, "nearest to what the file has"
     if hardware.has_cuda or "amx_bf16" in hardware.isa or "avx512_bf16" in hardware.isa:
         return "bf16", "this machine multiplies bf16 matrices in hardware"
     return "fp32", "this machine has no bf16 matrix instructions"

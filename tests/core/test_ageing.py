@@ -145,18 +145,20 @@ def test_one_that_grows_old_while_it_stands_aside_is_the_next_of_its_tenant():
     engine.run()
 
 
-def test_the_time_in_which_it_ran_is_no_wait():
+@pytest.mark.parametrize("num_steps", [30, 100])
+def test_the_time_in_which_it_ran_is_no_wait(num_steps: int):
     engine = Harness(max_num_seqs=1, scheduling_policy="priority", max_wait_s=5.0)
     engine.add("low", 4, max_tokens=200, priority=9)
-    for _ in range(100):
+    for _ in range(num_steps):
         engine.step()
         engine.advance(0.1)
     engine.add("vip", 4, max_tokens=20)
     engine.add("other", 4, max_tokens=20)
     engine.step()
-    engine.step()
     (preempted,) = engine.seen(Preempted, "low")
     low = engine.scheduler.requests["low"]
+    engine.advance(4.9)
+    engine.step()
     assert not low.is_aged
     engine.advance(preempted.at + 5.0 - engine.clock.now())
     engine.step()

@@ -228,8 +228,8 @@ class WaitingLine:
         self._full_tenants.clear()
         num_left = MAX_AGED
         while self._due and self._due[0][0] <= now and num_left:
-            _, _, request = heappop(self._due)
-            if self._is_young(request):
+            at, _, request = heappop(self._due)
+            if self._is_expected(request, at):
                 self._make_old(request, now)
                 num_left -= 1
 
@@ -262,13 +262,14 @@ class WaitingLine:
     def _expect(self, request: Request) -> None:
         heappush(self._due, (self._ages_at(request), next(self._numbers), request))
         if len(self._due) > 2 * len(self._members) + 64:
-            found = {id(entry[2]): entry for entry in self._due if self._is_young(entry[2])}
+            found = {id(one[2]): one for one in self._due if self._is_expected(one[2], one[0])}
             self._due = list(found.values())
             heapify(self._due)
 
-    def _is_young(self, request: Request) -> bool:
-        """Does it wait, and has it not aged yet?"""
-        return self._members.get(request.id) is request and not request.is_aged
+    def _is_expected(self, request: Request, at: float) -> bool:
+        """Will it age then, if it waits until then? An entry may be of an earlier wait."""
+        is_young = self._members.get(request.id) is request and not request.is_aged
+        return is_young and self._ages_at(request) == at
 
     def _ages_at(self, request: Request) -> float:
         """By how long it has waited since it came or was last preempted, not by how long it has
