@@ -80,6 +80,7 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
         notes=model.resolved.reasons,
         dtype=model.resolved.dtype,
         kv_cache_bytes=model.resolved.kv_cache_bytes,
+        has_prefix_cache=config.cache.enable_prefix_caching,
     )
 
 

@@ -34,7 +34,7 @@ class ModelConfig:
     model: str = setting("", "A GGUF file, a folder with safetensors, or a Hugging Face id.")
     revision: str | None = setting(None, "Branch, tag or commit of a Hugging Face id.")
     dtype: str = setting(
-        "auto", "How weights are held: auto (as the file has them), fp32, bf16, int8 or int4."
+        "auto", "How weights are held: auto (nearest to the file), fp32, bf16, int8 or int4."
     )
     kernels: str = setting(
         "auto", "Compiled kernels: auto, none, or at most plain, avx2, avx512 or amx."

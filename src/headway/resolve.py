@@ -36,7 +36,7 @@ class ModelFacts:
     kv_heads_per_token: int = 0
     """Layers x 2 x KV heads: an int8 cache has one scale for each."""
     quantization: str | None = None
-    """int8 or int4 if the file holds its weights so."""
+    """int8 or int4, if the file's weights are quantized: which of them loses little."""
     kernel_misfit: str | None = None
     """Why the compiled kernels cannot run the model, if they cannot."""
 

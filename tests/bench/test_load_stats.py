@@ -186,10 +186,12 @@ def test_the_knee_comes_before_the_first_saturated_rate(
 
 
 def test_a_run_shorter_than_its_answers_says_nothing_of_throughput():
-    *before, last = CURVES["throughput"]
+    first, second, last = CURVES["throughput"]
+    first = replace(first, summary=replace(first.summary, e2e_s={95: 10.0}))
     for elapsed_s, is_found in ((29.0, False), (30.0, True)):
-        summary = replace(last.summary, elapsed_s=elapsed_s, e2e_s={95: 10.0})
-        knee = find_knee([*before, replace(last, summary=summary)])
+        second = replace(second, summary=replace(second.summary, elapsed_s=60.0))
+        summary = replace(last.summary, elapsed_s=elapsed_s, e2e_s={95: 60.0})
+        knee = find_knee([first, second, replace(last, summary=summary)])
         assert (knee.why is not None) == is_found
 
 

@@ -46,6 +46,8 @@ class StillEngine:
         self.num_added += 1
         stream: Any = SimpleNamespace(request_id=str(self.num_added), command=command)
         self.waiting.add(stream)
+        if self.listener is not None:
+            self.listener(EventBatch())
 
     def admit(self) -> None:
         self.waiting.pop(next(iter(self.waiting)).request_id)
@@ -319,4 +321,7 @@ def test_one_that_is_slow_to_send_its_body_does_not_change_the_rate() -> None:
         with gate.let_in("", 10):
             engine.add()
         engine.admit()
+        clock.advance_to(clock.now() + 60.0)
+        engine.add()
+    engine.admit()
     assert gate._rate.per_second == before

@@ -124,15 +124,13 @@ async def test_a_refusal_by_the_engine_is_counted_where_it_is_answered(tokenizer
 
 async def test_what_a_tenant_has_in_the_cache_is_not_counted_as_work(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
-    patient = replace(HURRIED, tenant="t", targets=Targets(ttft_s=60.0))
-    await answer(local, "known", patient, num_prompt=60)
-    hurried = replace(HURRIED, tenant="t")
+    mine, hurried = Terms(cache_group="t"), replace(HURRIED, cache_group="t")
     with pytest.raises(DeadlineError):
-        await answer(local, "too soon", hurried, num_prompt=60)
-    await answer(local, "known again", patient, num_prompt=60)
+        await answer(local, "unknown", hurried, num_prompt=60)
+    await answer(local, "in no hurry", mine, num_prompt=60)
     assert await answer(local, "cached", hurried, num_prompt=60) > 0
     with pytest.raises(DeadlineError):
-        await answer(local, "another", replace(HURRIED, tenant="u"), num_prompt=60)
+        await answer(local, "another", replace(HURRIED, cache_group="u"), num_prompt=60)
     await local.engine.close()
 
 

@@ -21,7 +21,7 @@ _TTFT_FACTOR = 3.0
 _TTFT_NOISE_S = 0.1
 _LEAST_GAIN = 1 / 3
 _LEAST_LENGTH = 3.0
-"""Of a run, in times of the slowest answers."""
+"""Of a run, in times of the slowest answers at the lowest rate."""
 _MOST_UNSERVED = 0.01
 
 
@@ -47,8 +47,8 @@ def why_saturated(points: Sequence[SweepPoint], ttft_target_s: float | None = No
     limit = ttft_target_s or max(_TTFT_FACTOR * lowest, lowest + _TTFT_NOISE_S)
     if ttft > limit:
         return f"p95 TTFT {ttft:.2f} s, above {limit:.2f} s"
-    e2e_s = last.summary.e2e_s.get(95, 0.0)
-    if len(points) > 1 and last.summary.elapsed_s >= _LEAST_LENGTH * e2e_s:
+    answer_s = points[0].summary.e2e_s.get(95, 0.0)
+    if len(points) > 1 and last.summary.elapsed_s >= _LEAST_LENGTH * answer_s:
         before = points[-2]
         rate_gain = last.rate / before.rate - 1
         speed = before.summary.output_tokens_per_s

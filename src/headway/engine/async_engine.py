@@ -158,9 +158,11 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        policy = self.info.scheduling_policy
-        self._outlook.check(command, policy, self._streams.values(), command.arrived_at)
+        num_cached, policy = self._outlook.num_cached(command), self.info.scheduling_policy
+        live = self._streams.values()
+        self._outlook.check(command, num_cached, policy, live, command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
+        stream.num_cached = num_cached
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
@@ -335,7 +337,8 @@ class AsyncEngine:
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_seated += 1
-            self._outlook.note_admission(stream.command, admission)
+            if self.info.has_prefix_cache:
+                self._outlook.note_seat(stream.command)
             stream.metrics.admitted_at = admission.at
             stream.metrics.num_cached_tokens = admission.num_cached_tokens
 

@@ -45,6 +45,7 @@ class EngineInfo:
     dtype: str = "auto"
     kv_cache_bytes: int | None = None
     """As resolved; an engine that takes over gets the same."""
+    has_prefix_cache: bool = True
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):

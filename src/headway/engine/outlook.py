@@ -12,18 +12,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headway.core.deadlines import NO_SHARES, Infeasible, Job, Pace
-from headway.core.events import Admitted, Finished
+from headway.core.events import Finished
 from headway.core.orders import HEEDING_TARGETS
 from headway.core.promises import Promises
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TARGETS
 from headway.engine.messages import AddRequest, EventBatch
+from headway.engine.seen_prompts import SeenPrompts
 from headway.engine.streams import RequestStream
 from headway.errors import DeadlineError
 
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
-CACHED_DECAY = 0.9
-MAX_TENANTS = 1024
 
 
 class Outlook:
@@ -32,9 +31,7 @@ class Outlook:
     def __init__(self) -> None:
         self._pace: Pace | None = None
         self._promises = Promises()
-        self._cached_shares: dict[str, float] = {}
-        """How much of a prompt is found in the prefix cache, by tenant: rather too much than too
-        little. The engine looks itself; what is refused here it never sees."""
+        self._seen = SeenPrompts()
 
     def observe(self, batch: EventBatch) -> None:
         """The engine ended a step, or has nothing to do."""
@@ -46,16 +43,17 @@ class Outlook:
     def reset(self) -> None:
         """Another engine takes over; nothing is known of it."""
         self._pace = None
+        self._seen = SeenPrompts()
 
-    def note_admission(self, command: AddRequest, event: Admitted) -> None:
-        """A prompt got its seat: how much of it was cached."""
+    def note_seat(self, command: AddRequest) -> None:
+        """A prompt got its seat, and will be in the prefix cache."""
+        self._seen.note(command.terms.cache_group, command.token_ids)
+
+    def num_cached(self, command: AddRequest) -> int:
+        """Tokens of its prompt that are likely to be cached, if it was promised anything."""
         if command.terms.targets == NO_TARGETS:
-            return
-        tenant, seen = command.terms.tenant, event.num_cached_tokens / event.num_tokens
-        before = self._cached_shares.pop(tenant, 0.0)
-        self._cached_shares[tenant] = max(seen, seen + CACHED_DECAY * (before - seen))
-        if len(self._cached_shares) > MAX_TENANTS:
-            del self._cached_shares[next(iter(self._cached_shares))]
+            return 0
+        return self._seen.num_cached(command.terms.cache_group, command.token_ids)
 
     def note_end(self, command: AddRequest, event: Finished) -> None:
         """One sample of a request ended: how long it became."""
@@ -65,7 +63,12 @@ class Outlook:
             lengths.observe(tier, event.num_output_tokens, max_tokens)
 
     def check(
-        self, command: AddRequest, policy: str, live: Iterable[RequestStream], now: float
+        self,
+        command: AddRequest,
+        num_cached: int,
+        policy: str,
+        live: Iterable[RequestStream],
+        now: float,
     ) -> None:
         """DeadlineError if what the request asks for cannot be promised."""
         is_asked = command.terms.targets != NO_TARGETS and policy in HEEDING_TARGETS
@@ -73,7 +76,8 @@ class Outlook:
             return
         tenant = command.terms.tenant
         jobs = [(one.command.terms.tenant, job) for one in live for job in self._jobs(one)]
-        verdict = self._promises.judge(self._job(command), tenant, jobs, self._pace, now)
+        job = self._job(command, num_cached=num_cached)
+        verdict = self._promises.judge(job, tenant, jobs, self._pace, now)
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
 
@@ -83,20 +87,24 @@ class Outlook:
         if command.terms.targets == NO_TARGETS and not stream.is_seated:
             return []  # waits behind whoever was promised something
         if first_token_at is None:
-            return [self._job(command)]
+            return [self._job(command, num_cached=stream.num_cached)]
         samples = [stream.samples[name] for name in stream.unfinished_ids]
         return [self._job(command, sample.num_tokens, first_token_at) for sample in samples]
 
     def _job(
-        self, command: AddRequest, num_output: int = 0, first_token_at: float | None = None
+        self,
+        command: AddRequest,
+        num_output: int = 0,
+        first_token_at: float | None = None,
+        num_cached: int = 0,
     ) -> Job:
         num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
         lengths, tier = self._promises.lengths, command.terms.tier
-        cached_share = self._cached_shares.get(command.terms.tenant, 0.0)
+        num_left = max(num_prompt - num_cached, min(2, num_prompt))
         return Job(
             command.arrived_at,
             command.terms.targets,
-            math.ceil((1.0 - cached_share) * num_prompt) if first_token_at is None else 0,
+            num_left if first_token_at is None else 0,
             num_output,
             lengths.expected_left(tier, num_output, max_tokens),
             num_prompt + num_output,

@@ -41,6 +41,7 @@ class DrainRate:
         self._marked_at = now
         self._count = 0.0
         self._seconds = 0.0
+        self._num_queued = 0
 
     @property
     def per_second(self) -> float | None:
@@ -57,6 +58,9 @@ class DrainRate:
 
     def observe(self, now: float, num_left: int, num_queued: int) -> None:
         """So many left the queue just now, and so many are still in it."""
+        if not self._num_queued:  # it was empty until now
+            self.start(now)
+        self._num_queued = num_queued
         if self.is_backed_up(now):
             self._count += num_left
             self._seconds += now - self._marked_at

@@ -76,9 +76,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     are bounded."""
 
     slow_reader_timeout_s = 30.0
-    _num_header_bytes = 0
+    _num_loose_bytes = 0
+    """Read of a request since the last piece of its body: headers, the lengths of pieces, and
+    what follows them."""
     _num_body_bytes = 0
+    _num_taken = 0
+    """Of the data that was read last: what of it is body."""
     _body_until = 0.0
+    _is_in_request = False
     _is_in_headers = False
     _deadline: asyncio.TimerHandle | None = None
     _reader_watch: asyncio.TimerHandle | None = None
@@ -101,8 +106,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError("a request came before the answer to the last one")
         super().on_message_begin()
         self.scope["extensions"] = {_CUT_OFF: {"drop": self._drop}}
-        self._is_in_headers = True
-        self._num_header_bytes = 0
+        self._is_in_request = self._is_in_headers = True
+        self._num_loose_bytes = 0
+        if self._reader_watch is not None and not self.transport.get_write_buffer_size():
+            self._reader_watch.cancel()  # the last answer has been read
         self._expect(HEADER_TIMEOUT_S)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -125,6 +132,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._num_loose_bytes = 0
+        self._num_taken += len(body)
         self._num_body_bytes += len(body)
         if self._num_body_bytes >= BODY_PIECE_BYTES:
             self._num_body_bytes = 0
@@ -132,6 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._is_in_request = False
         self._expect(None)
         super().on_message_complete()
 
@@ -155,11 +165,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_reader(num_left)
 
     def data_received(self, data: bytes) -> None:
+        self._num_taken = 0
         super().data_received(data)
-        if self._is_in_headers:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-                self.send_400_response("The request headers are too large.")
+        if self._is_in_request:
+            self._num_loose_bytes += len(data) - self._num_taken
+            if self._num_loose_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                if self._is_in_headers:
+                    self.send_400_response("The request headers are too large.")
+                else:
+                    self._drop()
         if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
             # No request has begun, but what came (the rest of a body that was answered before it
             # was read, an empty line) has stopped the timer of an idle connection.
