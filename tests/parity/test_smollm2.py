@@ -119,7 +119,7 @@ def test_prefill_in_chunks_of_16(executor: TorchExecutor, workload: Workload) ->
 
 
 def test_preempted_and_resumed(executor: TorchExecutor, workload: Workload) -> None:
-    config = replace(BATCHED, scheduling_policy="priority", max_num_seqs=16)
+    config = replace(BATCHED, scheduling_policy="priority", max_num_seqs=16, max_wait_s=1e6)
     for first in range(0, NUM_PROMPTS, 16):
         part = slice(first, first + 16)
         schedule = Schedule(config, interfere=preempt_everyone(at_step=24))
@@ -153,7 +153,7 @@ def test_seeded_sampling_is_the_same_alone_batched_and_preempted(
         SamplingParams(temperature=0.9, top_p=0.95, max_tokens=40, seed=100 + index)
         for index in range(len(prompts))
     ]
-    config = replace(BATCHED, scheduling_policy="priority", max_num_seqs=16)
+    config = replace(BATCHED, scheduling_policy="priority", max_num_seqs=16, max_wait_s=1e6)
     alone = run_one_by_one(executor, Schedule(config), prompts, params)
     batched = run(executor, Schedule(config), prompts, params)
     preempted = run(executor, Schedule(config, interfere=preempt_everyone(20)), prompts, params)
