@@ -149,8 +149,6 @@ class Gate:
         num_tokens = limit if num_bytes is None else min(num_bytes // BYTES_PER_TOKEN, limit)
         place = Place(tenant, num_tokens)
         self._check(place)
-        if not len(self._engine.waiting):
-            self._rate.start(self.clock.now())
         # The server's own refusals come first: they cost a tenant nothing.
         place.visit = meter.enter() if meter is not None else None
         self._places.add(place)
