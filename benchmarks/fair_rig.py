@@ -1,8 +1,8 @@
 """One scenario of benchmarks/fair_load.py on the virtual engine, and what came of it.
 
-Service is counted here, from the plans and the events, in the units of headway.core.service: the
-prompt tokens when they are computed for the first time (those from the cache when the request gets
-its seat), output tokens when they are emitted, blocks for as long as they are held.
+Service is counted here, from plans and events, in the units of headway.core.waiting.accounts:
+prompt tokens when they are first computed (those from the cache at admission), output tokens when
+they are emitted, blocks for as long as they are held.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.core.service import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.core.steptime import shape_of
 from headway.core.terms import Terms
+from headway.core.waiting.accounts import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
 
 SAMPLE = Sample((7,))
 SETTINGS: dict[str, Any] = {"max_num_seqs": NUM_SEATS, "max_num_batched_tokens": 512}
@@ -105,7 +105,7 @@ class Books:
 
     @property
     def bound(self) -> float:
-        """What headway.core.fair states, without the division by the smaller weight."""
+        """What headway.core.waiting.fair states, without the division by the smaller weight."""
         return 2 * max(PROMPT_COST * self.max_prompt, OUTPUT_COST * self.max_held)
 
     def since_warm_up(self, until_s: float) -> tuple[int, int]:

@@ -8,10 +8,11 @@ same requests. How service is counted is in benchmarks/fair_rig.py. `priority` i
 ages, since where all wait for long, ageing turns priorities into first come, first served.
 
     gap         the largest difference of service, by weight, given to two tenants over any stretch
-                of time in which both had requests waiting, by the bound that headway.core.fair
-                states: 2 max(w_p L, w_q M) / the smaller weight. L is the longest prompt of the
-                run, M the most tokens that running requests of one tenant held together in the
-                run under fair shares, which is also what the other policies are measured by
+                of time in which both had requests waiting, by the bound that
+                headway.core.waiting.fair states: 2 max(w_p L, w_q M) / the smaller weight. L is
+                the longest prompt of the run, M the most tokens that running requests of one
+                tenant held together in the run under fair shares, which is also what the other
+                policies are measured by
     Jain        of the services, by weight, of the tenants that always wait, after a warm-up
     TTFT        p99 of tenants that behave well, by their p99 alone on their share: the same
                 requests on an engine without anybody else, every step of which takes longer in

@@ -33,12 +33,12 @@ from rich.progress import track
 from headway.config import SchedulerConfig
 from headway.core.events import Event
 from headway.core.executor import Capacity
-from headway.core.orders import ORDERS
 from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import Terms
+from headway.core.waiting.policies import POLICIES
 
 RUNNING = (32, 256, 1000)
 WAITING = (0, 10_000, 100_000)
@@ -242,7 +242,7 @@ def run_profile(policy: str, num_tenants: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", choices=list(ORDERS), default="fair")
+    parser.add_argument("--policy", choices=list(POLICIES), default="fair")
     parser.add_argument("--tenants", type=int, default=4, help="tenants the requests come from")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=50, help="timed steps per cell and round")

@@ -13,8 +13,8 @@ from headway.config import Config
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Executor
-from headway.core.orders import make_queue
 from headway.core.scheduler import Scheduler
+from headway.core.waiting.policies import make_queue
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.launcher import EngineProcess
 from headway.engine.messages import EngineInfo

@@ -88,8 +88,9 @@ class SchedulerConfig:
     )
     max_wait_s: float = setting(
         10.0,
-        "A request that has waited so long since it came or was last preempted, in seconds, goes "
-        "before all others; under fair, before all others of its tenant.",
+        "Aging: a request that has waited so long since it arrived or was last preempted, in "
+        "seconds, goes before all others, under fair before all others of its tenant, and smaller "
+        "requests no longer overtake it when it does not fit.",
     )
     prefill_floor: int = setting(
         64, "Tokens of a step that decodes leave to prefill while any waits."
@@ -101,11 +102,6 @@ class SchedulerConfig:
     kv_watermark: float = setting(
         0.01, "Share of the KV blocks that admission leaves free for running requests to grow into."
     )
-    max_bypasses: int = setting(16, "How many smaller requests may overtake one that does not fit.")
-    max_bypass_s: float = setting(
-        10.0, "How long, in seconds, smaller requests may overtake one that does not fit."
-    )
-    max_skips: int = setting(4, "How many requests that do not fit are passed over in one step.")
     max_preemptions: int = setting(4, "After so many preemptions a request is immune.")
     mode: str = setting(
         "auto",
@@ -118,7 +114,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "max_num_seqs", "max_preemptions", "prefill_floor")
-        _check_at_least(self, 0, "max_bypasses", "max_bypass_s", "max_skips", "max_wait_s")
+        _check_at_least(self, 0, "max_wait_s")
         if self.prefill_floor >= self.max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be larger than "

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headway.core.events import Admitted, Preempted
-from headway.core.line import MAX_AGED
 from headway.core.terms import Terms
+from headway.core.waiting.aging import MAX_AGED_PER_STEP
 from tests.harness import Harness
 
 
@@ -81,7 +81,7 @@ def test_a_long_wait_is_no_reason_to_throw_anybody_out():
 
 
 def test_smaller_ones_do_not_pass_one_that_is_old():
-    engine = Harness(num_blocks=16, block_size=4, max_wait_s=1.0, max_bypass_s=1000.0)
+    engine = Harness(num_blocks=16, block_size=4, max_wait_s=1.0)
     engine.add("holder", 40, max_tokens=24)
     engine.step()
     engine.add("big", 40, max_tokens=1)
@@ -108,13 +108,13 @@ def test_a_tenants_long_line_is_its_own_affair():
 
 def test_a_crowd_grows_old_a_few_at_a_time_and_in_order():
     engine = Harness(max_num_seqs=1, max_wait_s=1.0)
-    for at in range(3 * MAX_AGED):
+    for at in range(3 * MAX_AGED_PER_STEP):
         engine.add(f"r{at}", 4, max_tokens=20)
     engine.step()
     engine.advance(1.5)
     engine.step()
     old = [it.place for it in engine.scheduler.waiting if it.is_aged]
-    assert sorted(old) == list(range(2, MAX_AGED + 2))
+    assert sorted(old) == list(range(2, MAX_AGED_PER_STEP + 2))
 
 
 def test_one_that_grows_old_while_it_stands_aside_is_the_next_of_its_tenant():

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from headway.core.events import Admitted, Preempted
-from headway.core.line import MAX_LOOKS
 from headway.core.terms import Terms
+from headway.core.waiting.queue import MAX_LOOKS
 from tests.harness import Harness
 
 

@@ -7,15 +7,15 @@ import pytest
 from headway.core.engine import MAX_IDLE_STEPS
 from headway.core.events import Admitted, Stepped
 from headway.core.executor import Capacity
-from headway.core.orders import fcfs
-from headway.core.queue import HeapQueue
 from headway.core.request import FinishReason, Request
+from headway.core.waiting.keyed import KeyedQueue
+from headway.core.waiting.policies import fcfs
 from headway.errors import EngineError, EngineStalledError
 from headway.executors.fake import FakeExecutor
 from tests.harness import Harness
 
 
-class StuckQueue(HeapQueue):
+class StuckQueue(KeyedQueue):
     """A waiting line that never lets anyone go."""
 
     def __init__(self) -> None:

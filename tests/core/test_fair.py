@@ -10,10 +10,10 @@ import pytest
 
 from headway.core.events import Admitted, Preempted
 from headway.core.executor import Capacity, Ticket
-from headway.core.fair import SLACK, FairQueue
 from headway.core.plan import Failure, StepResult
 from headway.core.request import FinishReason, Request
-from headway.core.service import (
+from headway.core.terms import Terms
+from headway.core.waiting.accounts import (
     BLOCK_S_COST,
     CACHED_COST,
     MAX_IDLE_ACCOUNTS,
@@ -21,7 +21,7 @@ from headway.core.service import (
     PROMPT_COST,
     Accounts,
 )
-from headway.core.terms import Terms
+from headway.core.waiting.fair import CACHED_LEAD, FairQueue
 from headway.executors.fake import FakeExecutor
 from tests.harness import Harness, make_request
 
@@ -52,13 +52,13 @@ class Line:
         request.terms = terms(tenant, is_spot=spot, weight=weight)
         account = self.accounts.open(request)
         self.queue.push(request)
-        account.num_in_line += 1
+        account.num_waiting += 1
         return request
 
     def take(self) -> str:
         request = self.queue.pop()
         assert request is not None
-        self.accounts.of(request).num_in_line -= 1
+        self.accounts.of(request).num_waiting -= 1
         return request.id
 
     def charge(self, tenant: str, amount: float) -> None:
@@ -139,7 +139,7 @@ def test_a_cached_prefix_is_worth_no_more_than_the_slack():
     while line.take() != "a0":
         line.charge("b", 60)
         num_before += 1
-    assert num_before == SLACK // 60 + 1
+    assert num_before == CACHED_LEAD // 60 + 1
 
 
 # --------------------------------------------------------------------------- lifting

@@ -177,7 +177,7 @@ def test_a_child_without_a_block_waits_and_is_right_in_the_end(caching: bool):
 
 
 def test_a_waiting_child_stands_at_its_parents_place():
-    engine = Harness(num_blocks=3, block_size=4, max_num_batched_tokens=8, max_skips=0)
+    engine = Harness(num_blocks=3, block_size=4, max_num_batched_tokens=8, max_wait_s=0.0)
     engine.add("p", list(range(8)), n=3, max_tokens=1)
     engine.add("later", 4, max_tokens=1)
     engine.step()

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from headway.core.admission import Demand, max_tokens_for, refuse_if_never_fits
+from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Preempted
 from headway.core.eviction import CachedBlocks
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
-from headway.core.terms import Terms
-from headway.core.waits import WaitCause
+from headway.core.terms import Targets, Terms
 from headway.engine.inputs import resolve_params
 from headway.engine.messages import EngineInfo
 from headway.errors import NeverFitsError
@@ -28,7 +28,7 @@ def num_held(engine: Harness, tenant: str) -> int:
 
 
 def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
-    engine = Harness(num_blocks=16, block_size=4, max_skips=0, max_bypasses=0)
+    engine = Harness(num_blocks=16, block_size=4, max_wait_s=0.0)
     for at in range(4):
         engine.add(f"t{at}", 12, max_tokens=1, terms=half())
     engine.add("other", 12, max_tokens=1, terms=Terms("o"))
@@ -39,14 +39,14 @@ def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
 
 
 def test_one_that_lacks_seats_as_well_stands_aside_all_the_same():
-    engine = Harness(num_blocks=16, block_size=4, max_num_seqs=2, max_skips=0, max_bypasses=0)
+    engine = Harness(num_blocks=16, block_size=4, max_num_seqs=2, max_wait_s=0.0)
     engine.add("t0", 24, max_tokens=8, terms=half())
     engine.step()
     engine.add("t1", 24, max_tokens=8, n=2, terms=half())
     engine.add("other", 12, max_tokens=1, terms=Terms("o"))
     engine.step()
     request = engine.scheduler.requests["t1"]
-    assert engine.scheduler.waiting.waits.cause_of(request) is WaitCause.TENANT_SHARE
+    assert engine.scheduler.waiting.cause_of(request) is WaitCause.KV_QUOTA
     assert engine.seen(Admitted, "other"), "the free seat is not kept for it"
     engine.run()
 
@@ -57,13 +57,13 @@ def test_the_cause_of_such_a_wait_is_the_tenants_share():
     engine.add("t1", 24, max_tokens=1, terms=half())
     engine.step()
     request = engine.scheduler.requests["t1"]
-    assert engine.scheduler.waiting.waits.cause_of(request) is WaitCause.TENANT_SHARE
+    assert engine.scheduler.waiting.cause_of(request) is WaitCause.KV_QUOTA
     while "t1" in engine.waiting:
         engine.advance(1.0)
         engine.step()
     (event,) = engine.seen(Admitted, "t1")
     causes = dict(event.causes)
-    assert causes[WaitCause.TENANT_SHARE] == pytest.approx(event.waited_s)
+    assert causes[WaitCause.KV_QUOTA] == pytest.approx(event.waited_s)
     engine.run()
 
 
@@ -87,7 +87,7 @@ def test_a_tenant_that_outgrows_its_share_takes_from_itself():
         engine.step()
         assert num_held(engine, "t") <= 8
     (event,) = engine.seen(Preempted)
-    assert (event.request_id, event.by, event.cause) == ("t1", "t0", WaitCause.TENANT_SHARE)
+    assert (event.request_id, event.by, event.cause) == ("t1", "t0", WaitCause.KV_QUOTA)
 
 
 def test_shared_blocks_count_once():
@@ -105,6 +105,60 @@ def test_what_exceeds_the_share_is_refused_with_the_numbers():
     assert refusal is not None
     assert "need 6 KV blocks of 4 tokens; this tenant may hold 5" in refusal.message
     assert refuse_if_never_fits(Demand(12, 9, 1, max_kv_share=0.5), capacity, 8) is None
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "deadline"])
+def test_the_backlog_of_a_tenant_at_its_kv_quota_leaves_the_engine_to_others(policy: str):
+    engine = Harness(num_blocks=64, block_size=4, max_num_seqs=8, scheduling_policy=policy)
+    quota = Terms("q", max_kv_share=0.25, cache_group="q")
+    for at in range(300):
+        engine.add(f"q{at}", 32, max_tokens=30, terms=quota)
+    for at in range(40):
+        engine.add(f"o{at}", 4, max_tokens=3, terms=Terms("other"))
+    engine.step()
+    while any(name.startswith("o") for name in engine.waiting):
+        num_left = sum(name.startswith("o") for name in engine.waiting)
+        assert len(engine.step()) >= min(7, num_left), "requests of others wait in vain"
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "deadline"])
+def test_time_at_the_kv_quota_is_attributed_to_it_for_every_request_of_the_tenant(policy: str):
+    engine = Harness(num_blocks=32, block_size=4, scheduling_policy=policy)
+    quota = Terms("t", max_kv_share=0.25, cache_group="t")
+    engine.add("t0", 24, max_tokens=8, terms=quota)
+    engine.step()
+    for at in range(1, 4):
+        engine.add(f"t{at}", 24, max_tokens=2, priority=at, terms=quota)
+    engine.step()
+    for at in range(5):
+        engine.add(f"o{at}", 24, max_tokens=9, terms=Terms("o"))
+    engine.advance(1.0)
+    engine.step()
+    last = engine.scheduler.requests["t3"]
+    assert engine.scheduler.waiting.cause_of(last) is WaitCause.KV_QUOTA
+    while engine.waiting:
+        engine.advance(1.0)
+        engine.step()
+        engine.check()
+    for at in range(1, 4):
+        (event,) = engine.seen(Admitted, f"t{at}")
+        causes = dict(event.causes)
+        assert sum(causes.values()) == pytest.approx(event.waited_s)
+        assert causes[WaitCause.KV_QUOTA] >= 0.6 * event.waited_s, causes
+    engine.run()
+
+
+def test_an_urgent_backlog_at_the_kv_quota_does_not_hide_urgent_requests_of_others():
+    soon = Targets(ttft_s=60.0)
+    engine = Harness(num_blocks=64, block_size=4, max_num_seqs=2)
+    quota = Terms("q", max_kv_share=0.25, cache_group="q", targets=soon)
+    for at in range(9):
+        engine.add(f"q{at}", 32, max_tokens=30, terms=quota)
+    engine.step()
+    engine.add("plain", 4, max_tokens=2, terms=Terms("plain"))
+    engine.add("soon", 4, max_tokens=2, terms=Terms("slo", targets=soon))
+    engine.step()
+    assert "soon" in engine.running
 
 
 # ------------------------------------------------------------------------- eviction

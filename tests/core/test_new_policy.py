@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted
-from headway.core.orders import ORDERS
+from headway.core.waiting.policies import POLICIES
 from tests.harness import Harness
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shortest_prompt_first.py"
@@ -19,11 +19,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "shortest_prompt_first.py"
 @pytest.fixture
 def policy() -> Iterator[None]:
     """The example, run as it stands; it makes itself known under a name."""
-    before = dict(ORDERS)
+    before = dict(POLICIES)
     runpy.run_path(str(EXAMPLE))
     yield
-    ORDERS.clear()
-    ORDERS.update(before)
+    POLICIES.clear()
+    POLICIES.update(before)
 
 
 def test_it_has_at_most_40_lines():

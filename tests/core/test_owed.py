@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headway.core.events import Admitted, Stepped
-from headway.core.fair import URGENT_LEAD
 from headway.core.terms import Terms
+from headway.core.waiting.fair import URGENT_LEAD
 from tests.core.paced import Paced
 from tests.harness import make_request
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.orders import fcfs, make_queue, priority
-from headway.core.queue import HeapQueue, WaitingQueue
 from headway.core.request import Request
+from headway.core.waiting.policies import PolicyQueue, fcfs, make_queue, priority
+from headway.core.waiting.request_heap import RequestHeap
 from headway.errors import ConfigError
 from tests.harness import make_request
 
@@ -19,7 +19,7 @@ def placed(place: int, priority: int = 0, index: int = 0) -> Request:
     return request
 
 
-def pop_all(queue: WaitingQueue) -> list[Request]:
+def pop_all(queue: PolicyQueue | RequestHeap) -> list[Request]:
     popped: list[Request] = []
     while (request := queue.pop()) is not None:
         popped.append(request)
@@ -91,12 +91,12 @@ def test_waiting_twice_and_removing_what_does_not_wait_are_bugs():
     with pytest.raises(RuntimeError, match="not waiting"):
         queue.remove(request)
     queue.push(request)
-    with pytest.raises(RuntimeError, match="already waiting"):
+    with pytest.raises(RuntimeError, match="already in the heap"):
         queue.push(request)
 
 
 def test_tombstones_never_outnumber_the_living_by_much():
-    queue = HeapQueue(fcfs)
+    queue = RequestHeap(fcfs)
     requests = [placed(place) for place in range(1, 1001)]
     for request in requests:
         queue.push(request)

@@ -8,9 +8,9 @@ import pytest
 
 from headway.core.events import Admitted, Finished, Preempted
 from headway.core.kv import NO_MATCH, KVCache
-from headway.core.orders import fcfs
 from headway.core.request import RequestState
 from headway.core.victim import Rules, choose_victim
+from headway.core.waiting.policies import fcfs
 from tests.harness import Harness, expected_output, make_request, own_tokens
 
 
@@ -169,7 +169,7 @@ def test_an_immune_request_gets_room_for_its_whole_output():
 
 def test_an_immune_request_waits_until_its_whole_output_fits():
     engine = Harness(
-        num_blocks=8, block_size=4, max_num_batched_tokens=64, max_preemptions=1, max_skips=0
+        num_blocks=8, block_size=4, max_num_batched_tokens=64, max_preemptions=1, max_wait_s=0.0
     )
     engine.add("a", 14, max_tokens=16)
     engine.add("b", 16, max_tokens=8)

@@ -8,14 +8,14 @@ import pytest
 
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Finished, Preempted
-from headway.core.fair import URGENT_LEAD
 from headway.core.terms import Targets, Terms
+from headway.core.waiting.fair import URGENT_LEAD
 from tests.harness import Harness
 
 
 def cause(engine: Harness, request_id: str) -> WaitCause:
     request = engine.scheduler.requests[request_id]
-    return engine.scheduler.waiting.waits.cause_of(request)
+    return engine.scheduler.waiting.cause_of(request)
 
 
 def tick(engine: Harness, count: int = 1) -> None:
@@ -205,8 +205,8 @@ def test_the_clocks_of_those_who_left_are_gone():
         engine.add(f"r{at}", 4, max_tokens=1, priority=at, terms=Terms(f"t{at}"))
     engine.run()
     engine.step()
-    assert not engine.scheduler.waiting.waits._root.children
-    assert not engine.scheduler.waiting.waits._waits
+    assert not engine.scheduler.waiting._attribution._root.children
+    assert not engine.scheduler.waiting._attribution._waits
 
 
 SOON = Targets(ttft_s=60.0)

@@ -8,9 +8,9 @@ from headway.core.causes import PreemptionMethod, WaitCause
 from headway.core.deadlines import Pace
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Forked, Preempted
 from headway.core.request import FinishReason
-from headway.core.service import CACHED_COST
 from headway.core.steptime import StepCost
 from headway.core.terms import Targets, Terms
+from headway.core.waiting.accounts import CACHED_COST
 from headway.observe import Metrics
 from headway.observe.account import Share
 from headway.observe.goodput import Fairness

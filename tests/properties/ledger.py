@@ -135,7 +135,7 @@ class Ledger:
 
     def _preempted_by_stronger(self, event: Preempted, victim: Entry) -> None:
         claimant = self.live[event.by]
-        if event.cause is WaitCause.TENANT_SHARE:
+        if event.cause is WaitCause.KV_QUOTA:
             own = victim.request.terms.tenant == claimant.request.terms.tenant
             require(own, f"{event}: for the share of another")
         if claimant.place == "waiting":

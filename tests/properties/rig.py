@@ -11,11 +11,11 @@ from headway.core import invariants
 from headway.core.causes import WaitCause
 from headway.core.engine import EngineCore
 from headway.core.executor import Capacity
-from headway.core.line import MAX_AGED
 from headway.core.plan import StepPlan
 from headway.core.request import Request, RequestState
 from headway.core.scheduler import Scheduler
 from headway.core.terms import NO_TARGETS, Targets, Terms
+from headway.core.waiting.aging import MAX_AGED_PER_STEP
 from tests.harness import expected_output, make_request
 from tests.properties.ledger import Ledger, WatchedExecutor, require
 
@@ -160,17 +160,17 @@ class Rig:
         """Nobody young was seated while an old one stayed: under fair, of the same tenant; under
         fcfs, one that came later. An old one whose tenant holds all it may is nobody's to wait
         for."""
-        waits = self.scheduler.waiting.waits
+        waiting = self.scheduler.waiting
         seated = [request for request in young if request.state is RequestState.RUNNING]
         policy = self.scheduler.config.scheduling_policy
         is_fair = policy == "fair"
         # Where many are due at once, some age in a later pass.
         late = [request for request in old if not request.is_aged]
-        require(not late or len(old) - len(late) >= MAX_AGED, f"{len(late)} did not age")
+        require(not late or len(old) - len(late) >= MAX_AGED_PER_STEP, f"{len(late)} did not age")
         for request in old if seated else ():
             if request.state is RequestState.RUNNING or not request.is_aged:
                 continue
-            if waits.cause_of(request) is WaitCause.TENANT_SHARE and not is_fair:
+            if waiting.cause_of(request) is WaitCause.KV_QUOTA:
                 continue
             for other in seated:
                 if policy == "fcfs" and (other.place, other.index) < (request.place, request.index):

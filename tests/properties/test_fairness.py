@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.plan import StepPlan
-from headway.core.service import BLOCK_S_COST, OUTPUT_COST, PROMPT_COST
 from headway.core.terms import Terms
+from headway.core.waiting.accounts import BLOCK_S_COST, OUTPUT_COST, PROMPT_COST
 from tests.harness import Harness, make_request
 
 STEP_S = 0.02
@@ -107,8 +107,8 @@ HABITS = st.lists(
     max_size=5,
 )
 ENGINES: dict[str, dict[str, Any]] = {
-    "roomy": {"num_blocks": 64, "max_num_seqs": 6, "max_bypasses": 0},
-    "tight": {"num_blocks": 24, "max_num_seqs": 8, "max_bypasses": 0},
+    "roomy": {"num_blocks": 64, "max_num_seqs": 6, "max_wait_s": 0.0},
+    "tight": {"num_blocks": 24, "max_num_seqs": 8, "max_wait_s": 0.0},
 }
 
 
@@ -126,7 +126,7 @@ def test_the_service_of_tenants_that_always_wait_differs_by_less_than_the_bound(
 @pytest.mark.parametrize("policy", ["fair", "fcfs"])
 def test_under_fcfs_the_same_load_leaves_the_bound(policy: str):
     habits = [Habit(1.0, 2, 2), Habit(1.0, 30, 30, max_n=4)]
-    config = {"num_blocks": 24, "max_num_seqs": 8, "max_bypasses": 0}
+    config = {"num_blocks": 24, "max_num_seqs": 8, "max_wait_s": 0.0}
     backlog = Backlog(habits, 1, **config, scheduling_policy=policy)
     backlog.run(1500)
     assert (backlog.gap <= backlog.bound) == (policy == "fair")

@@ -19,7 +19,7 @@ STEPS_PER_EPOCH = 500
 STEPS_PER_CHECK = 50
 REPORTED = (
     *("steps", "requests", "preemptions", "trim", "checkpoint", "recompute", "saves", "loads"),
-    *("aborts", "forks", "bypasses", "refusals"),
+    *("aborts", "forks", "refusals"),
 )
 
 
@@ -29,7 +29,7 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter[str])
 
-    def take(self, rig: Rig, num_bypasses: int) -> None:
+    def take(self, rig: Rig) -> None:
         seen = rig.ledger.counts
         self.counts["steps"] += rig.num_steps
         self.counts["requests"] += seen["Arrived"]
@@ -41,7 +41,6 @@ class Tally:
         self.counts["aborts"] += seen["finished_abort"]
         self.counts["forks"] += seen["Forked"]
         self.counts["refusals"] += seen["Refused"]
-        self.counts["bypasses"] += num_bypasses
 
     def summary(self) -> str:
         return " ".join(f"{name}={self.counts[name]}" for name in REPORTED)
@@ -56,9 +55,6 @@ def draw_rig(rng: random.Random) -> Rig:
         prefill_floor=floor,
         prefill_cap=rng.choice([None, floor + rng.randint(0, 8)]),
         kv_watermark=rng.choice([0.0, 0.1, 0.4]),
-        max_bypasses=rng.randint(0, 4),
-        max_bypass_s=rng.choice([0.0, 0.1, 10.0]),
-        max_skips=rng.randint(0, 4),
         max_preemptions=rng.randint(1, 4),
         preemption_method=rng.choice(["auto", "auto", "trim", "checkpoint", "recompute"]),
         max_wait_s=rng.choice([0.0, 0.3, 3.0, 1000.0]),
@@ -109,7 +105,6 @@ class Walker:
         self._rng = rng
         self.rig = draw_rig(rng)
         self._crowd = rng.choice([2, 6, 20])
-        self.num_bypasses = 0
 
     def act(self) -> None:
         """One step, and what clients do around it and while it is in flight."""
@@ -118,10 +113,7 @@ class Walker:
             rig.add(draw_wish(rng, rig))
         if rng.random() < 0.05:
             self._meddle()
-        before = self._bypasses()
         if rig.begin() is not None:
-            after = self._bypasses()
-            self.num_bypasses += sum(max(0, n - before.get(key, 0)) for key, n in after.items())
             if rng.random() < 0.1:
                 self._meddle()
             rig.end()
@@ -140,10 +132,6 @@ class Walker:
             rig.executor.fail_next(rng.choice(live))
         else:
             rig.abort(rng.choice(live))
-
-    def _bypasses(self) -> dict[str, int]:
-        waiting = self.rig.scheduler.waiting
-        return {request.id: request.num_bypasses for request in waiting if request.num_bypasses}
 
 
 def walk(num_steps: int, seed: int, progress_s: float | None = None) -> Tally:
@@ -164,7 +152,7 @@ def walk(num_steps: int, seed: int, progress_s: float | None = None) -> Tally:
             error.add_note(f"walk seed={seed} epoch={epoch} step={walker.rig.num_steps}")
             error.add_note(f"before: {tally.summary()}")
             raise
-        tally.take(walker.rig, walker.num_bypasses)
+        tally.take(walker.rig)
         epoch += 1
         if progress_s is not None and time.monotonic() - reported_at > progress_s:
             reported_at = time.monotonic()

@@ -132,9 +132,9 @@ def try_admit(
     num_blocks = max(0, kv.blocks_needed(match, num_tokens) - room.num_blocks)
     num_seats = max(0, request.params.n - room.num_seats)
     num_share = num_over_share(request, kv, match, num_tokens + room.num_kept * kv.block_size)
-    # Its own share first: one that waits for that stands aside, and must not keep others waiting.
+    # The KV quota first: a tenant at its quota is suspended, and must not block others.
     if num_share > 0:
-        return Wait(WaitCause.TENANT_SHARE, num_seats, num_blocks, match, num_share)
+        return Wait(WaitCause.KV_QUOTA, num_seats, num_blocks, match, num_share)
     if num_seats > 0:
         return Wait(WaitCause.RUNNING_LIMIT, num_seats, num_blocks, match)
     if num_blocks > 0:

@@ -7,20 +7,22 @@ from typing import NamedTuple
 
 
 class WaitCause(StrEnum):
-    """The one thing that keeps a waiting request from its seat."""
+    """What keeps a waiting request from being admitted."""
 
     EXECUTOR_BUSY = "executor_busy"
-    """It came while a step was running; the next pass will look at it."""
+    """The request arrived during a step; the next pass will try it."""
     TOKEN_BUDGET = "token_budget"
     PREFILL_CAP = "prefill_cap"
     RUNNING_LIMIT = "running_limit"
     KV_BLOCKS = "kv_blocks"
+    KV_QUOTA = "kv_quota"
+    """Its tenant is at its KV quota."""
     TENANT_SHARE = "tenant_share"
-    """Its tenant has had more than its share, or holds all the blocks it may."""
+    """Another tenant has had less service for its weight."""
     TIER_ORDER = "tier_order"
+    """A request of a better tier or priority goes first."""
     DEADLINE_ORDER = "deadline_order"
-    """One that was promised an early start goes first: of its own like, or of a tenant whose turn
-    it is not."""
+    """A request with an SLO goes first."""
 
 
 class CauseTime(NamedTuple):

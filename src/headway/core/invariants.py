@@ -34,12 +34,8 @@ def check(scheduler: Scheduler) -> None:
             request.num_preemptions <= scheduler.config.max_preemptions,
             f"{request.id} was preempted {request.num_preemptions} times",
         )
-        _require(
-            request.num_bypasses <= scheduler.config.max_bypasses,
-            f"{request.id} was bypassed {request.num_bypasses} times",
-        )
-    claims = [scheduler.waiting.standing(request) for request in scheduler.running]
-    _require(all(a < b for a, b in pairwise(claims)), "running is not in order of claim")
+    keys = [scheduler.waiting.effective_key(request) for request in scheduler.running]
+    _require(all(a < b for a, b in pairwise(keys)), "running requests are out of order")
     _require(scheduler.num_seats_used <= scheduler.config.max_num_seqs, "more seats than exist")
     scheduler.kv.check(running)
     preempted = [it.id for it in waiting.values() if it.state is RequestState.PREEMPTED]

@@ -15,12 +15,12 @@ from math import inf
 from headway.config import SchedulerConfig
 from headway.core.control import AIM, Controller, Limits, Load
 from headway.core.deadlines import Feasible, Infeasible, Job, Pace, Shares, job_of, slack_s
-from headway.core.orders import HEEDING_TARGETS
 from headway.core.plan import StepPlan
 from headway.core.promises import Promises
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
 from headway.core.terms import NO_TARGETS
+from headway.core.waiting.policies import SLO_AWARE_POLICIES
 
 MAX_HELD_STEPS = 8
 """Steps in a row that a decode may give way; then it is in the next one, whatever its slack."""
@@ -38,7 +38,7 @@ MAX_TOLD = 64
 """How many tenants the API process is told of after a step. Of the others it does not know what
 they owe, and the engine refuses."""
 SharesOf = Callable[[Iterable[str]], Shares]
-"""Where tenants stand (headway.core.line)."""
+"""Where tenants stand (headway.core.waiting.queue)."""
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -51,7 +51,7 @@ class Pacer:
         self.cost: StepCost = self.model.cost
         """What the next step costs."""
         self._config = config
-        self._heeds_targets = config.scheduling_policy in HEEDING_TARGETS
+        self._heeds_targets = config.scheduling_policy in SLO_AWARE_POLICIES
         self._controller = Controller(config)
         self._promised: dict[str, Request] = {}
         """The live requests that have targets."""

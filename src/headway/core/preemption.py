@@ -53,7 +53,7 @@ class Preemption:
         if has_shares or num_missing > self._kv.pool.num_free:
             # Those that may take from others go before those that others may take from, so that
             # nobody takes in vain.
-            growing.sort(key=self._rules.weakness)
+            growing.sort(key=self._rules.eviction_key)
         for request in growing:
             self._grow(request, now)
 
@@ -73,7 +73,7 @@ class Preemption:
         for victim in victims:
             is_own = victim.terms.tenant == request.terms.tenant
             cause = wait.cause
-            if cause is WaitCause.TENANT_SHARE and not is_own:
+            if cause is WaitCause.KV_QUOTA and not is_own:
                 cause = WaitCause.RUNNING_LIMIT if wait.num_seats else WaitCause.KV_BLOCKS
             self._tell_of(victim, request, cause, now)
         return True
@@ -89,12 +89,12 @@ class Preemption:
         """The preempted requests whose blocks the claimant may take: the weaker ones, weakest
         first. The strongest that runs, or anybody if nobody runs, may take from all: so somebody
         always goes on."""
-        running, weakness = self._seats.running, self._rules.weakness
+        running, eviction_key = self._seats.running, self._rules.eviction_key
         keepers = [one for one in self._holdings.keepers if one is not claimant]
-        if keepers and running and claimant is not min(running, key=weakness):
-            limit = weakness(claimant)
-            keepers = [one for one in keepers if weakness(one) > limit]
-        return sorted(keepers, key=weakness, reverse=True)
+        if keepers and running and claimant is not min(running, key=eviction_key):
+            limit = eviction_key(claimant)
+            keepers = [one for one in keepers if eviction_key(one) > limit]
+        return sorted(keepers, key=eviction_key, reverse=True)
 
     def _grow(self, request: Request, now: float) -> None:
         """By preempting if it must. If it finds no victim it sits this step out, unless it was
@@ -103,7 +103,7 @@ class Preemption:
         while request.state is RUNNING and kv.num_missing(request):
             if kv.is_at_share(request):
                 victim = choose_own_victim(request, running, kv, self._rules)
-                cause = WaitCause.TENANT_SHARE
+                cause = WaitCause.KV_QUOTA
             elif kv.pool.num_free > 0:
                 self._seats.extend(request, now)
                 continue
@@ -123,6 +123,6 @@ class Preemption:
 
     def _tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
         # What a tenant takes from itself concerns nobody else.
-        if cause is not WaitCause.TENANT_SHARE:
+        if cause is not WaitCause.KV_QUOTA:
             self.cause = cause
         self._seats.tell_of(victim, by, cause, now)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from math import exp, inf
 
 from headway.core.deadlines import Ahead, Feasible, Infeasible, Job, Pace, feasible
-from headway.core.service import OUTPUT_COST, PROMPT_COST
+from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST
 
 RATE_WINDOW_S = 20.0
 MIN_WINDOW_S = 2.0

@@ -65,10 +65,6 @@ class Request:
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_preemptions: int = 0
-    num_bypasses: int = 0
-    """How often a request behind it was admitted because this one did not fit."""
-    blocked_at: float | None = None
-    """Since when it has been at the head and did not fit."""
     is_aged: bool = False
     """It waited for too long; from then on it is among the first."""
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])

@@ -28,22 +28,22 @@ from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
 from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
-from headway.core.line import WaitingLine
-from headway.core.orders import Facts, make_queue
 from headway.core.pacing import Pacer
 from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.core.preemption import Preemption
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.seats import Seats
-from headway.core.service import Accounts
 from headway.core.victim import Rules, weaker_than
+from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.policies import PolicyContext, make_queue
+from headway.core.waiting.queue import WaitingQueue
 
 RUNNING = RequestState.RUNNING
 new_tuple = tuple[object, ...].__new__
 """Makes a NamedTuple of all its fields in half the time of a call of its class; used where every
 request passes in every step."""
-MAX_PARKED = 64
-"""How many requests of tenants that hold all they may are set aside in one pass."""
+MAX_SKIPS = 4
+"""Requests that do not fit and are passed over in one step; bounds the work of a pass."""
 
 
 class Scheduler:
@@ -56,14 +56,15 @@ class Scheduler:
         self.capacity = capacity
         self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
         self.accounts = Accounts()
-        queue = make_queue(config.scheduling_policy, Facts(self.accounts, self.kv.is_start_cached))
-        self.waiting = WaitingLine(queue, self.accounts, config.max_wait_s)
+        context = PolicyContext(self.accounts, self.kv.is_start_cached)
+        queue = make_queue(config.scheduling_policy, context)
+        self.waiting = WaitingQueue(queue, self.accounts, config.max_wait_s)
         self.holdings = Holdings(
             self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
         )
         self._seats = Seats(self.kv, self.holdings, self.waiting, self.accounts)
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
-        rules = Rules(self.waiting.weakness, config.max_preemptions)
+        rules = Rules(self.waiting.eviction_key, config.max_preemptions)
         self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
         self.pacer = Pacer(config, lambda request: self.kv.match(request).num_tokens)
         self._num_seated = 0
@@ -86,7 +87,7 @@ class Scheduler:
     @property
     def num_seats_used(self) -> int:
         """Running requests, and the seats kept for samples that have yet to fork."""
-        return self.accounts.num_seats
+        return self.accounts.num_running
 
     @property
     def pace(self) -> Pace:
@@ -215,42 +216,34 @@ class Scheduler:
     def _admit_waiting(
         self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
     ) -> WaitCause:
-        """Fill free seats from the waiting line while tokens are left; what ended it. With a
-        time, only by those who must be begun before it.
+        """Admit waiting requests while samples and tokens are left; return what ended it.
 
-        One that does not fit may be passed over by those behind it, a bounded number of times
-        and for a bounded time; then the pass ends at it until it fits. One whose tenant holds all
-        the blocks it may stands aside, and is passed without end.
+        With `due_before`, only requests whose latest start is before it. A request that does not
+        fit is passed over, until it ages; then the pass ends at it. A tenant at its KV quota is
+        suspended, and does not hold up others.
         """
-        line, passed_over, num_parked = self.waiting, list[Request](), 0
+        waiting, skipped = self.waiting, list[Request]()
         cause: WaitCause | None = None
-        while cause is None and num_parked < MAX_PARKED and self._may_pass(passed_over, now):
+        while len(skipped) <= MAX_SKIPS and not any(request.is_aged for request in skipped):
             cause = self._is_full(draft, limit)
-            request = line.pop() if cause is None else None
+            request = waiting.pop() if cause is None else None
             if request is None:
                 break
             if due_before is not None and request.due_at >= due_before:
-                line.put_back(request)
+                waiting.put_back(request)
                 break
-            if line.park_if_behind(request, now):
-                num_parked += 1
-                continue
             outcome = self._try(request)
             if isinstance(outcome, Admit):
-                for other in passed_over:
-                    other.num_bypasses += 1
                 self._seats.seat(request, outcome, now)
                 draft.add(request, self.kv.tables[request.id], limit)
-            elif outcome.cause is WaitCause.TENANT_SHARE:
-                line.park(request, now)
-                num_parked += 1
+            elif outcome.cause is WaitCause.KV_QUOTA:
+                waiting.suspend(request, now)
             else:
-                request.blocked_at = now if request.blocked_at is None else request.blocked_at
-                line.waits.note_blocked(request, outcome.cause, now)
-                passed_over.append(request)
-        for request in passed_over:
-            line.put_back(request)
-        head_cause = line.waits.cause_of(passed_over[0]) if passed_over else None
+                waiting.block(request, outcome.cause, now)
+                skipped.append(request)
+        for request in skipped:
+            waiting.put_back(request)
+        head_cause = waiting.cause_of(skipped[0]) if skipped else None
         return head_cause or cause or WaitCause.TOKEN_BUDGET
 
     def _is_full(self, draft: PlanDraft, limit: int) -> WaitCause | None:
@@ -260,15 +253,6 @@ class Scheduler:
             return None
         is_capped = limit < self.pacer.limits.max_num_batched_tokens
         return WaitCause.PREFILL_CAP if is_capped else WaitCause.TOKEN_BUDGET
-
-    def _may_pass(self, passed_over: list[Request], now: float) -> bool:
-        config = self.config
-        return len(passed_over) <= config.max_skips and not any(
-            request.is_aged
-            or request.num_bypasses >= config.max_bypasses
-            or (request.blocked_at is not None and now - request.blocked_at >= config.max_bypass_s)
-            for request in passed_over
-        )
 
     def _seat_stronger_claims(self, now: float) -> None:
         """Let waiting requests of strictly stronger claim take the place of running ones, where
@@ -285,21 +269,21 @@ class Scheduler:
                 self._seat_in_place_of_weaker(request, now)
 
     def _seat_in_place_of_weaker(self, request: Request, now: float) -> bool:
-        claim, line = self.waiting.claim(request), self.waiting
-        if not line.may_preempt(request, claim, self.running) or line.is_behind_parked(request):
+        key, waiting = self.waiting.sort_key(request), self.waiting
+        if not waiting.may_preempt(request, key, self.running) or waiting.is_behind_own(request):
             return False
-        line.take(request)
-        # Stronger ones grow later in this step: they must not need the place just taken.
+        waiting.take(request)
+        # Running requests that this one may not preempt grow later in this step: leave them room.
         growing = self._preemption.find_growing()
         outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
-            weaker = weaker_than(claim, self.running, line.standing)
+            weaker = weaker_than(key, self.running, waiting.effective_key)
             growing = [one for one in growing if one not in weaker]
             outcome, make_room = self._try(request, growing), self._preemption.make_room
             if isinstance(outcome, Wait) and make_room(request, outcome, weaker, now):
                 outcome = self._try(request, growing)
         if isinstance(outcome, Wait):
-            line.put_back(request)
+            waiting.put_back(request)
             return False
         self._seats.seat(request, outcome, now)
         return True

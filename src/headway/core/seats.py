@@ -15,9 +15,9 @@ from headway.core.admission import Admit
 from headway.core.causes import WaitCause
 from headway.core.holdings import Holdings
 from headway.core.kv import KVCache
-from headway.core.line import WaitingLine
 from headway.core.request import FinishReason, Request, RequestState
-from headway.core.service import Accounts
+from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.queue import WaitingQueue
 
 RUNNING = RequestState.RUNNING
 
@@ -26,7 +26,7 @@ class Seats:
     """Who runs."""
 
     def __init__(
-        self, kv: KVCache, holdings: Holdings, line: WaitingLine, accounts: Accounts
+        self, kv: KVCache, holdings: Holdings, waiting: WaitingQueue, accounts: Accounts
     ) -> None:
         self.running: list[Request] = []
         """Sorted by standing, strongest first."""
@@ -37,7 +37,7 @@ class Seats:
         """Those whose state the executor can forget."""
         self.holdings = holdings
         self._kv = kv
-        self._line = line
+        self._waiting = waiting
         self._accounts = accounts
 
     def take_released(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Seats:
         """A new request takes its place in the waiting line."""
         self.requests[request.id] = request
         self._accounts.open(request)
-        self._line.join(request)
+        self._waiting.join(request)
 
     def seat(self, request: Request, admit: Admit, now: float) -> None:
         """A request taken from the waiting line gets a seat and the blocks it was granted."""
@@ -58,11 +58,9 @@ class Seats:
         table = self._kv.tables[request.id]
         request.num_computed = self.holdings.restore(request, table, admit.match)
         self._accounts.charge_prompt(request, request.num_computed)
-        causes, held_by = self._line.leave(request, now)
+        causes, held_by = self._waiting.leave(request, now)
         is_resumed = request.state is RequestState.PREEMPTED
         waited_s = now - request.changed_at
-        request.blocked_at = None
-        request.num_bypasses = 0
         self._sit_down(request, now)
         self.events.append(
             events.Admitted(
@@ -82,13 +80,13 @@ class Seats:
         """Take the seat of a running request; it keeps its place in line, and its blocks until
         somebody needs them."""
         self.running.remove(victim)
-        self._accounts.mark(victim, victim.num_computed)
+        self._accounts.mark_charged(victim, victim.num_computed)
         self._vacate(victim, now)
         self.holdings.take_over(victim)
         victim.num_computed = 0
         victim.num_preemptions += 1
         victim.to(RequestState.PREEMPTED, now)
-        self._line.join(victim)
+        self._waiting.join(victim)
 
     def tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
         """A preemption, once what was needed has been taken. `cause` is what the other was in
@@ -107,15 +105,15 @@ class Seats:
         for which no block is free joins the waiting line instead, at its parent's place.
         """
         num_samples = parent.params.n
-        self._accounts.unseat(parent, num_samples - 1)
+        self._accounts.stop(parent, num_samples - 1)
         parent.params = replace(parent.params, n=1)
         children = [parent.fork(index, now) for index in range(1, num_samples)]
         for child in children:
             self.requests[child.id] = child
-            self._accounts.mark(child, child.num_prompt_tokens)
+            self._accounts.mark_charged(child, child.num_prompt_tokens)
             self.events.append(events.Forked(child.id, now, parent.id))
             if self._kv.pool.num_free == 0 or self._kv.is_at_share(child):
-                self._line.join(child)
+                self._waiting.join(child)
                 continue
             self._kv.fork(parent, child, now)
             self._sit_down(child, now)
@@ -126,7 +124,7 @@ class Seats:
         if request.state is RUNNING:
             self.running.remove(request)
         else:
-            self._line.take(request)
+            self._waiting.take(request)
         self.leave(request, reason, now)
 
     def leave(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
@@ -137,8 +135,8 @@ class Seats:
             self._kv.release(request.id)
         else:
             self.holdings.drop(request)
-            causes, _ = self._line.leave(request, now)
-        self._accounts.forget(request)
+            causes, _ = self._waiting.leave(request, now)
+        self._accounts.forget_charged(request)
         self._accounts.close_if_idle(request)
         del self.requests[request.id]
         request.finish_reason = reason
@@ -154,18 +152,18 @@ class Seats:
         if cause is WaitCause.KV_BLOCKS:
             held = self._kv.held
             return max(held, key=lambda tenant: len(held[tenant]), default="")
-        seated = self._accounts.seated
-        return max(seated, key=lambda tenant: seated[tenant].num_seats, default="")
+        running = self._accounts.running
+        return max(running, key=lambda tenant: running[tenant].num_running, default="")
 
     def _sit_down(self, request: Request, now: float) -> None:
         request.to(RUNNING, now)
-        self._accounts.seat(request, request.params.n)
-        insort(self.running, request, key=self._line.standing)
+        self._accounts.start(request, request.params.n)
+        insort(self.running, request, key=self._waiting.effective_key)
 
     def _vacate(self, request: Request, now: float) -> None:
         """Let go of a seat; what becomes of the blocks is the caller's business."""
         self._accounts.charge_blocks(request, self._kv.keep(request, now))
-        self._accounts.give_back_prompt(request)
-        self._accounts.unseat(request, request.params.n)
-        self._line.release(request.terms.tenant)
+        self._accounts.refund_prompt(request)
+        self._accounts.stop(request, request.params.n)
+        self._waiting.resume(request.terms.tenant)
         self.released_ids.append(request.id)

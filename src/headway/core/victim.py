@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 from headway.core.admission import Wait
 from headway.core.kv import KVCache
-from headway.core.queue import Claim
 from headway.core.request import Request
-
-Weakness = tuple[float | tuple[int, ...], ...]
+from headway.core.waiting.sort_key import EvictionKey, SortKey
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the choice goes by."""
 
-    weakness: Callable[[Request], Weakness]
+    eviction_key: Callable[[Request], EvictionKey]
     """The greatest is the first to go."""
     max_preemptions: int
 
@@ -38,7 +36,7 @@ def choose_victim(
     The weakest goes first, down to the claimant itself. A preemption that frees no usable block
     does not happen. The strongest of all is never a victim, not even its own.
     """
-    strongest_first = sorted(running, key=rules.weakness)
+    strongest_first = sorted(running, key=rules.eviction_key)
     for request in reversed(strongest_first[1:]):
         if rules.is_movable(request) and kv.num_freeable([request]) > 0:
             return request
@@ -52,7 +50,7 @@ def choose_own_victim(
 ) -> Request | None:
     """The same among the requests of the claimant's tenant, if it may not hold more blocks."""
     tenant = claimant.terms.tenant
-    own = sorted((one for one in running if one.terms.tenant == tenant), key=rules.weakness)
+    own = sorted((one for one in running if one.terms.tenant == tenant), key=rules.eviction_key)
     for request in reversed(own[1:]):
         if rules.is_movable(request) and kv.num_given_up([request]) > 0:
             return request
@@ -84,7 +82,7 @@ def choose_victims(
         own = [request for request in victims if request.terms.tenant == tenant]
         return wait.num_share == 0 or kv.num_given_up(own, spared) >= wait.num_share
 
-    movable = sorted(filter(rules.is_movable, weaker), key=rules.weakness, reverse=True)
+    movable = sorted(filter(rules.is_movable, weaker), key=rules.eviction_key, reverse=True)
     if not would_end(movable):
         return ()
     counts = range(len(movable))
@@ -99,15 +97,17 @@ def choose_victims(
 
 
 def weaker_than(
-    claim: Claim, running: Sequence[Request], standing: Callable[[Request], Claim]
+    key: SortKey, running: Sequence[Request], effective_key: Callable[[Request], SortKey]
 ) -> list[Request]:
-    """The running requests that one with this claim may preempt: those of weaker rank, and those
-    of its own tenant and rank but weaker grade."""
-    start = bisect_right(running, claim.rank, key=lambda request: standing(request).rank)
-    own = [request for request in running[:start] if request.terms.tenant == claim.tenant]
+    """Return the running requests that a request with this key may preempt.
+
+    Those of higher rank, and those of its tenant and rank with a higher priority number.
+    """
+    start = bisect_right(running, key.rank, key=lambda request: effective_key(request).rank)
+    own = [request for request in running[:start] if request.terms.tenant == key.tenant]
 
     def is_weaker(request: Request) -> bool:
-        other = standing(request)
-        return other.rank == claim.rank and claim.grade < other.grade
+        other = effective_key(request)
+        return other.rank == key.rank and key.tenant_priority < other.tenant_priority
 
     return [*filter(is_weaker, own), *running[start:]]

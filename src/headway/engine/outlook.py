@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from headway.core.deadlines import NO_SHARES, Infeasible, Job, Pace
 from headway.core.events import Finished
-from headway.core.orders import HEEDING_TARGETS
 from headway.core.promises import Promises
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TARGETS
+from headway.core.waiting.policies import SLO_AWARE_POLICIES
 from headway.engine.messages import AddRequest, EventBatch
 from headway.engine.seen_prompts import SeenPrompts
 from headway.engine.streams import RequestStream
@@ -71,7 +71,7 @@ class Outlook:
         now: float,
     ) -> None:
         """DeadlineError if what the request asks for cannot be promised."""
-        is_asked = command.terms.targets != NO_TARGETS and policy in HEEDING_TARGETS
+        is_asked = command.terms.targets != NO_TARGETS and policy in SLO_AWARE_POLICIES
         if not is_asked or self._pace is None:
             return
         tenant = command.terms.tenant

@@ -20,8 +20,8 @@ from headway.core.events import (
     Preempted,
     TokensEmitted,
 )
-from headway.core.service import CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.core.terms import Terms
+from headway.core.waiting.accounts import CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.observe.account import Share
 from headway.observe.goodput import (
     NUM_LATEST,

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.orders import HEEDING_PRIORITY
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
+from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.engine.async_engine import AsyncEngine, RequestStream
 from headway.engine.outputs import SampleDelta
 from headway.errors import InvalidRequestError
@@ -54,7 +54,7 @@ class Generation:
         order = self._order
         try:
             policy = self._engine.info.scheduling_policy
-            if order.priority and policy not in HEEDING_PRIORITY:
+            if order.priority and policy not in PRIORITY_AWARE_POLICIES:
                 raise InvalidRequestError(
                     f"this server schedules by {policy}; a priority has no meaning here", "priority"
                 )

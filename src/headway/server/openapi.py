@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.responses import Response
 
 from headway._version import __version__
-from headway.core.orders import HEEDING_PRIORITY
+from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.server import openapi_answers as answers
 from headway.server.encoding import JsonResponse
 from headway.server.protocol import Fields, RequestLimits
@@ -103,7 +103,7 @@ def facts_of(services: Services, limits: RequestLimits, has_keys: bool) -> Facts
         services.model_names,
         limits,
         has_keys,
-        info.scheduling_policy in HEEDING_PRIORITY,
+        info.scheduling_policy in PRIORITY_AWARE_POLICIES,
         info.vocab_size,
         info.capacity.max_model_len,
         min_prompt_chars=0 if empty else 1,

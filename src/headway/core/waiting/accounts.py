@@ -1,0 +1,176 @@
+"""Service given to each tenant, in weighted tokens, and its running requests.
+
+Service is charged as it is given: the tokens of a prompt at admission (those not computed when the
+request leaves are refunded), output tokens as they are sampled, and KV blocks by the second. Tokens
+computed again after a preemption are not charged again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headway.core.request import Request
+
+PROMPT_COST = 1.0
+CACHED_COST = 0.1
+OUTPUT_COST = 2.0
+BLOCK_S_COST = 0.05
+"""Per KV block and second: a request of 20 blocks pays one token a second."""
+MAX_IDLE_ACCOUNTS = 16_384
+"""Accounts of idle tenants that are kept; beyond, the longest idle is dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class TenantAccount:
+    """Service counter of one tenant.
+
+    `counter` is service divided by weight, lifted when the tenant returns from idleness. It never
+    falls, so heaps over it may be corrected lazily.
+    """
+
+    tenant: str
+    weight: float = 1.0
+    counter: float = 0.0
+    served: float = 0.0
+    """Service in weighted tokens since the account was opened, not divided and not lifted."""
+    credit: float = 0.0
+    """Service refunded; the next charges use it up."""
+    num_waiting: int = 0
+    num_running: int = 0
+    """Running samples, and samples that a running prompt has yet to fork."""
+    priorities: Counter[int] = field(default_factory=Counter[int])
+    """Running samples by priority; aged requests do not count."""
+
+    def charge(self, amount: float) -> None:
+        self.served += amount
+        if self.credit:
+            used = min(self.credit, amount)
+            self.credit -= used
+            amount -= used
+        self.counter += amount / self.weight
+
+    def refund(self, amount: float) -> None:
+        self.served -= amount
+        self.credit += amount
+
+
+class Accounts:
+    """The accounts of all tenants with requests here, and of some idle ones."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        """Running samples of all tenants, and samples yet to fork."""
+        self.running: dict[str, TenantAccount] = {}
+        """Accounts of the tenants that have running requests."""
+        self._accounts: dict[str, TenantAccount] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._marks: dict[str, int] = {}
+        """Of preempted requests: prompt tokens charged and computed."""
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def of(self, request: Request) -> TenantAccount:
+        return self._accounts[request.terms.tenant]
+
+    def get(self, tenant: str) -> TenantAccount | None:
+        return self._accounts.get(tenant)
+
+    def open(self, request: Request) -> TenantAccount:
+        """Return the account for a request that arrives; its weight is the tenant's from now on."""
+        tenant = request.terms.tenant
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = TenantAccount(tenant)
+        account.weight = request.terms.weight
+        return account
+
+    def close_if_idle(self, request: Request) -> None:
+        """Mark the tenant idle if it has no request left."""
+        account = self.of(request)
+        if account.num_running or account.num_waiting:
+            return
+        self._idle[account.tenant] = None
+        self._idle.move_to_end(account.tenant)
+        while len(self._idle) > MAX_IDLE_ACCOUNTS:
+            tenant, _ = self._idle.popitem(last=False)
+            account = self._accounts[tenant]
+            if not account.num_running and not account.num_waiting:
+                del self._accounts[tenant]
+
+    # ----------------------------------------------------------------- running
+
+    def start(self, request: Request, num_samples: int) -> None:
+        """Count samples of a request as running."""
+        account = self.of(request)
+        if not account.num_running:
+            self.running[account.tenant] = account
+        account.num_running += num_samples
+        if not request.is_aged:
+            account.priorities[request.priority] += num_samples
+        self.num_running += num_samples
+
+    def stop(self, request: Request, num_samples: int) -> None:
+        """Count samples of a request as no longer running."""
+        account = self.of(request)
+        account.num_running -= num_samples
+        if not request.is_aged:
+            account.priorities[request.priority] -= num_samples
+            if not account.priorities[request.priority]:
+                del account.priorities[request.priority]
+        if not account.num_running:
+            del self.running[account.tenant]
+        self.num_running -= num_samples
+
+    # ------------------------------------------------------------------ charges
+
+    def charge_prompt(self, request: Request, num_cached: int) -> None:
+        """Charge the part of the prompt not yet charged, at admission."""
+        num_paid = self._marks.get(request.id, 0)
+        end_cached = min(num_cached, request.num_prompt_tokens)
+        num_cached = max(0, end_cached - num_paid)
+        num_fresh = request.num_prompt_tokens - max(end_cached, num_paid)
+        self.of(request).charge(CACHED_COST * num_cached + PROMPT_COST * num_fresh)
+
+    def refund_prompt(self, request: Request) -> None:
+        """Refund the part of the prompt charged and not computed, when the request stops."""
+        num_done = max(request.num_computed, self._marks.get(request.id, 0))
+        num_missing = request.num_prompt_tokens - num_done
+        if num_missing > 0:
+            self.of(request).refund(PROMPT_COST * num_missing)
+
+    def mark_charged(self, request: Request, num_tokens: int) -> None:
+        """Remember how much of the prompt is charged, for the next admission."""
+        known = self._marks.get(request.id, 0)
+        self._marks[request.id] = max(known, min(num_tokens, request.num_prompt_tokens))
+
+    def forget_charged(self, request: Request) -> None:
+        self._marks.pop(request.id, None)
+
+    def charge_blocks(self, request: Request, block_s: float) -> None:
+        """Charge blocks times seconds."""
+        self.of(request).charge(BLOCK_S_COST * block_s)
+
+    def charge_output(self, sampled: Iterable[str]) -> None:
+        """Charge one output token for each occurrence of a tenant in `sampled`."""
+        accounts = self._accounts
+        for tenant, num_tokens in Counter(sampled).items():
+            account, amount = accounts[tenant], OUTPUT_COST * num_tokens
+            account.charge(amount)
+
+    def check(self, running: Iterable[Request]) -> None:
+        samples: Counter[str] = Counter()
+        priorities: dict[str, Counter[int]] = {}
+        for request in running:
+            samples[request.terms.tenant] += request.params.n
+            counted = 0 if request.is_aged else request.params.n
+            priorities.setdefault(request.terms.tenant, Counter())[request.priority] += counted
+        if samples != {tenant: it.num_running for tenant, it in self.running.items()}:
+            raise AssertionError(f"{samples} run, which the accounts do not say")
+        if samples.total() != self.num_running:
+            raise AssertionError(f"{samples.total()} samples run, {self.num_running} are counted")
+        for account in self.running.values():
+            if account.priorities != priorities[account.tenant]:
+                raise AssertionError(f"{account} miscounts its priorities")

@@ -1,0 +1,255 @@
+"""Fair shares: the tenant with the least service for its weight is next.
+
+Each tenant has a virtual counter of service (headway.core.waiting.accounts), after "Fairness in
+Serving Large Language Models" (Sheng et al., OSDI 2024). A tenant that returns from idleness, or
+from suspension at its KV quota, is lifted to the least counter among waiting tenants, so idle time
+is not saved up. Within a tenant: lower priority number first, then earliest latest-start by SLO,
+then arrival.
+
+SLO between tenants: the tenant of the request with the earliest latest-start goes first while its
+counter exceeds the least by at most URGENT_LEAD. A flood of urgent requests uses up that lead and
+then waits for its tenant's turn.
+
+The bound: let two tenants wait without a break. Then the services given to them in that time,
+each divided by its weight, differ by at most
+
+    2 max(w_p L, w_q M) / the smaller weight
+
+where L is the longest prompt, M the most tokens that the running requests of one tenant come to,
+w_p the cost of a prompt token and w_q that of an output token. For a tenant is admitted only while
+its counter is the least; from then on the counter grows by that prompt and by the output of its
+running requests, and the other's does not fall. Three terms are added:
+
+    overtaking   what smaller requests are given while one that does not fit waits, until it ages
+    URGENT_LEAD  where requests have SLOs
+    KV blocks    twice what all blocks cost for as long as a request runs, over the smaller weight
+
+Prefix cache: among tenants whose counters are within CACHED_LEAD of the least, one whose request
+hits the prefix cache goes first. This adds CACHED_LEAD to the bound.
+
+Spot requests come after all others, by the same rule among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, heapreplace
+from math import inf
+
+from headway.core.request import Request
+from headway.core.waiting.accounts import Accounts, TenantAccount
+from headway.core.waiting.keyed import KeyedQueue
+from headway.core.waiting.request_heap import RequestHeap
+from headway.core.waiting.sort_key import SortKey, effective_key, start_by_us
+
+URGENT_LEAD = 16384.0
+"""Lead in service, over the weight, up to which an urgent request goes before its tenant's turn:
+two prompts of 8,192 tokens, about what the bound allows for such prompts."""
+CACHED_LEAD = 512.0
+"""The same for a request that hits the prefix cache."""
+MAX_LOOKS = 4
+"""Tenants looked at for an urgent request or a prefix hit."""
+
+
+def _by_start(request: Request) -> SortKey:
+    return SortKey(0, (start_by_us(request), request.place, request.index))
+
+
+def _within_tenant(request: Request) -> SortKey:
+    return SortKey(request.priority, (start_by_us(request), request.place, request.index))
+
+
+class _Lane:
+    """The waiting requests of one tenant in one rank, ordinary or spot."""
+
+    __slots__ = ("account", "is_listed", "requests")
+
+    def __init__(self, account: TenantAccount) -> None:
+        self.account = account
+        self.requests = RequestHeap(_within_tenant)
+        self.is_listed = False
+
+
+class FairQueue:
+    """A heap of tenants by counter, and for each a heap of its requests.
+
+    Counters only grow, so an entry that is out of date is found when it comes to the top, and
+    listed again.
+    """
+
+    def __init__(
+        self, accounts: Accounts, is_cached: Callable[[Request], bool] = lambda request: False
+    ) -> None:
+        self._accounts = accounts
+        self._is_cached = is_cached
+        self._lanes: dict[tuple[float, str], _Lane] = {}
+        self._suspended: set[str] = set()
+        self._heaps: dict[float, list[tuple[float, int, str, _Lane]]] = {0: [], 1: []}
+        self._least: dict[float, float] = {0: 0.0, 1: 0.0}
+        """The least counter at the last pop."""
+        self._urgent = {rank: KeyedQueue(_by_start) for rank in self._heaps}
+        """Requests with a latest start, over all tenants."""
+        self._num_requests = 0
+
+    def sort_key(self, request: Request) -> SortKey:
+        terms = request.terms
+        order = (start_by_us(request), request.place, request.index)
+        return SortKey(1 if terms.is_spot else 0, order, terms.tenant, request.priority)
+
+    def push(self, request: Request) -> None:
+        rank, key = self._lane_key(request)
+        account = self._accounts.of(request)
+        if account.num_waiting == 0:
+            account.counter = max(account.counter, self.least_counter(rank))
+        lane = self._lanes.get(key)
+        # An idle tenant's account may have been dropped and opened again.
+        if lane is None or lane.account is not account:
+            lane = self._lanes[key] = _Lane(account)
+        lane.requests.push(request)
+        if request.due_at < inf:
+            self._urgent[rank].push(request)
+        self._num_requests += 1
+        self._list(rank, lane)
+
+    def pop(self) -> Request | None:
+        for rank in self._heaps:
+            lane = self._first(rank)
+            if lane is not None:
+                self._least[rank] = max(self._least[rank], lane.account.counter)
+                self._num_requests -= 1
+                chosen = self._prefer_urgent(rank, lane)
+                if chosen is lane:
+                    chosen = self._prefer_cached(rank, lane)
+                request = chosen.requests.pop()
+                if request is not None and request.due_at < inf:
+                    self._urgent[rank].remove(request)
+                return request
+        return None
+
+    def peek(self) -> Request | None:
+        for rank in self._heaps:
+            lane = self._first(rank)
+            if lane is not None:
+                return self._prefer_urgent(rank, lane).requests.peek()
+        return None
+
+    def peek_tenant(self, tenant: str) -> Request | None:
+        """Return the first request of a tenant, suspended or not."""
+        for rank in self._heaps:
+            lane = self._lanes.get((rank, tenant))
+            if lane is not None and len(lane.requests):
+                return lane.requests.peek()
+        return None
+
+    def remove(self, request: Request) -> None:
+        rank, key = self._lane_key(request)
+        if key not in self._lanes:
+            raise RuntimeError(f"request {request.id} is not waiting")
+        lane = self._lanes[key]
+        lane.requests.remove(request)
+        if not len(lane.requests) and not lane.is_listed:
+            del self._lanes[key]
+        if request.due_at < inf:
+            self._urgent[rank].remove(request)
+        self._num_requests -= 1
+
+    def suspend(self, tenant: str) -> None:
+        """Skip the tenant's requests until `resume`."""
+        self._suspended.add(tenant)
+        for urgent in self._urgent.values():
+            urgent.suspend(tenant)
+
+    def resume(self, tenant: str) -> None:
+        self._suspended.discard(tenant)
+        for rank, urgent in self._urgent.items():
+            urgent.resume(tenant)
+            lane = self._lanes.get((rank, tenant))
+            if lane is not None and len(lane.requests):
+                account = lane.account
+                account.counter = max(account.counter, self.least_counter(rank))
+                self._list(rank, lane)
+
+    def is_early(self, request: Request) -> bool:
+        """Whether the head goes before its tenant's turn because of its SLO."""
+        rank, key = self._lane_key(request)
+        return self._first(rank) is not self._lanes.get(key)
+
+    def least_counter(self, rank: float) -> float:
+        """Return the least counter of waiting tenants, or the one at the last pop."""
+        lane = self._first(rank)
+        return self._least[rank] if lane is None else lane.account.counter
+
+    def least_two(self) -> list[TenantAccount]:
+        """Return the two least served tenants that wait with ordinary requests."""
+        heap, first = self._heaps[0], self._first(0)
+        if first is None:
+            return []
+        entry = heappop(heap)
+        second = self._first(0)
+        heappush(heap, entry)
+        return [lane.account for lane in (first, second) if lane is not None]
+
+    def _lane_key(self, request: Request) -> tuple[float, tuple[float, str]]:
+        rank = effective_key(self.sort_key(request), request).rank
+        return rank, (rank, request.terms.tenant)
+
+    def _list(self, rank: float, lane: _Lane) -> None:
+        request = lane.requests.peek()
+        tenant = lane.account.tenant
+        if lane.is_listed or request is None or tenant in self._suspended:
+            return
+        lane.is_listed = True
+        heappush(self._heaps[rank], (lane.account.counter, request.place, tenant, lane))
+
+    def _first(self, rank: float) -> _Lane | None:
+        """Return the lane with the least counter that is not empty and not suspended."""
+        heap = self._heaps[rank]
+        while heap:
+            counter, _, tenant, lane = heap[0]
+            head = lane.requests.peek()
+            if head is None or tenant in self._suspended:
+                heappop(heap)
+                lane.is_listed = False
+                if head is None and self._lanes.get((rank, tenant)) is lane:
+                    del self._lanes[rank, tenant]
+            elif lane.account.counter > counter:
+                heapreplace(heap, (lane.account.counter, head.place, tenant, lane))
+            else:
+                return lane
+        return None
+
+    def _prefer_urgent(self, rank: float, least: _Lane) -> _Lane:
+        """Return the lane with the earliest latest-start within URGENT_LEAD, else the least."""
+        limit = least.account.counter + URGENT_LEAD
+        for request in self._urgent[rank].peek_lanes(MAX_LOOKS):
+            lane = self._lanes[rank, request.terms.tenant]
+            if lane.account.counter <= limit:
+                return lane
+        return least
+
+    def _prefer_cached(self, rank: float, first: _Lane) -> _Lane:
+        """Return a lane within CACHED_LEAD whose head hits the prefix cache, else the first."""
+        head, heap = first.requests.peek(), self._heaps[rank]
+        if head is None or head.is_aged or head.due_at < inf or len(heap) == 1:
+            return first
+        if self._is_cached(head):
+            return first
+        limit = first.account.counter + CACHED_LEAD
+        found, passed = first, list[tuple[float, int, str, _Lane]]()
+        while found is first and len(passed) < MAX_LOOKS:
+            passed.append(heappop(heap))
+            lane = self._first(rank)
+            head = lane.requests.peek() if lane is not None else None
+            if lane is None or head is None or lane.account.counter > limit:
+                break
+            if self._is_cached(head):
+                found = lane
+        for entry in passed:
+            heappush(heap, entry)
+        return found
+
+    def __len__(self) -> int:
+        return self._num_requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for lane in self._lanes.values() for request in lane.requests)

@@ -1,0 +1,88 @@
+"""The policies that order the waiting queue, by name.
+
+A policy is a function from a request to a SortKey; the smallest key is admitted first. To add one,
+write the function in a file of its own and add a line to POLICIES. KeyedQueue brings aging and
+suspension of tenants at their KV quota. A policy whose keys change while requests wait brings its
+own PolicyQueue, as the fair policy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from headway.core.request import Request
+from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.fair import FairQueue
+from headway.core.waiting.keyed import KeyedQueue
+from headway.core.waiting.sort_key import SortKey, start_by_us
+from headway.errors import ConfigError
+
+
+class PolicyQueue(Protocol):
+    """Waiting requests in the order of a policy. Each operation is O(log n)."""
+
+    def sort_key(self, request: Request) -> SortKey: ...
+
+    def push(self, request: Request) -> None: ...
+
+    def pop(self) -> Request | None: ...
+
+    def peek(self) -> Request | None: ...
+
+    def peek_tenant(self, tenant: str) -> Request | None: ...
+
+    def remove(self, request: Request) -> None: ...
+
+    def suspend(self, tenant: str) -> None: ...
+
+    def resume(self, tenant: str) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+
+def fcfs(request: Request) -> SortKey:
+    """First come, first served. No request outranks another, not even an aged one."""
+    return SortKey(-inf, (request.place, request.index))
+
+
+def priority(request: Request) -> SortKey:
+    """Lower priority number first, as in vLLM; first come, first served among equals."""
+    return SortKey(request.priority, (request.place, request.index))
+
+
+def deadline(request: Request) -> SortKey:
+    """Earliest latest-start first; requests without SLO by arrival."""
+    return SortKey(0, (start_by_us(request), request.place, request.index))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy may read besides the request."""
+
+    accounts: Accounts = field(default_factory=Accounts)
+    is_cached: Callable[[Request], bool] = lambda request: False
+    """Whether the start of the prompt is in the prefix cache."""
+
+
+POLICIES: dict[str, Callable[[PolicyContext], PolicyQueue]] = {
+    "deadline": lambda context: KeyedQueue(deadline),
+    "fair": lambda context: FairQueue(context.accounts, context.is_cached),
+    "fcfs": lambda context: KeyedQueue(fcfs),
+    "priority": lambda context: KeyedQueue(priority),
+}
+PRIORITY_AWARE_POLICIES = frozenset({"fair", "priority"})
+"""Policies under which the priority of a request makes a difference."""
+SLO_AWARE_POLICIES = frozenset({"deadline", "fair"})
+"""Policies that order by SLO, and so admit or refuse by it."""
+
+
+def make_queue(policy: str, context: PolicyContext | None = None) -> PolicyQueue:
+    """Return an empty queue of the policy with this name."""
+    if policy not in POLICIES:
+        raise ConfigError(f"scheduling_policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    return POLICIES[policy](context or PolicyContext())

@@ -1,0 +1,255 @@
+"""The waiting queue as the scheduler sees it: a policy's order, aging, quotas and attribution.
+
+    aging       a request that has waited `max_wait_s` since it arrived or was last preempted goes
+                before all others, or before all others of its tenant where tenants have shares,
+                and is no longer spot. It then waits only for requests that aged before it, for its
+                tenant's turn, and for running requests to make room
+    KV quota    a tenant at its KV quota is suspended: the queue skips all its requests until it
+                gives up blocks
+    causes      every second of every wait has one (headway.core.waiting.attribution)
+
+A request taken by `pop` or `take` still waits until `leave`; one that does not fit is put back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from math import inf
+
+from headway.core.causes import CauseTime, WaitCause
+from headway.core.deadlines import NO_SHARES, Lead, Shares
+from headway.core.request import Request
+from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.aging import AgingTimer
+from headway.core.waiting.attribution import Head, WaitAttribution
+from headway.core.waiting.fair import URGENT_LEAD, FairQueue
+from headway.core.waiting.policies import PolicyQueue
+from headway.core.waiting.sort_key import EvictionKey, SortKey, effective_key
+
+MAX_URGENT = 4
+"""Requests not at the head that a pass tries in place of lower-priority ones of their tenant."""
+MAX_LOOKS = 16
+"""Candidates looked at for these."""
+SERVICE_STEP = 1024.0
+"""Tenants whose service differs by less, in weighted tokens, are equal for eviction."""
+
+
+class WaitingQueue:
+    """All waiting requests. Each operation is O(log n)."""
+
+    def __init__(self, queue: PolicyQueue, accounts: Accounts, max_wait_s: float) -> None:
+        self._queue = queue
+        self._accounts = accounts
+        self._attribution = WaitAttribution()
+        self._members: dict[str, Request] = {}
+        self._suspended: set[str] = set()
+        """Tenants at their KV quota."""
+        self._aging = AgingTimer(max_wait_s, self.__contains__)
+        self._urgent: dict[str, Request] = {}
+        """Requests whose tenant runs requests of lower priority."""
+        self._num_aged: Counter[str] = Counter()
+        """Aged requests by tenant."""
+
+    def sort_key(self, request: Request) -> SortKey:
+        """Return the policy's key; a waiting request preempts by this one."""
+        return self._queue.sort_key(request)
+
+    def effective_key(self, request: Request) -> SortKey:
+        """Return the key after aging; running requests are ordered by this one."""
+        return effective_key(self._queue.sort_key(request), request)
+
+    def eviction_key(self, request: Request) -> EvictionKey:
+        """Return the eviction key; the highest is preempted first.
+
+        Order: spot tier, tenant with the most service, lowest priority within the tenant, latest
+        arrival. Priorities are compared within a tenant only, so no tenant can protect all of its
+        requests by choosing low numbers.
+        """
+        key = self.effective_key(request)
+        if key.tenant is None:
+            return key.rank, key.order
+        account = self._accounts.of(request)
+        excess = account.counter // SERVICE_STEP
+        num_before = sum(other < request.priority for other in account.priorities)
+        return key.rank, excess, -1 if request.is_aged else num_before, key.order
+
+    def shares(self, tenants: Iterable[str]) -> Shares:
+        """Return how far each tenant is ahead of the least served tenant that waits.
+
+        Spot requests do not count: they come after requests with SLOs.
+        """
+        queue = self._queue
+        least = queue.least_two() if isinstance(queue, FairQueue) else []
+        if not least:
+            return NO_SHARES
+        leads: dict[str, Lead] = {}
+        for account in map(self._accounts.get, tenants):
+            other = least[-1] if account is least[0] else least[0]
+            if account is not None and account is not other:
+                excess = account.counter - other.counter - URGENT_LEAD
+                leads[account.tenant] = Lead(excess, account.weight, other.weight)
+        return Shares(leads)
+
+    def may_preempt(self, request: Request, key: SortKey, running: Sequence[Request]) -> bool:
+        """Return False if no running request has a weaker key; spares a look at all of them."""
+        if not running:
+            return False
+        if self.effective_key(running[-1]).rank > key.rank:
+            return True
+        return key.tenant is not None and self._runs_lower_priority(request)
+
+    def _runs_lower_priority(self, request: Request) -> bool:
+        """Whether the tenant runs a request of lower priority than this one."""
+        priorities = self._accounts.of(request).priorities
+        return bool(priorities) and max(priorities) > request.priority
+
+    def join(self, request: Request) -> None:
+        """Start a wait: at arrival, after a preemption, or for a sample that found no block."""
+        key = self._queue.sort_key(request)
+        self._queue.push(request)
+        self._accounts.of(request).num_waiting += 1
+        self._members[request.id] = request
+        self._attribution.start(request, key)
+        if request.is_aged:
+            self._num_aged[request.terms.tenant] += 1
+        else:
+            self._aging.add(request, len(self._members))
+        if key.tenant is not None and self._runs_lower_priority(request):
+            self._urgent[request.id] = request
+        self._try_if_first(request)
+
+    def leave(self, request: Request, now: float) -> tuple[tuple[CauseTime, ...], str]:
+        """End the wait of a request that was taken.
+
+        Returns its causes, and the tenant that held most of what it waited for.
+        """
+        del self._members[request.id]
+        self._urgent.pop(request.id, None)
+        tenant = request.terms.tenant
+        if request.is_aged:
+            self._num_aged[tenant] -= 1
+            if not self._num_aged[tenant]:
+                del self._num_aged[tenant]
+        self._accounts.of(request).num_waiting -= 1
+        # The next request of the tenant may fit where this one did not.
+        self.resume(tenant)
+        return self._attribution.stop(request, now)
+
+    def pop(self) -> Request | None:
+        """Take the first request of a tenant that is not suspended."""
+        return self._queue.pop()
+
+    def peek(self) -> Request | None:
+        """Return the first request by the policy; `pop` may prefer one with a prefix hit."""
+        return self._queue.peek()
+
+    def take(self, request: Request) -> None:
+        """Take a certain request."""
+        self._queue.remove(request)
+
+    def put_back(self, request: Request) -> None:
+        self._queue.push(request)
+
+    # ---------------------------------------------------------------- KV quota
+
+    def suspend(self, request: Request, now: float) -> None:
+        """Put back a request whose tenant is at its KV quota, and skip the tenant."""
+        tenant = request.terms.tenant
+        self._queue.push(request)
+        self._queue.suspend(tenant)
+        self._suspended.add(tenant)
+        self._attribution.suspend(tenant, now)
+
+    def resume(self, tenant: str) -> None:
+        """Try the tenant again: it may have given up blocks."""
+        if tenant in self._suspended:
+            self._suspended.discard(tenant)
+            self._queue.resume(tenant)
+            self._attribution.resume(tenant)
+
+    def _try_if_first(self, request: Request) -> None:
+        """Try a suspended tenant again if this request is its first now; it may be smaller."""
+        if not self.is_behind_own(request):
+            self.resume(request.terms.tenant)
+
+    def is_behind_own(self, request: Request) -> bool:
+        """Whether its tenant is at its KV quota and another request of the tenant is first."""
+        tenant = request.terms.tenant
+        return tenant in self._suspended and self._queue.peek_tenant(tenant) is not request
+
+    # ------------------------------------------------------------------ passes
+
+    def begin_pass(self, now: float) -> None:
+        """Start a scheduling pass: let requests age."""
+        self._attribution.begin_pass(now)
+        for request in self._aging.pop_expired(now):
+            self._queue.remove(request)
+            request.is_aged = True
+            self._num_aged[request.terms.tenant] += 1
+            self._queue.push(request)
+            self._attribution.age(request, self._queue.sort_key(request), now)
+            self._try_if_first(request)
+
+    def block(self, request: Request, cause: WaitCause, now: float) -> None:
+        """Record that a request was tried and did not fit."""
+        self._attribution.block(request, cause, now)
+
+    def cause_of(self, request: Request) -> WaitCause:
+        """Return why a request waits at this moment."""
+        return self._attribution.cause_of(request)
+
+    def end_pass(self, cause: WaitCause, find_holder: Callable[[], str], now: float) -> None:
+        """End a pass; `cause` kept the first request left in the queue from being admitted."""
+        request = self._queue.peek()
+        head: Head | None = None
+        if request is not None:
+            queue, is_early = self._queue, False
+            if request.due_at < inf and isinstance(queue, FairQueue):
+                is_early = queue.is_early(request)
+            head = Head(request, queue.sort_key(request), is_early)
+        self._attribution.end_pass(head, cause, find_holder, now)
+
+    def urgent(self) -> list[Request]:
+        """Return a few requests whose tenant runs requests of lower priority.
+
+        The first by priority comes first, so that none is admitted whose place the next one takes.
+        """
+        found: list[Request] = []
+        for request in list(islice(self._urgent.values(), MAX_LOOKS)):
+            if not self._runs_lower_priority(request):
+                del self._urgent[request.id]
+            elif self._num_aged[request.terms.tenant]:
+                # Not while the tenant has an aged request; look at others next time.
+                self._urgent[request.id] = self._urgent.pop(request.id)
+            else:
+                found.append(request)
+        return sorted(found, key=self._order_within_tenant)[:MAX_URGENT]
+
+    def _order_within_tenant(self, request: Request) -> tuple[float, float, tuple[int, ...]]:
+        key = self.effective_key(request)
+        return key.rank, key.tenant_priority, key.order
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, request: Request) -> bool:
+        return self._members.get(request.id) is request
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._members.values())
+
+    def check(self) -> None:
+        """Every waiting request is in the policy's queue once, is counted, and has one cause."""
+        queued = [id(request) for request in self._queue]
+        if sorted(queued) != sorted(id(request) for request in self):
+            raise AssertionError("a request waits in two places, or in none")
+        if len(self._queue) != len(queued):
+            raise AssertionError(f"the queue counts {len(self._queue)} of {len(queued)} requests")
+        waiting: Counter[str] = Counter(request.terms.tenant for request in self)
+        for request in self:
+            account = self._accounts.of(request)
+            if account.num_waiting != waiting[account.tenant]:
+                raise AssertionError(f"{account} has {waiting[account.tenant]} waiting")
+            self._attribution.cause_of(request)
