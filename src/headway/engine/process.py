@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Callable
 
@@ -39,6 +40,16 @@ logger = logging.getLogger(__name__)
 MAX_COMMANDS_PER_STEP = 1024
 Progress = Callable[[int, int], None]
 CoreFactory = Callable[[Sink, Progress], tuple[EngineCore, EngineInfo]]
+
+
+def ignore_stop_signals() -> None:
+    """Leave signals that stop or reload a server to the API process.
+
+    A service manager signals every process of a service. The engine must outlive the drain of the
+    API process; the end of standard input stops the engine.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class EngineLoop:
