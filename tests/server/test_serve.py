@@ -208,3 +208,14 @@ def test_statistics_are_logged_and_end_with_an_idle_line(launch) -> None:
     assert "output 0.0 tok/s" in lines[-1]
     assert len([line for line in lines if "output 0.0 tok/s" in line]) == 1
     assert server.stop() == 0
+
+
+async def test_background_work_that_fails_starts_again_and_the_server_goes_on(launch) -> None:
+    server = launch(module="tests.server.failing_sweep", step_s=0.002)
+    server = await asyncio.to_thread(server.wait_ready)
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        text = await open_stream(client)
+    assert text.endswith("data: [DONE]\n\n") and "error" not in text
+    assert server.log.count("KeyError: 'a fault in the sweep'") == 1
+    assert server.log.count("the sweep goes on") == 1
+    assert await asyncio.to_thread(server.stop) == 0
