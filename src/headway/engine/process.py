@@ -95,6 +95,8 @@ class EngineLoop:
         while self._take_commands(core):
             core.step()
             self._flush()
+            # Only now: a fault in taking in the result, or in reporting it, is of this step too.
+            self.journal.end()
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Apply the commands that are there, waiting for one if there is no other work.
@@ -114,10 +116,13 @@ class EngineLoop:
 
     def _apply(self, command: Command, core: EngineCore) -> None:
         if isinstance(command, AddRequest):
+            self.journal.begin([command.id])
             self._add(command, core)
         elif isinstance(command, AbortRequests):
+            self.journal.begin(command.ids)
             for request_id in command.ids:
                 core.abort(request_id, command.reason)
+        self.journal.end()
 
     def _add(self, command: AddRequest, core: EngineCore) -> None:
         try:
@@ -132,7 +137,7 @@ class EngineLoop:
                 index=command.index,
                 num_prompt_tokens=command.num_prompt_tokens,
             )
-            core.add(request, command.is_resent)
+            core.add(request, command.is_resent, command.waited_s)
         except ValueError as error:  # a request the core cannot take must not end the others
             self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
 
