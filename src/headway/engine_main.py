@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import signal
 import sys
 from collections.abc import Callable
 
@@ -19,13 +18,12 @@ from headway.core.executor import Executor
 from headway.engine.journal import JournaledExecutor
 from headway.engine.launcher import STACKS_SIGNAL
 from headway.engine.messages import EngineInfo
-from headway.engine.process import EngineLoop, Progress
+from headway.engine.process import EngineLoop, Progress, ignore_stop_signals
 
 
 def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:
     """Run until told to stop; the exit code. `wrap` may put something around the executor."""
-    # Only the API process decides when to stop; a terminal's Ctrl-C is not for us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     faulthandler.register(STACKS_SIGNAL)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
     config = msgspec.json.decode(sys.stdin.readline(), type=Config)

@@ -16,6 +16,7 @@ HeadwayError
     ├── EngineDeadError     it is gone; nothing more will come from it
     ├── EngineFailedError   it said itself that it failed
     ├── EngineHungError     it is there, and does nothing
+    ├── ReportError         the API process cannot handle what it reports
     └── EngineStalledError  work is present and no step makes progress: a bug, said aloud
 
 Errors are raised where they happen and translated into HTTP answers in one place, the server.
@@ -98,6 +99,10 @@ class EngineFailedError(EngineError):
 
 class EngineHungError(EngineError):
     """The engine process has work and finishes no step."""
+
+
+class ReportError(EngineError):
+    """Handling a report of the engine raised an exception in the API process."""
 
 
 class EngineStalledError(EngineError):

@@ -9,7 +9,7 @@ import pytest
 from headway.core.events import Admitted, Preempted
 from headway.core.terms import Terms
 from headway.core.waiting.aging import MAX_AGED_PER_STEP
-from tests.harness import Harness
+from tests.harness import Harness, make_request
 
 
 def endless(engine: Harness, num_steps: int = 1000, **fields: Any) -> float:
@@ -174,3 +174,42 @@ def test_nothing_is_kept_of_tenants_that_are_gone():
         engine.step()
         engine.advance(0.5)
     assert not engine.scheduler.waiting._num_aged
+
+
+def test_a_resent_request_has_not_waited_while_it_ran():
+    engine = Harness(max_wait_s=10.0, scheduling_policy="fair")
+    engine.advance(100.0)
+    request = make_request("ran", 4, arrived_at=40.0)
+    engine.core.add(request, is_resent=True)
+    engine.advance(1.0)
+    engine.step()
+    assert not request.is_aged
+    (event,) = engine.seen(Admitted, "ran")
+    assert event.waited_s == pytest.approx(1.0)
+    assert sum(one.seconds for one in event.causes) == pytest.approx(1.0)
+    engine.run()
+
+
+@pytest.mark.parametrize(("waited_s", "is_aged"), [(5.0, False), (9.5, True)])
+def test_a_resent_request_that_had_waited_waits_on(waited_s: float, is_aged: bool):
+    engine = Harness(max_wait_s=10.0, scheduling_policy="fair")
+    engine.advance(100.0)
+    request = make_request("waited", 4, arrived_at=40.0)
+    engine.core.add(request, is_resent=True, waited_s=waited_s)
+    engine.advance(1.0)
+    engine.step()
+    assert request.is_aged == is_aged
+    (event,) = engine.seen(Admitted, "waited")
+    assert event.waited_s == pytest.approx(waited_s + 1.0)
+    assert sum(one.seconds for one in event.causes) == pytest.approx(event.waited_s)
+    engine.run()
+
+
+def test_a_request_that_came_while_there_was_no_engine_has_not_aged():
+    engine = Harness(max_wait_s=10.0, scheduling_policy="fair")
+    engine.advance(100.0)
+    request = make_request("came", 4, arrived_at=40.0)
+    engine.core.add(request, waited_s=0.0)
+    engine.step()
+    assert not request.is_aged
+    engine.run()

@@ -75,20 +75,28 @@ def plan(step_id: int, *ids: str) -> StepPlan:
 def test_the_journal_names_those_in_the_step(tmp_path) -> None:
     path = journal_path(f"ipc://{tmp_path}/engine")
     assert read_journal(path) == frozenset()
-    executor = JournaledExecutor(FakeExecutor(Capacity(8, 4, 32)), StepJournal(path))
+    journal = StepJournal(path)
+    executor = JournaledExecutor(FakeExecutor(Capacity(8, 4, 32)), journal)
     assert executor.capacity().num_blocks == 8
     ticket = executor.submit(plan(1, "a", "b", "c"))
     assert read_journal(path) == {"a", "b", "c"}
     executor.collect(ticket)
+    # The result is still to be taken in and reported.
+    assert read_journal(path) == {"a", "b", "c"}
+    journal.end()
     assert read_journal(path) == frozenset()
     executor.submit(plan(2, "d"))  # shorter than the one before
     assert read_journal(path) == {"d"}
     executor.close()
 
 
+TORN = b"\0\0\0\x05\x91\xa3\xff\xff\xff"
+"""A list of one string that is not text."""
+
+
 def test_a_journal_that_makes_no_sense_names_nobody(tmp_path) -> None:
     path = tmp_path / "journal"
-    for content in (b"", b"\0\0", b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff"):
+    for content in (b"", b"\0\0", b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff", TORN):
         path.write_bytes(content)
         assert read_journal(path) == frozenset()
 

@@ -121,6 +121,7 @@ class Launcher:
         self,
         port: int | None = None,
         server: dict[str, object] | None = None,
+        module: str = "tests.server.fake_server",
         **settings: object,
     ) -> RunningServer:
         port, admin_port = port or free_port(), free_port()
@@ -128,7 +129,7 @@ class Launcher:
         for_server = msgspec.json.encode({"admin_port": admin_port, **(server or {})}).decode()
         arguments = (str(port), encoded, for_server, str(self._tokenizer_path))
         log_path = self._folder / f"server-{len(self._servers)}.log"
-        command = [sys.executable, "-m", "tests.server.fake_server", *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         self._servers.append(start_process(command, port, log_path, admin_port))
         return self._servers[-1]
 

@@ -20,7 +20,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.journal import JournaledExecutor
 from headway.engine.launcher import STACKS_SIGNAL
 from headway.engine.messages import EngineInfo
-from headway.engine.process import EngineLoop, Progress
+from headway.engine.process import EngineLoop, Progress, ignore_stop_signals
 from headway.executors.fake import FakeExecutor
 
 CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)
@@ -80,6 +80,7 @@ class LetterExecutor(FakeExecutor):
 
 
 def main() -> int:
+    ignore_stop_signals()
     faulthandler.register(STACKS_SIGNAL)
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
     loop = EngineLoop(sys.argv[1])

@@ -94,6 +94,7 @@ class LocalProcess:
                     num_prompt_tokens=command.num_prompt_tokens,
                 ),
                 command.is_resent,
+                command.waited_s,
             )
         elif isinstance(command, AbortRequests):
             for request_id in command.ids:

@@ -132,6 +132,23 @@ async def test_a_stream_in_progress_may_finish(launch) -> None:
     assert await asyncio.to_thread(server.process.wait, 10) == 0
 
 
+async def test_a_signal_to_all_processes_lets_a_stream_finish(launch) -> None:
+    """systemd signals every process of the service, the engine too."""
+    server = await asyncio.to_thread(launch(step_s=0.001).wait_ready)
+    pid = engine_pid(server)
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        task = await start_stream(server, client)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        server.process.send_signal(signal.SIGTERM)
+        text = await task
+    assert text.endswith("data: [DONE]\n\n")
+    assert "error" not in text
+    assert await asyncio.to_thread(server.process.wait, 10) == 0
+    assert "replacing the engine" not in server.log
+    wait_gone(pid)
+
+
 async def test_a_stream_that_takes_too_long_is_ended_with_an_error(launch) -> None:
     settings = {"shutdown_timeout": 1.0}
     server = await asyncio.to_thread(launch(server=settings, step_s=0.05).wait_ready)
@@ -191,3 +208,14 @@ def test_statistics_are_logged_and_end_with_an_idle_line(launch) -> None:
     assert "output 0.0 tok/s" in lines[-1]
     assert len([line for line in lines if "output 0.0 tok/s" in line]) == 1
     assert server.stop() == 0
+
+
+async def test_background_work_that_fails_starts_again_and_the_server_goes_on(launch) -> None:
+    server = launch(module="tests.server.failing_sweep", step_s=0.002)
+    server = await asyncio.to_thread(server.wait_ready)
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        text = await open_stream(client)
+    assert text.endswith("data: [DONE]\n\n") and "error" not in text
+    assert server.log.count("KeyError: 'a fault in the sweep'") == 1
+    assert server.log.count("the sweep goes on") == 1
+    assert await asyncio.to_thread(server.stop) == 0

@@ -33,10 +33,16 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, request: Request, is_resent: bool = False) -> None:
-        """Take a request in, or refuse it. One that an engine before this one had taken is not
-        judged again by what it was promised."""
-        self.scheduler.add(request, self._clock.now(), is_resent)
+    def add(self, request: Request, is_resent: bool = False, waited_s: float | None = None) -> None:
+        """Take a request in, or refuse it.
+
+        A resent request, which an engine before this one had taken, is not judged again by what it
+        was promised. Its wait began `waited_s` ago, not when it arrived: it may have run since.
+        """
+        now = self._clock.now()
+        if is_resent or waited_s is not None:
+            request.changed_at = now - (waited_s or 0.0)
+        self.scheduler.add(request, now, is_resent)
         self._sink(self.scheduler.take_events())
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:

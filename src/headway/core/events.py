@@ -46,6 +46,8 @@ class Admitted:
     request_id: str
     at: float
     waited_s: float
+    """Since it arrived or was last preempted; of a resent request, without the time in which it
+    ran or there was no engine."""
     num_cached_tokens: int
     num_tokens: int
     is_resumed: bool

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from math import ceil
@@ -32,6 +31,7 @@ from headway.engine.quarantine import Quarantine
 from headway.engine.streams import RequestStream
 from headway.engine.supervision import RestartLimits
 from headway.engine.supervisor import Launch, Progress, RestartListener, Supervisor
+from headway.engine.suspects import Suspects
 from headway.engine.waiting import WaitingLine
 from headway.errors import (
     DeadlineError,
@@ -44,8 +44,6 @@ from headway.errors import (
 from headway.text import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-MAX_TRIAL_WAIT_S = 5.0
 
 
 class AsyncEngine:
@@ -65,9 +63,10 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._owner_of: dict[str, RequestStream] = {}
         self._waiting = WaitingLine()
-        self._unsent: deque[RequestStream] = deque()
-        self._on_trial: RequestStream | None = None
-        self._tried_at = 0.0
+        self._unsent: list[RequestStream] = []
+        self._suspects = Suspects()
+        self._broken: list[RequestStream] = []
+        """Requests with an event that could not be handled; they end with an error."""
         self.num_seated = 0
         """Requests that have left the waiting line for a seat, ever."""
         self._leaving: dict[str, events.Finished] = {}
@@ -200,7 +199,7 @@ class AsyncEngine:
             self._leaving.update({event.request_id: event for event in ended})
             # All of them: the prompt may have forked a moment ago.
             await self._supervisor.send(AbortRequests(ids, reason))
-        await self._end_trial(stream)
+        await self._go_on_trying()
 
     async def refuse(self, stream: RequestStream, error: HeadwayError) -> None:
         """End a request that waits; its consumer gets the error."""
@@ -208,26 +207,43 @@ class AsyncEngine:
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
     async def _send_next(self) -> None:
-        """Tell the engine of the requests it does not know. One under suspicion goes alone: the
-        next follows when it has gained some tokens and the engine is still there."""
-        while self._supervisor.is_up and self._unsent and self._on_trial is None:
-            stream = self._unsent.popleft()
-            if stream.request_id not in self._streams:
-                continue
-            if stream.num_crashes:
-                self._on_trial = stream
-                self._tried_at = self._clock.now()
-            commands, now = stream.commands(), self._clock.now()
+        """Send what the engine does not know: the next group of suspects, and everybody else."""
+        while self._supervisor.is_up:
+            group = self._suspects.begin_trial(self._clock.now())
+            for stream in group:
+                await self._send(stream)
+            unsent, self._unsent = self._unsent, []
+            for stream in unsent:
+                if self._suspects.may_send(stream):
+                    await self._send(stream)
+                else:
+                    self._unsent.append(stream)
+            if not group:
+                return
+
+    async def _send(self, stream: RequestStream) -> None:
+        """Send a request with what it has so far. One that cannot be sent ends alone."""
+        if stream.request_id not in self._streams:
+            return
+        now, num_sent = self._clock.now(), 0
+        try:
+            commands = stream.commands(now)
             if stream.lacks_engine:
                 stream.lacks_engine = False
                 resent = [events.Resent(command.id, now) for command in commands]
                 self._listeners.tell(EventBatch(resent=resent))
             for command in commands:
                 await self._supervisor.send(command)
+                num_sent += 1
+        except Exception:
+            logger.exception("request %s cannot be sent", stream.request_id)
+            stream.is_sent = num_sent > 0
+            stream.fail(HeadwayError("this request cannot be sent to the engine"))
+            await self.abort(stream, FinishReason.ERROR)
 
-    async def _end_trial(self, stream: RequestStream) -> None:
-        if stream is self._on_trial:
-            self._on_trial = None
+    async def _go_on_trying(self) -> None:
+        """Send who had to wait for a trial, if that is over."""
+        if self._suspects.is_under_way or self._unsent:
             await self._send_next()
 
     # ------------------------------------------------- what the supervisor says
@@ -239,26 +255,19 @@ class AsyncEngine:
         await self._send_next()
 
     def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """No request is in an engine now. Those in the step that did not end may be its cause:
-        they will be tried one by one. Twice, with nobody else to blame, is no accident."""
-        on_trial, self._on_trial = self._on_trial, None
+        """Prepare every live request for the next engine; how many there are."""
+        now = self._clock.now()
         self._outlook.reset()
         lost, self._leaving = list(self._leaving.values()), {}
         sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
-        is_unknown = has_failed and not suspect_ids
-        suspects = [one for one in sent if is_unknown or not suspect_ids.isdisjoint(one.samples)]
-        for stream in suspects:
-            stream.num_crashes += 1
-        fresh = [stream for stream in suspects if stream.is_fresh]
-        if on_trial is not None and fresh == [on_trial] and on_trial.num_crashes > 1:
-            lost += self._put_away(on_trial)
+        culprit = self._suspects.lose_engine(sent, suspect_ids, has_failed)
+        if culprit is not None:
+            lost += self._put_away(culprit)
         live = [one for one in self._streams.values() if one.unfinished_ids]
-        # Who had gained least is the likeliest cause, and easiest to tell when it goes first.
-        live.sort(key=lambda one: (not one.num_crashes, one.num_crashes and one.num_gained))
         for stream in live:
-            stream.is_sent, stream.lacks_engine = False, True
-        self._unsent = deque(live)
-        self._listeners.tell(EventBatch(finished=lost, lost=[events.EngineLost(self._clock.now())]))
+            stream.lose_engine(now)
+        self._unsent = [one for one in live if one not in self._suspects]
+        self._listeners.tell(EventBatch(finished=lost, lost=[events.EngineLost(now)]))
         return len(live)
 
     def _put_away(self, stream: RequestStream) -> list[events.Finished]:
@@ -276,6 +285,7 @@ class AsyncEngine:
     def _drop(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._waiting.pop(stream.request_id)
+        self._suspects.remove(stream)
         for name in stream.samples:
             del self._owner_of[name]
 
@@ -290,62 +300,110 @@ class AsyncEngine:
         self._listeners.tell(EventBatch(finished=lost))
 
     async def take_in(self, report: EventBatch) -> None:
+        """Pass on what happened in the engine.
+
+        An exception over one request's event ends that request; every other event of the report is
+        still handled, so that no stream gets a token twice or misses one.
+        """
         at = report.stepped[-1].at if report.stepped else self._clock.now()
-        self._outlook.observe(report)
+        self._estimate(partial(self._outlook.observe, report))
         refused = [self._refuse(one, at) for one in report.refused]
         # A request arrives once, here, in however many engines it runs; and it ends once. A
         # refusal is an end, and counted where it is answered.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
-        for admission in report.admitted:
-            self._seat(admission)
-        for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
-            if end := self._leaving.get(fork.parent_id):
-                self._leaving[fork.request_id] = events.Finished(fork.request_id, at, end.reason, 0)
-        taken: list[events.TokensEmitted] = []
-        stopped: set[str] = set()
-        for event in report.tokens:
-            if self._is_wanted(event.request_id):
-                taken.append(event)
-            if await self._emit(event, at):
-                stopped.add(event.request_id)
+        self._move(report, at)
+        taken, stopped = await self._emit_all(report.tokens, at)
         # Whoever counts tokens counts those that went into an answer.
         report = replace(report, tokens=taken)
         for event in report.finished:
             self._leaving.pop(event.request_id, None)
             stopped.discard(event.request_id)
-            await self._finish(event)
+            try:
+                await self._finish(event)
+            except Exception:
+                self._note_broken(event.request_id)
         self._listeners.tell(report)
         if stopped:
             ends = {name: events.Finished(name, at, FinishReason.STOP, 0) for name in stopped}
             self._leaving.update(ends)
             await self._supervisor.send(AbortRequests(list(stopped), FinishReason.STOP))
-        if self._on_trial is not None and self._is_trial_over(self._on_trial):
-            await self._end_trial(self._on_trial)
+        await self._end_broken()
+        await self._go_on_trying()
+
+    def _estimate(self, update: Callable[[], None]) -> None:
+        """Update what new requests are judged by; a fault in that costs nobody an answer."""
+        try:
+            update()
+        except Exception:
+            logger.exception("an estimate cannot be updated")
+
+    def _note_broken(self, request_id: str) -> None:
+        """Have the request end with an error after this report: its event raised."""
+        logger.exception("request %s: an event cannot be handled", request_id)
+        stream = self._owner_of.get(request_id)
+        if stream is not None:
+            self._broken.append(stream)
+
+    async def _end_broken(self) -> None:
+        broken, self._broken = self._broken, []
+        for stream in broken:
+            stream.fail(HeadwayError("this request failed in the server"))
+            await self.abort(stream, FinishReason.ERROR)
 
     def _refuse(self, refusal: events.Refused, at: float) -> events.Finished:
         """The engine would not take a request: an end as any other, but if it was for lack of
         time its consumer is told when to come again."""
         stream = self._owner_of.get(refusal.request_id) if refusal.retry_after_s else None
         if stream is not None:
-            self._forget(stream, DeadlineError(refusal.message, ceil(refusal.retry_after_s)))
+            try:
+                self._forget(stream, DeadlineError(refusal.message, ceil(refusal.retry_after_s)))
+            except Exception:
+                self._note_broken(refusal.request_id)
         return events.Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
+
+    def _move(self, report: EventBatch, at: float) -> None:
+        """Note who waits, who runs and who forked."""
+        for preempted in report.preempted:
+            owner = self._owner_of.get(preempted.request_id)
+            if owner is not None:
+                owner.preempt(preempted.request_id, preempted.at)
+        for admission in report.admitted:
+            try:
+                self._seat(admission)
+            except Exception:
+                self._note_broken(admission.request_id)
+        for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
+            if end := self._leaving.get(fork.parent_id):
+                self._leaving[fork.request_id] = events.Finished(fork.request_id, at, end.reason, 0)
+
+    async def _emit_all(
+        self, tokens: Sequence[events.TokensEmitted], at: float
+    ) -> tuple[list[events.TokensEmitted], set[str]]:
+        """Pass tokens on; those that went into an answer, and the samples that a stop string
+        ended."""
+        taken: list[events.TokensEmitted] = []
+        stopped: set[str] = set()
+        for event in tokens:
+            try:
+                if self._is_wanted(event.request_id):
+                    taken.append(event)
+                if await self._emit(event, at):
+                    stopped.add(event.request_id)
+            except Exception:
+                self._note_broken(event.request_id)
+        return taken, stopped
 
     def _seat(self, admission: events.Admitted) -> None:
         owner = self._owner_of.get(admission.request_id)
         if owner is not None:
-            owner.is_seated = True
+            owner.admit(admission.request_id)
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_seated += 1
             if self.info.has_prefix_cache:
-                self._outlook.note_seat(stream.command)
+                self._estimate(partial(self._outlook.note_seat, stream.command))
             stream.metrics.admitted_at = admission.at
             stream.metrics.num_cached_tokens = admission.num_cached_tokens
-
-    def _is_trial_over(self, stream: RequestStream) -> bool:
-        # One that finds no room must not keep all others waiting with it.
-        is_stuck = not stream.is_seated and self._clock.now() - self._tried_at > MAX_TRIAL_WAIT_S
-        return stream.has_passed or is_stuck
 
     def _is_wanted(self, request_id: str) -> bool:
         """False if its consumer has left, or a stop string ended it, before the engine heard."""
@@ -372,7 +430,6 @@ class AsyncEngine:
         if stream is None:
             return
         stream.end(event.request_id)
-        self._outlook.note_end(stream.command, event)
         sample = stream.samples[event.request_id]
         # A prompt forks at its first token: ended before that, none of its samples will come.
         is_unforked = sample.index == 0 and sample.num_tokens == 0
@@ -381,6 +438,7 @@ class AsyncEngine:
                 await self._put(stream, partial(ended.finish, event))
         if not stream.unfinished_ids:
             stream.metrics.finished_at = event.at
+        self._estimate(partial(self._outlook.note_end, stream.command, event))
 
     async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
         """Give a stream its next delta. What is wrong with one request is its alone."""

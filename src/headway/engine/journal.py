@@ -1,8 +1,9 @@
 """Which requests the engine is computing right now, written where it outlives the engine.
 
 The engine process writes the ids of each step into a file before it runs the step, and clears them
-after it. If it dies or hangs in between, the API process reads there who was being computed: one
-of them may be the cause.
+when it has reported the result. A request that is being added or aborted is a step of its own. If
+the process dies or hangs in between, the API process reads there who was being computed: one of
+them may be the cause.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ def read_journal(path: Path) -> frozenset[str]:
         length = int.from_bytes(content[:_LENGTH_BYTES], "big")
         ids = content[_LENGTH_BYTES : _LENGTH_BYTES + length]
         return frozenset(msgspec.msgpack.decode(ids, type=list[str])) if length else frozenset()
-    except (OSError, msgspec.DecodeError):  # it died before it wrote anything, or while it did
+    except (OSError, ValueError, msgspec.DecodeError):
+        # It died before it wrote anything, or while it did; ValueError is of text that is none.
         return frozenset()
 
 
 class JournaledExecutor:
-    """An executor whose steps are in the journal while they run."""
+    """An executor that enters its steps into the journal; the engine loop clears them."""
 
     def __init__(self, executor: Executor, journal: StepJournal) -> None:
         self._executor = executor
@@ -68,9 +70,7 @@ class JournaledExecutor:
         return self._executor.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        result = self._executor.collect(ticket)
-        self._journal.end()
-        return result
+        return self._executor.collect(ticket)
 
     def close(self) -> None:
         self._executor.close()

@@ -79,7 +79,7 @@ class EngineProcess:
         """Pass a command on without waiting: with nobody at the other end, waiting has no end."""
         try:
             await self._commands.send(encode(command), zmq.NOBLOCK)
-        except zmq.Again as error:
+        except zmq.ZMQError as error:
             raise EngineDeadError("the engine process takes no commands") from error
 
     async def receive(self, timeout_s: float) -> Report | None:

@@ -67,6 +67,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """0 if all of `token_ids` is prompt."""
     is_resent: bool = False
     """Another engine had it before."""
+    waited_s: float | None = None
+    """How long it has waited in engines for a place; None: since it arrived. Set for a request that
+    is resent or had no engine: time in which it ran, or nobody could run, does not age it."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Callable
 
@@ -39,6 +40,16 @@ logger = logging.getLogger(__name__)
 MAX_COMMANDS_PER_STEP = 1024
 Progress = Callable[[int, int], None]
 CoreFactory = Callable[[Sink, Progress], tuple[EngineCore, EngineInfo]]
+
+
+def ignore_stop_signals() -> None:
+    """Leave signals that stop or reload a server to the API process.
+
+    A service manager signals every process of a service. The engine must outlive the drain of the
+    API process; the end of standard input stops the engine.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class EngineLoop:
@@ -84,6 +95,8 @@ class EngineLoop:
         while self._take_commands(core):
             core.step()
             self._flush()
+            # Only now: a fault in taking in the result, or in reporting it, is of this step too.
+            self.journal.end()
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Apply the commands that are there, waiting for one if there is no other work.
@@ -103,10 +116,13 @@ class EngineLoop:
 
     def _apply(self, command: Command, core: EngineCore) -> None:
         if isinstance(command, AddRequest):
+            self.journal.begin([command.id])
             self._add(command, core)
         elif isinstance(command, AbortRequests):
+            self.journal.begin(command.ids)
             for request_id in command.ids:
                 core.abort(request_id, command.reason)
+        self.journal.end()
 
     def _add(self, command: AddRequest, core: EngineCore) -> None:
         try:
@@ -121,7 +137,7 @@ class EngineLoop:
                 index=command.index,
                 num_prompt_tokens=command.num_prompt_tokens,
             )
-            core.add(request, command.is_resent)
+            core.add(request, command.is_resent, command.waited_s)
         except ValueError as error:  # a request the core cannot take must not end the others
             self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
 

@@ -22,8 +22,44 @@ MAX_UNREAD_BYTES = 2**20
 NUM_PASSES = 2
 """Tokens that show that a request survives its prefill and a decode."""
 NUM_CLEARS = 8
+"""Tokens in one engine that clear a request of what it was suspected of."""
 _TOKEN_BYTES = 32
 _LOGPROB_BYTES = 64
+
+
+class QueueTimes:
+    """How long each sample of a request has waited in engines for a place.
+
+    Time in which a sample ran, or in which there was no engine, does not count.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._waited_s: dict[str, float] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a sample waits in the engine that is running."""
+        return bool(self._since)
+
+    def waited_s(self, request_id: str) -> float:
+        """How long the wait that is not over has lasted in engines before this one."""
+        return self._waited_s.get(request_id, 0.0)
+
+    def begin(self, request_id: str, at: float) -> None:
+        """The sample was sent to an engine, or preempted there."""
+        self._since[request_id] = at
+
+    def end(self, request_id: str) -> None:
+        """The sample was admitted, or ended."""
+        self._since.pop(request_id, None)
+        self._waited_s.pop(request_id, None)
+
+    def pause(self, at: float) -> None:
+        """The engine is lost; what waited there waits on in the next."""
+        for request_id, since in self._since.items():
+            self._waited_s[request_id] = self.waited_s(request_id) + at - since
+        self._since.clear()
 
 
 class RequestStream:
@@ -49,6 +85,7 @@ class RequestStream:
         """Engines that went down while computing it, since it was last cleared."""
         self.is_seated = False
         """Whether the engine that is running now has given it a seat."""
+        self._queue_times = QueueTimes()
         self._num_gained: dict[str, int] = {}
         self._unread: list[SampleDelta] = []
         self._num_unread_bytes = 0
@@ -83,16 +120,25 @@ class RequestStream:
         return self.num_gained < NUM_CLEARS
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a sample of it waits for a place in the engine that is running."""
+        return self._queue_times.is_waiting
+
+    @property
     def has_passed(self) -> bool:
         """Enough for the next one under suspicion to be sent after it."""
         return self.num_gained >= (NUM_PASSES if self.num_crashes < 2 else NUM_CLEARS)
 
-    def commands(self) -> Sequence[AddRequest]:
+    def commands(self, now: float) -> Sequence[AddRequest]:
         """What to send so that every unfinished sample continues from where it is."""
         command = self.command
+        is_delayed = self._is_resent or self.lacks_engine
         # A prompt forks at its first token: until then it is one request.
         if not self.num_output_tokens:
-            commands = [msgspec.structs.replace(command, is_resent=self._is_resent)]
+            waited_s = self._queue_times.waited_s(command.id) if is_delayed else None
+            commands = [
+                msgspec.structs.replace(command, is_resent=self._is_resent, waited_s=waited_s)
+            ]
         else:
             params = replace(command.params, n=1)
             commands = [
@@ -107,13 +153,31 @@ class RequestStream:
                     index=sample.index,
                     num_prompt_tokens=len(command.token_ids),
                     is_resent=True,
+                    waited_s=self._queue_times.waited_s(name),
                 )
                 for name, sample in self.samples.items()
                 if not sample.is_finished
             ]
         self._num_gained = {one.id: 0 for one in commands}
+        for one in commands:
+            self._queue_times.begin(one.id, now if is_delayed else command.arrived_at)
         self.is_sent, self._is_resent, self.is_seated = True, True, False
         return commands
+
+    def admit(self, request_id: str) -> None:
+        """The engine gave this sample a place."""
+        self.is_seated = True
+        self._queue_times.end(request_id)
+
+    def preempt(self, request_id: str, at: float) -> None:
+        """The engine took the place of this sample away."""
+        self._queue_times.begin(request_id, at)
+
+    def lose_engine(self, at: float) -> None:
+        """No engine has it now."""
+        self.is_sent, self.lacks_engine = False, True
+        self._num_gained = dict.fromkeys(self._num_gained, 0)
+        self._queue_times.pause(at)
 
     def gain(self, request_id: str, num_tokens: int) -> None:
         """The engine computed tokens of this sample, and lives."""
@@ -124,6 +188,7 @@ class RequestStream:
     def end(self, request_id: str) -> None:
         """The engine ended this sample, and lives."""
         self._num_gained.pop(request_id, None)
+        self._queue_times.end(request_id)
         self._clear()
 
     def ends(self, at: float, reason: FinishReason, message: str) -> list[Finished]:

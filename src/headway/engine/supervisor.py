@@ -22,7 +22,13 @@ from headway.engine.messages import (
     LoadProgress,
 )
 from headway.engine.supervision import Pulse, RestartBudget, RestartLimits
-from headway.errors import EngineDeadError, EngineError, EngineFailedError, EngineHungError
+from headway.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineFailedError,
+    EngineHungError,
+    ReportError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +114,7 @@ class Supervisor:
         """Serve the owner with a loaded process, and with its successors, until there is none."""
         try:
             while True:
-                await owner.came_up()
-                await self._replace(await self._read_reports(owner), owner)
+                await self._replace(await self._serve(owner), owner)
         except EngineError as error:
             logger.error("%s", error)
             owner.gave_up(error)
@@ -124,39 +129,48 @@ class Supervisor:
     async def stop(self) -> None:
         await self._process.stop()
 
-    async def _read_reports(self, owner: Owner) -> EngineError:
-        """Pass on what the process reports, until it fails."""
+    async def _serve(self, owner: Owner) -> EngineError:
+        """Pass on what the process reports, until it fails; why it has to be replaced.
+
+        An exception here counts as a failure of the engine, so that streams go on in another.
+        """
         try:
-            while True:
-                report = await self._process.receive(TICK_S)
-                self._pulse.look(self._clock.now(), owner.has_work_in_engine())
-                if isinstance(report, EngineFailed):
-                    return EngineFailedError(report.message)
-                if isinstance(report, EventBatch):
-                    for step in report.stepped:
-                        self._pulse.beat(step.elapsed_s)
-                    await owner.take_in(report)
-                if self._pulse.is_hung:
-                    limit_s = self._pulse.limit_s
-                    return EngineHungError(f"the engine ended no step for {limit_s:.0f} s")
+            await owner.came_up()
+            return await self._read_reports(owner)
         except EngineError as error:
             return error
+        except Exception as error:
+            logger.exception("a report of the engine cannot be handled")
+            return ReportError(f"a report cannot be handled: {type(error).__name__}: {error}")
+
+    async def _read_reports(self, owner: Owner) -> EngineError:
+        while True:
+            report = await self._process.receive(TICK_S)
+            self._pulse.look(self._clock.now(), owner.has_work_in_engine())
+            if isinstance(report, EngineFailed):
+                return EngineFailedError(report.message)
+            if isinstance(report, EventBatch):
+                for step in report.stepped:
+                    self._pulse.beat(step.elapsed_s)
+                await owner.take_in(report)
+            if self._pulse.is_hung:
+                limit_s = self._pulse.limit_s
+                return EngineHungError(f"the engine ended no step for {limit_s:.0f} s")
 
     async def _replace(self, error: EngineError, owner: Owner) -> None:
         self.is_up = False
         began_at = self._clock.now()
         logger.error("%s; replacing the engine", error)
-        num_requests = owner.went_down(
-            await self._bury(error), isinstance(error, EngineFailedError)
-        )
+        step_ids = await self._bury(error)
+        if isinstance(error, ReportError):
+            step_ids = frozenset()  # it was computing, and nothing was wrong with that
+        num_requests = owner.went_down(step_ids, isinstance(error, EngineFailedError))
         num_failures = 0
         while True:
             self._spend(error)
-            for listener in self._listeners:
-                listener(_kind(error), 0 if num_failures else num_requests)
+            self._tell_restart(_kind(error), 0 if num_failures else num_requests)
             try:
-                self._process = self._launch(self.info)
-                await self.load()
+                await self._start_process()
             except EngineError as failure:
                 # One that cannot even be loaded may need whatever it lacks to be freed first.
                 num_failures += 1
@@ -168,6 +182,26 @@ class Supervisor:
                 took_s = self._clock.now() - began_at
                 logger.info("the engine is back after %.1f s; %d requests", took_s, num_requests)
                 return
+
+    async def _start_process(self) -> None:
+        """Start a process and wait until it is loaded. EngineError if that fails in any way."""
+        try:
+            self._process = self._launch(self.info)
+            await self.load()
+        except EngineError:
+            raise
+        except Exception as error:
+            logger.exception("the engine cannot be started")
+            name = type(error).__name__
+            raise EngineError(f"the engine cannot be started: {name}: {error}") from error
+
+    def _tell_restart(self, kind: str, num_requests: int) -> None:
+        for listener in self._listeners:
+            try:
+                listener(kind, num_requests)
+            except Exception:
+                # A fault in a metric must not cost anyone their answer.
+                logger.exception("a listener failed")
 
     async def _bury(self, error: EngineError) -> frozenset[str]:
         """See that the process is gone; who was in its unfinished step."""

@@ -78,8 +78,9 @@ class Lifetimes:
         life = self._live.get(event.request_id)
         if life is None or life.waited_s is not None:
             return False
-        # The wait is counted from the moment the API process took the request.
-        life.waited_s = event.waited_s
+        # From the moment the API process took the request; `event.waited_s` is without the time
+        # in which there was no engine.
+        life.waited_s = event.at - life.arrived_at
         life.admitted_at = event.at
         return True
 

@@ -13,8 +13,9 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -45,6 +46,8 @@ SWEEP_S = 0.25
 WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
 TIDY_S = 5.0
+REPEAT_S = 1.0
+"""Pause before background work that failed starts again."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -172,16 +175,18 @@ class _Serving:
                 asyncio.create_task(server.serve(sockets=[listener]))
                 for server, listener in self._servers.items()
             ]
-            interval_s = self._config.log_interval_s
+            clock, interval_s = SystemClock(), self._config.log_interval_s
+            stats = StatsLog(clock.now())
+            self._engine.subscribe(lambda batch: stats.consume(all_events(batch)))
             work = asyncio.create_task(self._load())
             stopping = asyncio.create_task(self._stop.wait())
             others = [
                 work,
                 stopping,
-                asyncio.create_task(self._sweep()),
-                asyncio.create_task(_tidy()),
-                asyncio.create_task(self._follow_tenants()),
-                asyncio.create_task(_log_stats(self._engine, SystemClock(), interval_s)),
+                asyncio.create_task(_repeat(self._sweep)),
+                asyncio.create_task(_repeat(_tidy)),
+                asyncio.create_task(_repeat(self._follow_tenants)),
+                asyncio.create_task(_repeat(partial(_log_stats, stats, clock, interval_s))),
             ]
             try:
                 # None of them ends by itself, unless something is wrong.
@@ -294,6 +299,16 @@ async def _signal_handlers(handler: Any) -> AsyncGenerator[None, None]:
             loop.remove_signal_handler(number)
 
 
+async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float = REPEAT_S) -> None:
+    """Run background work without end; start it again some time after it fails."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("background work failed; it starts again in %.0f s", pause_s)
+        await asyncio.sleep(pause_s)
+
+
 async def _tidy() -> None:
     """Looks for garbage in cycles every now and then. By the thresholds that would hardly ever
     happen, and every connection leaves some. What was there from the start is not looked at."""
@@ -302,9 +317,7 @@ async def _tidy() -> None:
         gc.collect()
 
 
-async def _log_stats(engine: AsyncEngine, clock: Clock, interval_s: float) -> None:
-    stats = StatsLog(clock.now())
-    engine.subscribe(lambda batch: stats.consume(all_events(batch)))
+async def _log_stats(stats: StatsLog, clock: Clock, interval_s: float) -> None:
     while True:
         await asyncio.sleep(interval_s)
         line = stats.line(clock.now())

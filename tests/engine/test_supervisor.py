@@ -1,0 +1,195 @@
+"""What goes wrong in the API process costs an engine, or one request, and never all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.clock import SystemClock
+from headway.core.executor import Capacity
+from headway.core.params import SamplingParams
+from headway.engine.async_engine import AsyncEngine
+from headway.engine.messages import EngineInfo, EngineReady, EventBatch
+from headway.engine.streams import RequestStream
+from headway.engine.supervision import RestartLimits
+from headway.engine.supervisor import Supervisor
+from headway.errors import EngineError, HeadwayError
+from headway.text import Tokenizer
+from tests.server.local_engine import LocalProcess, ScriptExecutor
+from tests.text.tiny_tokenizers import write_byte_level
+
+SCRIPT = "the quick brown fox jumps over it"
+
+
+class Process:
+    """Ready at once, then empty reports."""
+
+    def __init__(self) -> None:
+        self._is_ready = False
+
+    async def receive(self, _timeout_s: float) -> object:
+        await asyncio.sleep(0)
+        if self._is_ready:
+            return EventBatch()
+        self._is_ready = True
+        return EngineReady(EngineInfo(Capacity(1, 16, 16), 1, 10))
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def unfinished_step(self) -> frozenset[str]:
+        return frozenset({"somebody"})
+
+
+class Owner:
+    """Fails over every report."""
+
+    def __init__(self) -> None:
+        self.downs: list[tuple[frozenset[str], bool]] = []
+        self.error: EngineError | None = None
+
+    def has_work_in_engine(self) -> bool:
+        return False
+
+    async def came_up(self) -> None: ...
+
+    async def take_in(self, report: EventBatch) -> None:
+        raise KeyError("a fault")
+
+    def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+        self.downs.append((suspect_ids, has_failed))
+        return 0
+
+    def gave_up(self, error: EngineError) -> None:
+        self.error = error
+
+
+async def test_an_exception_over_a_report_is_a_failure_within_the_restart_budget() -> None:
+    processes: list[Process] = []
+
+    def launch(_before: EngineInfo | None) -> Any:
+        processes.append(Process())
+        return processes[-1]
+
+    def fail(_kind: str, _num_requests: int) -> None:
+        raise ValueError("a fault in a listener")
+
+    supervisor, owner = Supervisor(launch, SystemClock(), RestartLimits(max_restarts=3)), Owner()
+    supervisor.subscribe(fail)
+    await supervisor.load()
+    await asyncio.wait_for(supervisor.run(owner), 10)
+    assert len(processes) == 4
+    # Nothing was wrong with the step that the engine was computing.
+    assert owner.downs == [(frozenset(), False)] * 4
+    assert "more than 3 times" in str(owner.error)
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
+    num_launches = 0
+
+    def launch(_before: EngineInfo | None) -> Any:
+        nonlocal num_launches
+        num_launches += 1
+        if num_launches == 2:
+            raise PermissionError("a fault in the launch")
+        return Process()
+
+    supervisor, owner = Supervisor(launch, SystemClock(), RestartLimits(max_restarts=2)), Owner()
+    await supervisor.load()
+    await asyncio.wait_for(supervisor.run(owner), 10)
+    assert num_launches == 3
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(write_byte_level(tmp_path / "tokenizer.gguf", pre="gpt-2"))
+
+
+@pytest.fixture
+async def engine(tokenizer: Tokenizer):
+    def launch(_before: EngineInfo | None) -> Any:
+        executor = ScriptExecutor(tokenizer.encode(SCRIPT, False), tokenizer.eos_token_ids[0])
+        return LocalProcess(executor, "fcfs")
+
+    engine = AsyncEngine(launch, tokenizer, SystemClock(), RestartLimits(max_restarts=2))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def begin(engine: AsyncEngine, name: str, **params: Any) -> RequestStream:
+    return await engine.submit(name, [65, 66, 67], SamplingParams(max_tokens=100, **params))
+
+
+async def read(engine: AsyncEngine, stream: RequestStream) -> str:
+    text = ""
+    async for deltas in engine.deltas(stream):
+        text += "".join(delta.text for delta in deltas if delta.index == 0)
+    return text
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, after: int) -> None:
+    """Have a method raise once, at a certain call."""
+    method, num_calls = getattr(target, name), 0
+
+    def faulty(*args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == after:
+            raise KeyError("a fault")
+        return method(*args)
+
+    monkeypatch.setattr(target, name, faulty)
+
+
+@pytest.mark.parametrize("method", ["gain", "end"])
+async def test_a_request_whose_event_raises_fails_alone(engine, monkeypatch, method: str) -> None:
+    streams = [await begin(engine, name) for name in ("a", "b", "c")]
+    fail_once(monkeypatch, streams[1], method, 1)
+    answers = await asyncio.gather(*(read(engine, it) for it in streams), return_exceptions=True)
+    assert answers[0] == answers[2] == SCRIPT
+    assert isinstance(answers[1], HeadwayError)
+    assert engine.is_ready and not engine.num_requests
+    assert await read(engine, await begin(engine, "d")) == SCRIPT
+
+
+@pytest.mark.parametrize("after", [2, 5, 20])
+@pytest.mark.parametrize("place", ["listeners", "work"])
+async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
+    engine, monkeypatch, place: str, after: int
+) -> None:
+    restarts: list[str] = []
+    engine.subscribe_restarts(lambda kind, _num_requests: restarts.append(kind))
+    streams = [await begin(engine, name, n=n) for name, n in (("a", 1), ("b", 3), ("c", 1))]
+    if place == "listeners":  # when every event of the report has been handled
+        fail_once(monkeypatch, engine._listeners, "tell", after)
+    else:  # before any
+        fail_once(monkeypatch, engine, "has_work_in_engine", after)
+    answers = await asyncio.gather(*(read(engine, stream) for stream in streams))
+    assert answers == [SCRIPT] * 3
+    assert restarts == ["failed"]
+    assert [stream.num_output_tokens for stream in streams] == [34, 102, 34]
+
+
+@pytest.mark.parametrize("method", ["observe", "note_end", "note_seat"])
+async def test_a_fault_in_an_estimate_costs_nobody_an_answer(engine, monkeypatch, method) -> None:
+    fail_once(monkeypatch, engine._outlook, method, 1)
+    streams = [await begin(engine, name) for name in ("a", "b")]
+    answers = await asyncio.gather(*(read(engine, it) for it in streams))
+    assert answers == [SCRIPT] * 2
+    assert engine.is_ready
+
+
+async def test_a_request_that_cannot_be_sent_fails_alone(engine, monkeypatch) -> None:
+    streams = [await begin(engine, name) for name in ("a", "b", "c")]
+    fail_once(monkeypatch, streams[1], "commands", 1)
+    fail_once(monkeypatch, engine, "has_work_in_engine", 3)
+    answers = await asyncio.gather(*(read(engine, it) for it in streams), return_exceptions=True)
+    assert answers[0] == answers[2] == SCRIPT
+    assert isinstance(answers[1], HeadwayError)

@@ -1,0 +1,188 @@
+"""Who is suspected of taking engines down: the culprit is found, nobody else, in few engines."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import pytest
+
+from headway.core.params import SamplingParams
+from headway.engine.messages import AddRequest
+from headway.engine.streams import NUM_CLEARS, RequestStream
+from headway.engine.suspects import Suspects
+from headway.text import Tokenizer
+from tests.text.tiny_tokenizers import write_byte_level
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("suspects") / "tokenizer.gguf"
+    return Tokenizer.from_gguf(write_byte_level(path, pre="gpt-2"))
+
+
+class Engines:
+    """Engines one after another, all with the same requests, one of which may be deadly."""
+
+    def __init__(self, tokenizer: Tokenizer, num_requests: int, num_gained: int) -> None:
+        params = SamplingParams(max_tokens=100)
+        commands = [AddRequest(f"r{at}", [1, 2], params, 0, 0.0) for at in range(num_requests)]
+        self.streams = [RequestStream(command, tokenizer) for command in commands]
+        self.suspects = Suspects()
+        self.num_lost = 0
+        self.num_trials = 0
+        for stream in self.streams:
+            stream.metrics.admitted_at = 0.0
+            self.send(stream)
+            self.gain(stream, num_gained)
+
+    def send(self, stream: RequestStream) -> None:
+        stream.commands(0.0)
+        stream.admit(stream.request_id)
+
+    def gain(self, stream: RequestStream, num_tokens: int) -> None:
+        stream.gain(stream.request_id, num_tokens)
+
+    def lose(self, *ids: str, has_failed: bool = False) -> RequestStream | None:
+        """An engine is lost with these in its step."""
+        self.num_lost += 1
+        sent = [one for one in self.streams if one.is_sent]
+        culprit = self.suspects.lose_engine(sent, frozenset(ids), has_failed)
+        if culprit is not None:
+            self.streams.remove(culprit)
+        for stream in self.streams:
+            stream.lose_engine(0.0)
+        return culprit
+
+    def lose_all(self, has_failed: bool = False) -> RequestStream | None:
+        ids = () if has_failed else [one.request_id for one in self.streams if one.is_sent]
+        return self.lose(*ids, has_failed=has_failed)
+
+    def recover(self, deadly: RequestStream | None = None) -> bool:
+        """Send everybody to one engine. False if the deadly one ended it."""
+        while True:
+            group = self.suspects.begin_trial(0.0)
+            self.num_trials += bool(group)
+            others = [
+                one
+                for one in self.streams
+                if not one.is_sent and one not in self.suspects and self.suspects.may_send(one)
+            ]
+            for stream in (*group, *others):
+                self.send(stream)
+            if deadly is not None and deadly.is_sent:
+                return False
+            if not group and not others:
+                return True
+            for stream in (*group, *others):
+                self.gain(stream, NUM_CLEARS)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("num_gained", [0, 50])
+@pytest.mark.parametrize("num_requests", [1, 2, 3, 7, 16, 64])
+def test_the_culprit_is_found_in_few_engines(
+    tokenizer: Tokenizer, num_requests: int, num_gained: int, has_failed: bool
+) -> None:
+    """In a step, or between steps where the journal names nobody."""
+    for at in range(num_requests):
+        engines = Engines(tokenizer, num_requests, num_gained)
+        deadly = engines.streams[at]
+        culprit = engines.lose_all(has_failed)
+        while culprit is None:
+            assert not engines.recover(deadly)
+            culprit = engines.lose_all(has_failed)
+        assert culprit is deadly
+        assert engines.num_lost <= 2 + ceil(log2(num_requests)) + has_failed
+        assert engines.recover()
+        assert all(one.is_sent and not one.num_crashes for one in engines.streams)
+
+
+def test_a_newcomer_that_kills_is_found_first(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 16, 50)
+    deadly = engines.streams[-1]
+    engines.send(deadly)  # has gained nothing
+    assert engines.lose_all() is None
+    assert not engines.recover(deadly)
+    assert engines.lose_all() is deadly
+    assert engines.num_lost == 2
+
+
+def test_without_a_culprit_two_trials_bring_everybody_back(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 16, 50)
+    assert engines.lose_all() is None
+    assert engines.recover()
+    assert engines.num_trials == 2
+    assert all(one.is_sent for one in engines.streams)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_an_engine_lost_between_steps_makes_nobody_a_suspect(
+    tokenizer: Tokenizer, has_failed: bool
+) -> None:
+    engines = Engines(tokenizer, 16, 50)
+    assert engines.lose(has_failed=has_failed) is None
+    assert not any(one in engines.suspects for one in engines.streams)
+    assert engines.recover()
+    assert engines.num_trials == 0
+
+
+def test_only_those_in_the_step_are_suspects(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 8, 50)
+    engines.lose("r1", "r5")
+    assert [one in engines.suspects for one in engines.streams] == [at in (1, 5) for at in range(8)]
+
+
+def test_a_bystander_is_not_blamed_for_a_newcomer(tokenizer: Tokenizer) -> None:
+    """It was in two lost engines in a row, but another new one was there too."""
+    engines = Engines(tokenizer, 2, 50)
+    bystander, deadly = engines.streams
+    engines.lose(bystander.request_id)
+    assert engines.suspects.begin_trial(0.0) == [bystander]
+    for stream in (bystander, deadly):
+        engines.send(stream)
+    assert engines.lose_all() is None
+    # Alone, it is cleared; then the other one kills again.
+    assert not engines.recover(deadly)
+    assert engines.lose_all() is deadly
+    assert bystander.num_crashes == 0
+
+
+def test_requests_that_never_ran_follow_when_every_suspect_is_sent(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 4, 50)
+    new = engines.streams.pop()
+    new.metrics.admitted_at = None
+    engines.lose_all()
+    first = engines.suspects.begin_trial(0.0)
+    assert not engines.suspects.may_send(new)
+    assert engines.suspects.begin_trial(0.0) == []
+    for stream in first:
+        engines.send(stream)
+        engines.gain(stream, 2)
+    assert engines.suspects.begin_trial(0.0)
+    assert engines.suspects.may_send(new)
+
+
+def test_time_in_engines_counts_as_waiting_and_no_other(tokenizer: Tokenizer) -> None:
+    command = AddRequest("r", [1, 2], SamplingParams(max_tokens=9), 0, arrived_at=10.0)
+    stream = RequestStream(command, tokenizer)
+    assert [one.waited_s for one in stream.commands(11.0)] == [None]  # since it arrived
+    stream.lose_engine(15.0)
+    assert [one.waited_s for one in stream.commands(40.0)] == [5.0]
+    stream.lose_engine(42.0)
+    assert [one.waited_s for one in stream.commands(60.0)] == [7.0]
+    stream.admit("r")
+    stream.lose_engine(90.0)  # it ran for half a minute
+    assert [one.waited_s for one in stream.commands(99.0)] == [0.0]
+    stream.admit("r")
+    stream.preempt("r", 101.0)
+    stream.lose_engine(104.0)
+    assert [one.waited_s for one in stream.commands(110.0)] == [3.0]
+
+
+def test_a_request_that_came_while_there_was_no_engine_has_not_waited(
+    tokenizer: Tokenizer,
+) -> None:
+    command = AddRequest("r", [1, 2], SamplingParams(max_tokens=9), 0, arrived_at=10.0)
+    stream = RequestStream(command, tokenizer)
+    stream.lacks_engine = True
+    assert [one.waited_s for one in stream.commands(50.0)] == [0.0]

@@ -1,0 +1,26 @@
+"""The server over the fake engine, whose first sweep of the waiting queue raises."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+from itertools import count
+
+from headway.server.gate import Gate
+
+sweep = Gate.sweep
+numbers = count(1)
+
+
+async def faulty_sweep(self: Gate) -> None:
+    number = next(numbers)
+    if number == 1:
+        raise KeyError("a fault in the sweep")
+    if number == 2:
+        logging.getLogger(__name__).warning("the sweep goes on")
+    await sweep(self)
+
+
+if __name__ == "__main__":
+    Gate.sweep = faulty_sweep
+    runpy.run_module("tests.server.fake_server", run_name="__main__")
