@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ MIB = 1024**2
 NO_LIMIT_V1 = 9223372036854771712
 
 
-def write(root: Path, files: dict[str, object]) -> Path:
+def write(root: Path, files: Mapping[str, object]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
