@@ -57,6 +57,47 @@ def test_a_mistyped_environment_variable_is_an_error():
         load_config({}, {}, {"HEADWAY_MAX_NUM_SEQ": "4"})
 
 
+SERVICE_LINKS = {
+    "HEADWAY_SERVICE_HOST": "10.0.0.7",
+    "HEADWAY_SERVICE_PORT": "8000",
+    "HEADWAY_SERVICE_PORT_HTTP_METRICS": "8000",
+    "HEADWAY_PORT": "tcp://10.0.0.7:8000",
+    "HEADWAY_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "HEADWAY_PORT_8000_TCP_PROTO": "tcp",
+    "HEADWAY_PORT_8000_TCP_PORT": "8000",
+    "HEADWAY_PORT_8000_TCP_ADDR": "10.0.0.7",
+    "HEADWAY_ENGINE_SERVICE_HOST": "10.0.0.8",
+    "HEADWAY_ENGINE_PORT": "udp://10.0.0.8:53",
+    "HEADWAY_ENGINE_PORT_53_UDP_ADDR": "10.0.0.8",
+    "HEADWAY_ADMIN_PORT": "tcp://10.0.0.9:8001",
+}
+"""As Kubernetes sets them for Services named headway, headway-engine and headway-admin."""
+
+
+def test_variables_of_kubernetes_services_are_ignored_with_one_warning(caplog):
+    config = load_config({}, {}, {**SERVICE_LINKS, "HEADWAY_MAX_NUM_SEQS": "3"})
+    assert config == load(max_num_seqs=3)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "HEADWAY_SERVICE_HOST" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEADWAY_PROT", "1"),
+        ("HEADWAY_ENGINE_PORT", "8000"),
+        ("HEADWAY_PORT_HTTP_TCP", "tcp://10.0.0.7:8000"),
+        ("HEADWAY_PORT_8000_TCP_NAME", "x"),
+        ("HEADWAY_SERVICE", "x"),
+        ("HEADWAY_HOSTS", "tcp://10.0.0.7:8000"),
+    ],
+)
+def test_what_only_resembles_a_variable_of_a_service_is_an_error(name: str, value: str):
+    with pytest.raises(ConfigError, match=f"unknown setting in the environment: {name}$"):
+        load_config({}, {}, {**SERVICE_LINKS, name: value})
+
+
 def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HEADWAY_PORT", "4321")
     assert load_config({}).server.port == 4321

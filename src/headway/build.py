@@ -38,6 +38,16 @@ class LoadedModel:
     vocab_size: int
 
 
+def locate_model(config: Config) -> Config:
+    """The settings with the model's path on this machine instead of its name.
+
+    A Hugging Face id is resolved here, once: a branch may move while the server runs, and an engine
+    that takes over must load the weights of the one before it.
+    """
+    path = locate(config.model.model, config.model.revision).path
+    return replace(config, model=replace(config.model, model=str(path), revision=None))
+
+
 def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
     """The tokenizer and chat template of the configured model."""
     tokenizer = Tokenizer.from_path(locate(config.model.model, config.model.revision).path)
@@ -86,6 +96,7 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
 
 def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
     """The parts of an engine in the caller's own process and thread."""
+    config = locate_model(config)
     tokenizer, chat_template = load_text(config)
     model = load_model(config, progress)
     return OfflineParts(
@@ -100,7 +111,10 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
 def build_async(
     config: Config, tokenizer: Tokenizer, command: Sequence[str] = ENGINE_COMMAND
 ) -> AsyncEngine:
-    """An engine in a process of its own, which starts loading at once."""
+    """An engine in a process of its own, which starts loading at once.
+
+    Every process is given the same settings: the model in them should have been located.
+    """
     server = config.server
     limits = RestartLimits(
         server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
@@ -125,23 +139,31 @@ def _as_before(config: Config, before: EngineInfo | None) -> Config:
 def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serve until a signal; the exit code."""
     from headway.observe import Metrics, make_observers
-    from headway.server import Gate, Site, create_apps, listen, run, serve
+    from headway.server import Gate, Loading, Site, create_apps, listen, run, serve
 
     make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
     listeners = listen(config.server)
-    tokenizer, chat_template = load_text(config)
     names = config.server.served_model_name or (config.model.model,)
     observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
 
-    async def main() -> int:
-        engine = build_async(config, tokenizer, command)
-        gate = Gate(config.server, engine, SystemClock())
-        apps = create_apps(engine, gate, config.server, names, chat_template, observers)
-        observers.ledger.price_of = apps.directory.price_of
-        return await serve(Site(engine, apps, gate, listeners), config.server)
+    def load() -> tuple[Config, Tokenizer, ChatTemplate]:
+        located = locate_model(config)
+        return located, *load_text(located)
 
+    loading = Loading(load)
+
+    async def make_site() -> Site:
+        located, tokenizer, chat_template = await loading.run()
+        engine = build_async(located, tokenizer, command)
+        gate = Gate(config.server, engine, SystemClock())
+        apps = create_apps(engine, gate, listeners.entrance, names, chat_template, observers)
+        return Site(engine, apps, gate)
+
+    observers.ledger.price_of = listeners.entrance.tenants.directory.price_of
     observers.ledger.start()
     try:
-        return run(main())
+        exit_code = run(serve(make_site, listeners))
     finally:
         observers.ledger.close()
+    loading.exit_if_running(exit_code)
+    return exit_code

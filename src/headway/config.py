@@ -6,7 +6,9 @@ environment variables. What "auto" means on a given machine is decided in headwa
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,9 +16,18 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headway.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 ENV_PREFIX = "HEADWAY_"
 SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE"})
 """Read by the scripts of the repository; no settings."""
+_SERVICE_LINK = re.compile(
+    r"HEADWAY_(?:\w+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_SERVICE_PORT = re.compile(r"HEADWAY_(?:\w+_)?PORT=(?:tcp|udp|sctp)://.*")
+"""What Kubernetes sets in every pod for a Service whose name begins with `headway`. The second is a
+setting's name too, so its value must also be that of a service."""
 MODES = ("auto", "latency", "throughput", "fixed")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -287,10 +298,25 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     names = [spec.name for section in SECTIONS.values() for spec in fields(section)]
     known = {ENV_PREFIX + name.upper(): name for name in names}
     ours = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
+    links = sorted(key for key, value in ours.items() if _is_service_link(key, value))
+    if links:
+        logger.warning(
+            "ignored what Kubernetes sets for a Service, no settings: %s "
+            "(enableServiceLinks: false in the pod's spec turns them off)",
+            ", ".join(links),
+        )
+        ours = {key: value for key, value in ours.items() if key not in links}
     unknown = sorted(ours.keys() - known.keys() - SCRIPT_VARIABLES)
     if unknown:
         raise ConfigError(f"unknown setting in the environment: {', '.join(unknown)}")
     return {known[key]: value for key, value in ours.items() if key in known}
+
+
+def _is_service_link(key: str, value: str) -> bool:
+    """Whether Kubernetes made this variable, by its documented shapes."""
+    if _SERVICE_PORT.fullmatch(f"{key}={value}"):
+        return True
+    return _SERVICE_LINK.fullmatch(key) is not None
 
 
 def _convert(name: str, value: object, hint: Any) -> Any:

@@ -14,6 +14,7 @@ from headway.config import ServerConfig
 from headway.engine.messages import all_events
 from headway.observe import Metrics
 from headway.server.app import apps_for
+from headway.server.entrance import Entrance
 from headway.server.gate import Gate
 from headway.server.services import Services
 from headway.text import ChatTemplate
@@ -43,7 +44,7 @@ async def serving(
         new_id=lambda: FIXED_ID,
         time_of_day=lambda: FIXED_TIME,
     )
-    apps = apps_for(services, settings)
+    apps = apps_for(services, Entrance.of(settings, services.gate.clock))
     async with client_of(apps.public) as public, client_of(apps.admin) as admin:
         yield SimpleNamespace(
             public=public,

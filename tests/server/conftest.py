@@ -122,14 +122,16 @@ class Launcher:
         port: int | None = None,
         server: dict[str, object] | None = None,
         module: str = "tests.server.fake_server",
+        under: tuple[str, ...] = (),
         **settings: object,
     ) -> RunningServer:
+        """`under` is a command that runs the server as its arguments."""
         port, admin_port = port or free_port(), free_port()
         encoded = msgspec.json.encode(Settings(**settings)).decode()  # pyright: ignore
         for_server = msgspec.json.encode({"admin_port": admin_port, **(server or {})}).decode()
         arguments = (str(port), encoded, for_server, str(self._tokenizer_path))
         log_path = self._folder / f"server-{len(self._servers)}.log"
-        command = [sys.executable, "-m", module, *arguments]
+        command = [*under, sys.executable, "-m", module, *arguments]
         self._servers.append(start_process(command, port, log_path, admin_port))
         return self._servers[-1]
 

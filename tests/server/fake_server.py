@@ -17,7 +17,7 @@ from headway.engine.messages import EngineInfo
 from headway.engine.supervision import RestartLimits
 from headway.errors import ConfigError
 from headway.observe import Metrics, make_observers
-from headway.server import Gate, Site, create_apps, listen, run, serve
+from headway.server import Gate, Site, Timeouts, create_apps, listen, run, serve
 from headway.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
@@ -37,6 +37,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     given = msgspec.json.decode(server_settings)
     for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
     defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
+    timeouts = Timeouts(**given.pop("timeouts", {}))
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -54,15 +55,19 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         print("engine", process.pid, flush=True)
         return process
 
-    engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
-    gate = Gate(config, engine, SystemClock())
-    template = ChatTemplate(TEMPLATE, {})
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
+
+    async def make_site() -> Site:
+        engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
+        gate = Gate(config, engine, SystemClock())
+        template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
+        apps = create_apps(engine, gate, entrance, ("fake",), template, observers)
+        return Site(engine, apps, gate)
+
     observers.ledger.price_of = lambda _tier: Price()
-    apps = create_apps(engine, gate, config, ("fake",), template, observers)
     observers.ledger.start()
     try:
-        return await serve(Site(engine, apps, gate, listeners), config)
+        return await serve(make_site, listeners, timeouts)
     finally:
         observers.ledger.close()
 

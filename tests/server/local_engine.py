@@ -29,7 +29,7 @@ from headway.engine.messages import (
 from headway.engine.supervision import RestartLimits
 from headway.executors.fake import FakeExecutor
 from headway.observe import Audit, Ledger, Metrics, Observers
-from headway.server import Gate, create_apps
+from headway.server import Entrance, Gate, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
@@ -156,14 +156,15 @@ async def make_local(
     gate = Gate(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
     observers = Observers(metrics, Ledger(Audit(), SystemClock()))
-    apps = create_apps(engine, gate, settings, ("tiny", "alias/tiny"), template, observers)
+    entrance = Entrance.of(settings, gate.clock)
+    apps = create_apps(engine, gate, entrance, ("tiny", "alias/tiny"), template, observers)
     if is_started:
         await engine.start()
     return SimpleNamespace(
         app=apps.public,
         admin=apps.admin,
-        directory=apps.directory,
-        watch=apps.watch,
+        directory=entrance.tenants.directory,
+        watch=entrance.tenants.watch,
         engine=engine,
         process=process,
         metrics=metrics,

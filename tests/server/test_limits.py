@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headway.server.limits import MAX_HEADER_BYTES, bounded_protocol
+from headway.errors import ConfigError
+from headway.server.limits import MAX_HEADER_BYTES, Timeouts, bounded_protocol, check_uvicorn
 
 JSON = {"content-type": "application/json"}
 
@@ -124,19 +127,68 @@ BEGUN = (
 
 
 def test_half_a_request_is_not_waited_for(launch) -> None:
-    server = launch().wait_ready()
-    for part in (b"GET /health", BEGUN):
+    timeouts = {"header_s": 0.6, "body_piece_s": 1.2}
+    server = launch(server={"timeouts": timeouts}).wait_ready()
+    for part, timeout_s in ((b"", 0.6), (b"GET /health", 0.6), (BEGUN, 1.2)):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(part)
             began_at = time.monotonic()
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(100) == b""
-            assert 5 < time.monotonic() - began_at < 15
+            assert timeout_s - 0.3 < time.monotonic() - began_at < timeout_s + 4
+
+
+def test_a_body_that_never_ends_is_not_waited_for(launch) -> None:
+    """Each piece of it comes in time."""
+    timeouts = {"body_piece_s": 5.0, "body_s": 1.0}
+    server = launch(server={"timeouts": timeouts}).wait_ready()
+    head = BEGUN.replace(b"Content-Length: 9", b"Content-Length: 99000")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head)
+        began_at = time.monotonic()
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(90):
+                connection.sendall(b" " * 1000)
+                time.sleep(0.05)
+        assert time.monotonic() - began_at < 4
+
+
+def test_the_default_timeouts_are_those_documented() -> None:
+    assert Timeouts() == Timeouts(header_s=10, body_piece_s=10, body_s=60, keep_alive_s=5)
+
+
+def test_the_installed_uvicorn_has_what_the_bounds_rely_on() -> None:
+    check_uvicorn()
+
+
+@pytest.mark.parametrize("missing", ["on_header", "data_received", "timeout_keep_alive_handler"])
+def test_a_uvicorn_without_a_method_is_refused(missing: str) -> None:
+    kept = {name: value for name, value in vars(HttpToolsProtocol).items() if name != missing}
+    kept = {name: value for name, value in kept.items() if name not in ("__dict__", "__weakref__")}
+    with pytest.raises(ConfigError, match=rf"uvicorn [\d.]+ lacks {missing}, "):
+        check_uvicorn(type("Changed", (asyncio.Protocol,), kept))
+
+
+def test_a_uvicorn_without_an_attribute_is_refused() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.is_response_complete = False
+
+    class Changed(HttpToolsProtocol):
+        def __init__(self) -> None:
+            self.keep_alive_timer = None
+
+    with pytest.raises(ConfigError, match="lacks response_complete, "):
+        check_uvicorn(cycle=Cycle)
+    vars_of = dict(vars(HttpToolsProtocol)) | {"__init__": Changed.__init__}
+    vars_of = {n: v for n, v in vars_of.items() if n not in ("__dict__", "__weakref__")}
+    with pytest.raises(ConfigError, match="timeout_keep_alive_task"):
+        check_uvicorn(type("Changed", (asyncio.Protocol,), vars_of))
 
 
 def test_a_whole_answer_that_is_not_read_is_not_kept(launch) -> None:
     """It is larger than the buffers on its way, and the setting says how long it may lie there."""
-    server = launch(server={"slow_reader_timeout_s": 1.0}, step_s=0.0).wait_ready()
+    server = launch(server={"slow_reader_timeout_s": 0.4}, step_s=0.0).wait_ready()
     body = json.dumps({"prompt": "x", "max_tokens": 1500, "n": 2, "logprobs": 20}).encode()
     head = BEGUN.replace(b"Content-Length: 9", b"Content-Length: %d" % len(body))
     with socket.socket() as connection:
@@ -144,7 +196,7 @@ def test_a_whole_answer_that_is_not_read_is_not_kept(launch) -> None:
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(head + body)
         server.wait_for("vllm:request_success_total", 2, timeout_s=30)
-        time.sleep(4.0)
+        time.sleep(1.5)
         with pytest.raises(ConnectionResetError):
             while connection.recv(65536):
                 pass
@@ -170,7 +222,8 @@ def test_what_comes_behind_a_body_is_no_header(fake_server) -> None:
 
 def test_a_connection_that_asks_for_nothing_more_is_closed(launch) -> None:
     """Also if its body, or an empty line, came after the answer."""
-    server = launch(server={"api_key": ["the-key"]}).wait_ready("the-key")
+    settings = {"api_key": ["the-key"], "timeouts": {"keep_alive_s": 0.5}}
+    server = launch(server=settings).wait_ready("the-key")
     lone = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
         connections = []

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headway.server.keys import append_key, key_for
 from tests.conftest import ROOT
 from tests.server.conftest import RunningServer, free_port
 
@@ -104,6 +105,48 @@ def test_a_broken_file_is_said_once_and_changes_nothing(launch: Any, path: Path)
         time.sleep(0.02)
     assert server.process.poll() is None
     assert ask(server, alice).status_code == 200
+
+
+def keys(path: Path, *names: str) -> list[str]:
+    path.unlink(missing_ok=True)
+    made = []
+    for name in names:
+        append_key(path, key_for(f"secret-of-{name}", name))
+        made.append(f"secret-of-{name}")
+    return made
+
+
+def test_a_revoked_key_of_the_keys_file_is_refused_without_a_restart(
+    launch: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.txt"
+    alice, bob = keys(path, "alice", "bob")
+    server = launch(server={"api_keys_file": str(path)}).wait_ready(alice)
+    assert ask(server, bob).status_code == 200
+    _, carol = keys(path, "alice", "carol")
+    wait_for(server, bob, 401)
+    assert ask(server, alice).status_code == ask(server, carol).status_code == 200
+    path.write_text("a key in the clear")
+    deadline = time.monotonic() + 60
+    while "the keys stay as they were" not in server.log:
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.05)
+    assert ask(server, alice).status_code == 200
+    assert "in the clear" not in server.log
+    keys(path, "carol")
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(server, alice, 401)
+    assert ask(server, carol).status_code == 200
+    assert server.stop() == 0, server.log
+
+
+def test_sighup_without_a_file_changes_nothing(launch: Any) -> None:
+    server = launch().wait_ready()
+    server.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert server.process.poll() is None
+    assert httpx.post(server.url + PATH, json={"prompt": "x"}).status_code == 200
+    assert server.stop() == 0, server.log
 
 
 def test_headers_of_a_gateway_over_a_socket(launch: Any, path: Path) -> None:

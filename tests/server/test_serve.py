@@ -73,7 +73,7 @@ def test_a_signal_ends_it_cleanly(launch, number) -> None:
 
 def test_live_while_loading_and_ready_after(launch) -> None:
     server = launch(load_s=1.5)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     seen = None
     while seen is None and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
@@ -87,7 +87,7 @@ def test_live_while_loading_and_ready_after(launch) -> None:
 
 def test_a_signal_while_loading(launch) -> None:
     server = launch(load_s=60.0)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "engine" not in server.log and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from headway.clock import VirtualClock
+from headway.errors import ConfigError
 from headway.tenancy import watch as watch_module
 from headway.tenancy.directory import Directory
 from headway.tenancy.keys import digest_of
 from headway.tenancy.reading import read_roster
 from headway.tenancy.values import Roster
-from headway.tenancy.watch import RosterFile, Watch
+from headway.tenancy.watch import KeysFile, RosterFile, Watch
 
 A, B = digest_of(b"a"), digest_of(b"b")
 
@@ -30,10 +31,23 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+class Reader:
+    """Reads a roster; a test may put something in its place."""
+
+    def __init__(self) -> None:
+        self.read = read_roster
+
+    def __call__(self, path: Path) -> Roster:
+        return self.read(path)
+
+
+reader = Reader()
+
+
 def follow(path: Path) -> tuple[Watch, Directory]:
-    file = RosterFile(path)
-    directory = Directory(VirtualClock(), roster=file.read())
-    return Watch(file, directory), directory
+    file = RosterFile(path, reader)
+    directory = Directory(VirtualClock(), roster=file.latest)
+    return Watch(directory, file), directory
 
 
 async def test_a_changed_file_is_taken_over(path: Path, caplog) -> None:
@@ -73,7 +87,7 @@ def changing(path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]) -> N
             path.write_text(texts.pop(0))
         return roster
 
-    monkeypatch.setattr(watch_module, "read_roster", read)
+    monkeypatch.setattr(reader, "read", read)
     monkeypatch.setattr(watch_module, "SETTLE_S", 0.0)
 
 
@@ -84,7 +98,7 @@ async def test_half_a_file_is_not_taken_over(path: Path, monkeypatch) -> None:
     path.write_text(half)
     changing(path, monkeypatch, [whole])
     taken = []
-    monkeypatch.setattr(directory, "adopt", taken.append)
+    monkeypatch.setattr(directory, "adopt", lambda roster, _keys: taken.append(roster))
     await watch.look()
     (roster,) = taken
     assert roster.tenants["bob"].is_disabled
@@ -141,10 +155,92 @@ async def test_it_is_read_again_when_told_to(path: Path, caplog) -> None:
 
 
 async def test_a_key_that_is_another_tenants_is_a_wrong_file(path: Path, caplog) -> None:
-    file = RosterFile(path)
-    directory = Directory(VirtualClock(), {B: "bob"}, file.read())
+    file = RosterFile(path, read_roster)
+    directory = Directory(VirtualClock(), {B: "bob"}, file.latest)
     path.write_text(line("alice", B))
-    await Watch(file, directory).look()
+    await Watch(directory, file).look()
     assert "the tenants stay as they were" in caplog.text
     standing = directory.by_digest(B)
     assert standing is not None and standing.tenant.name == "bob"
+
+
+# ---------------------------------------------------------------------- the keys file
+
+
+def read_keys(path: Path) -> dict[bytes, str]:
+    """As many lines `a alice`: the name of a secret, and of its tenant."""
+    try:
+        pairs = [line.split() for line in path.read_text().splitlines()]
+        return {digest_of(secret.encode()): tenant for secret, tenant in pairs}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def tenant_of(directory: Directory, digest: bytes) -> str | None:
+    standing = directory.by_digest(digest)
+    return None if standing is None else standing.tenant.name
+
+
+@pytest.fixture
+def keys_path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("b bob\nc carol")
+    return path
+
+
+async def test_a_key_taken_from_the_keys_file_is_revoked(keys_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    file = KeysFile(keys_path, read_keys)
+    directory = Directory(VirtualClock(), file.latest)
+    watch = Watch(directory, keys_file=file)
+    await watch.look()
+    assert not caplog.records
+    keys_path.write_text("c carol\nd dora")
+    await watch.look()
+    assert tenant_of(directory, B) is None
+    assert tenant_of(directory, digest_of(b"c")) == "carol"
+    assert tenant_of(directory, digest_of(b"d")) == "dora"
+    (record,) = caplog.records
+    assert record.getMessage() == f"read {keys_path} again: 2 keys (1 added, 1 removed)"
+
+
+async def test_a_wrong_keys_file_keeps_the_keys_and_not_the_tenants(
+    path: Path, keys_path: Path, caplog
+) -> None:
+    keys_file, roster_file = KeysFile(keys_path, read_keys), RosterFile(path, read_roster)
+    directory = Directory(VirtualClock(), keys_file.latest, roster_file.latest)
+    watch = Watch(directory, roster_file, keys_file)
+    for broken in ("what is this", None):
+        keys_path.write_text(broken) if broken else keys_path.unlink()
+        await watch.look()
+        await watch.look()
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.startswith("the keys stay as they were: ") for message in messages] == [
+        True
+    ] * 2
+    assert tenant_of(directory, B) == "bob"
+    path.write_text(line("alice", digest_of(b"new")))
+    await watch.look()
+    assert tenant_of(directory, A) is None
+
+
+async def test_files_that_contradict_each_other_do_not_stop_a_revocation(
+    path: Path, keys_path: Path, caplog
+) -> None:
+    keys_file, roster_file = KeysFile(keys_path, read_keys), RosterFile(path, read_roster)
+    directory = Directory(VirtualClock(), keys_file.latest, roster_file.latest)
+    watch = Watch(directory, roster_file, keys_file)
+    path.write_text(line("alice", B))
+    await watch.look()
+    assert "the tenants stay as they were: a key of tenants.alice" in caplog.text
+    assert tenant_of(directory, B) == "bob" and tenant_of(directory, A) == "alice"
+    keys_path.write_text("b bob")
+    await watch.look()
+    assert tenant_of(directory, digest_of(b"c")) is None
+    keys_path.write_text("c carol")
+    await watch.look()  # no contradiction is left
+    assert tenant_of(directory, B) == "alice" and tenant_of(directory, A) is None
+
+
+async def test_without_files_there_is_nothing_to_read() -> None:
+    await Watch(Directory(VirtualClock())).look(is_forced=True)

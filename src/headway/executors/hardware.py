@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from headway.executors.cgroups import core_quota, memory_left
 from headway.resolve import Hardware
 
 _ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
@@ -22,7 +23,7 @@ def probe_hardware(has_cuda: bool = False) -> Hardware:
 
     return Hardware(
         num_cores=_num_cores(),
-        available_bytes=_available_bytes(),
+        available_bytes=available_bytes(),
         isa=_instruction_sets(),
         has_cuda=has_cuda,
         kernels=best_isa(),
@@ -35,25 +36,15 @@ def _num_cores() -> int:
         num_cores = len(os.sched_getaffinity(0))
     else:
         num_cores = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return num_cores
-    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
+    quota = core_quota()
+    return num_cores if quota is None else min(num_cores, quota)
 
 
-def _available_bytes() -> int:
+def available_bytes(root: Path = Path("/")) -> int:
     """Free memory, or what is left of a container's limit if that is less."""
     available = psutil.virtual_memory().available
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        # Files that were read and can be dropped count as used there.
-        stat = Path("/sys/fs/cgroup/memory.stat").read_text()
-        used -= int(stat.partition("inactive_file ")[2].split()[0])
-    except (OSError, ValueError, IndexError):
-        return available
-    return available if limit == "max" else min(available, max(0, int(limit) - used))
+    left = memory_left(root)
+    return available if left is None else min(available, left)
 
 
 def _instruction_sets() -> tuple[str, ...]:

@@ -15,33 +15,27 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Mount
-from starlette.types import ASGIApp
 
-from headway.config import ServerConfig
 from headway.core.events import Event
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import EventBatch, all_events
 from headway.observe import Observers
-from headway.server.auth import Guard
 from headway.server.chat import chat_router
 from headway.server.completions import completions_router
 from headway.server.edge import Edge
-from headway.server.errors import ApiError, ErrorAnswer, install_error_handlers
+from headway.server.entrance import Entrance
+from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer, install_error_handlers
 from headway.server.explanations import explanations_router
 from headway.server.gate import Gate
-from headway.server.health import health_router, live_router
-from headway.server.hosts import HostCheck, HostPolicy
+from headway.server.health import Health, health_router, live_router
+from headway.server.hosts import HostPolicy
 from headway.server.limits import BodyLimit
 from headway.server.models import models_router
 from headway.server.openapi import openapi_router
 from headway.server.protocol import RequestLimits
-from headway.server.proxies import Proxies
 from headway.server.services import Services
 from headway.server.status import metrics_router, version_router
-from headway.server.tenants import load_tenants
 from headway.server.tokenize import tokenize_router
-from headway.tenancy import Directory
-from headway.tenancy.watch import Watch
 from headway.text import ChatTemplate
 
 NOT_OFFERED = ("/v1/responses", "/v1/embeddings", "/v1/messages")
@@ -55,16 +49,12 @@ class Apps:
 
     public: FastAPI
     admin: FastAPI
-    directory: Directory
-    """Everyone who is known; tiers and their prices are in its roster."""
-    watch: Watch | None = None
-    """Keeps the tenants as their file says, if there is one; to be told to look."""
 
 
 def create_apps(
     engine: AsyncEngine,
     gate: Gate,
-    config: ServerConfig,
+    entrance: Entrance,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
     observers: Observers,
@@ -81,24 +71,23 @@ def create_apps(
         observers.metrics,
         gate,
         int(time.time()),
-        config.slow_reader_timeout_s,
+        entrance.config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
     # Each by itself: what fails in one is not missing in the other.
     for consume in (observers.metrics.consume, observers.ledger.consume):
         engine.subscribe(partial(_pass_on, consume))
     engine.subscribe_restarts(observers.metrics.count_restart)
-    return apps_for(services, config)
+    return apps_for(services, entrance)
 
 
 def _pass_on(consume: Callable[[Iterable[Event]], None], batch: EventBatch) -> None:
     consume(all_events(batch))
 
 
-def apps_for(services: Services, config: ServerConfig) -> Apps:
+def apps_for(services: Services, entrance: Entrance) -> Apps:
     """The apps over services that exist already."""
-    tenants, limits = load_tenants(config, services.gate.clock), RequestLimits.of(config)
-    directory, proxies = tenants.directory, Proxies.of(config.trusted_proxy)
+    directory, limits = entrance.tenants.directory, RequestLimits.of(entrance.config)
     public = (
         chat_router(services, limits),
         completions_router(services, limits),
@@ -108,36 +97,32 @@ def apps_for(services: Services, config: ServerConfig) -> Apps:
         openapi_router(services, limits, has_keys=not directory.is_open),
         _not_offered_router(),
     )
-    hosts, admin_hosts = (
-        HostPolicy.of(address, config.allowed_host) for address in (config.host, config.admin_host)
-    )
+    health = Health(services.status, lambda: services.engine.has_given_up)
+    make = partial(_app, entrance, health, services.metrics.count_refusal)
     return Apps(
-        _app(services, config.max_body_bytes, _Entrance(hosts, directory, proxies), public),
-        _app(
-            services,
-            config.max_body_bytes,
-            _Entrance(admin_hosts, directory, proxies),
-            (metrics_router(services, directory),),
-        ),
-        directory,
-        tenants.watch,
+        make(entrance.hosts, public),
+        make(entrance.admin_hosts, (metrics_router(services, directory),)),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entrance:
-    """What stands before every route but one."""
+def loading_apps(entrance: Entrance, status: Callable[[], str]) -> Apps:
+    """The apps until there is an engine: they answer probes, and 503 to all else."""
+    router = APIRouter()
 
-    hosts: HostPolicy
-    directory: Directory
-    proxies: Proxies
+    async def refuse() -> None:
+        raise ApiError(UNAVAILABLE)
 
-    def before(self, app: ASGIApp) -> ASGIApp:
-        return HostCheck(Guard(app, self.directory, self.proxies), self.hosts)
+    router.add_api_route("/{rest:path}", refuse, methods=list(METHODS))
+    make = partial(_app, entrance, Health(status, lambda: False), lambda _reason: None)
+    return Apps(make(entrance.hosts, (router,)), make(entrance.admin_hosts, (router,)))
 
 
 def _app(
-    services: Services, max_body_bytes: int, entrance: _Entrance, routers: Sequence[APIRouter]
+    entrance: Entrance,
+    health: Health,
+    count_refusal: Callable[[str], None],
+    hosts: HostPolicy,
+    routers: Sequence[APIRouter],
 ) -> FastAPI:
     app = FastAPI(
         # The documentation pages load scripts from other people's servers.
@@ -147,18 +132,18 @@ def _app(
         redirect_slashes=False,
         middleware=[
             Middleware(Edge),
-            Middleware(BodyLimit, max_body_bytes=max_body_bytes),
+            Middleware(BodyLimit, max_body_bytes=entrance.config.max_body_bytes),
         ],
     )
-    install_error_handlers(app, services.metrics.count_refusal)
-    live = live_router(services)
+    install_error_handlers(app, count_refusal)
+    live = live_router(health)
     guarded = APIRouter(redirect_slashes=False)
     # The live route again: only its GET is open, and its other methods are refused in here.
-    for router in (live, health_router(services), version_router(), *routers):
+    for router in (live, health_router(health), version_router(), *routers):
         guarded.include_router(router)
     app.include_router(live)
     # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in here.
-    app.router.routes.append(Mount("", app=entrance.before(guarded)))
+    app.router.routes.append(Mount("", app=entrance.guard(guarded, hosts)))
     return app
 
 

@@ -7,38 +7,49 @@ welcome: the engine is loaded, makes progress, and the server is not draining.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from headway.server.encoding import JsonResponse
-from headway.server.services import Services
 
 
-def live_router(services: Services) -> APIRouter:
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What probes are answered from; both are asked anew each time."""
+
+    status: Callable[[], str]
+    """One word on whether requests should be sent here."""
+    has_given_up: Callable[[], bool]
+
+
+def live_router(health: Health) -> APIRouter:
     """The route that is open to anyone."""
     router = APIRouter()
 
     @router.get("/health/live")
     async def get_live() -> Response:
-        if services.engine.has_given_up:
+        if health.has_given_up():
             return JsonResponse({"status": "failed"}, 503)
         return JsonResponse({"status": "live"})
 
     return router
 
 
-def health_router(services: Services) -> APIRouter:
+def health_router(health: Health) -> APIRouter:
     """The routes for those who route traffic."""
     router = APIRouter()
 
     @router.get("/health/ready")
     async def get_ready() -> Response:
-        status = services.status()
+        status = health.status()
         return JsonResponse({"status": status}, 200 if status == "ready" else 503)
 
     @router.get("/health")
     async def get_health() -> Response:
         # As vLLM answers: the status code says it all.
-        return Response(status_code=200 if services.status() == "ready" else 503)
+        return Response(status_code=200 if health.status() == "ready" else 503)
 
     return router

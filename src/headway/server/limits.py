@@ -1,6 +1,7 @@
-"""How much of a request is read, and what becomes of those who do not read theirs.
+"""How many connections there may be, and how much of a request is read, in what time.
 
-Headers and body are bounded while they arrive.
+Headers and body are bounded while they arrive. The bounds override methods of uvicorn's protocol:
+`check_uvicorn` tells whether the installed version has those methods.
 """
 
 from __future__ import annotations
@@ -9,21 +10,79 @@ import asyncio
 import contextlib
 import socket
 import struct
+from dataclasses import dataclass
 
+import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headway.server.errors import ApiError, ErrorAnswer
+from headway.errors import ConfigError
+from headway.server.errors import RETRY_AFTER_S, ApiError, ErrorAnswer
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 100
-HEADER_TIMEOUT_S = 10.0
-BODY_TIMEOUT_S = 10.0
 BODY_PIECE_BYTES = 16 * 1024
 """So much of a body, or its end, has to come within the timeout."""
-WHOLE_BODY_TIMEOUT_S = 60.0
-"""All of it within this: while it is on its way it has a place in the queue."""
 _CUT_OFF = "headway.cut_off"
+_TOO_MANY = (
+    "HTTP/1.1 503 Service Unavailable\r\n"
+    f"retry-after: {RETRY_AFTER_S}\r\n"
+    "content-length: 0\r\n"
+    "connection: close\r\n\r\n"
+).encode()
+_METHODS = (
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "on_message_begin",
+    "on_header",
+    "on_headers_complete",
+    "on_body",
+    "on_message_complete",
+    "on_response_complete",
+    "send_400_response",
+    "timeout_keep_alive_handler",
+)
+_ATTRIBUTES = (
+    "connections",
+    "cycle",
+    "headers",
+    "loop",
+    "parser",
+    "scope",
+    "timeout_keep_alive",
+    "timeout_keep_alive_task",
+    "transport",
+)
+_CYCLE_ATTRIBUTES = ("response_complete",)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long, in seconds, a client may take."""
+
+    header_s: float = 10.0
+    body_piece_s: float = 10.0
+    body_s: float = 60.0
+    """For all of a body: while it is on its way it has a place in the queue."""
+    keep_alive_s: float = 5.0
+    """Between the end of an answer and the next request."""
+
+
+def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestResponseCycle) -> None:
+    """Raise ConfigError if this uvicorn lacks what the bounds below rely on.
+
+    Without a method or an attribute a bound would be off, and nothing would say so.
+    """
+    missing = [name for name in _METHODS if name not in vars(protocol)]
+    for owner, names in ((protocol, _ATTRIBUTES), (cycle, _CYCLE_ATTRIBUTES)):
+        known = owner.__init__.__code__.co_names
+        missing += [name for name in names if name not in known]
+    if missing:
+        raise ConfigError(
+            f"uvicorn {uvicorn.__version__} lacks {', '.join(missing)}, by which connections are "
+            "bounded; install a version that Headway was made for (pip install headway does)"
+        )
 
 
 class BodyLimit:
@@ -75,7 +134,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """The parser waits for the rest of a request, and collects a header until it ends; here both
     are bounded."""
 
+    timeouts = Timeouts()
     slow_reader_timeout_s = 30.0
+    max_connections: int | None = None
     _num_loose_bytes = 0
     """Read of a request since the last piece of its body: headers, the lengths of pieces, and
     what follows them."""
@@ -90,7 +151,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
-        self._expect(HEADER_TIMEOUT_S)
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            # Nothing of the request is read: its descriptor may be the one an engine needs.
+            transport.write(_TOO_MANY)
+            transport.close()
+            return
+        self._expect(self.timeouts.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
@@ -110,7 +176,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_loose_bytes = 0
         if self._reader_watch is not None and not self.transport.get_write_buffer_size():
             self._reader_watch.cancel()  # the last answer has been read
-        self._expect(HEADER_TIMEOUT_S)
+        self._expect(self.timeouts.header_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_headers:
@@ -127,8 +193,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser is None or self.parser.get_http_version() not in ("1.0", "1.1"):
             raise ValueError("this is not HTTP/1")
         self._num_body_bytes = 0
-        self._body_until = self.loop.time() + WHOLE_BODY_TIMEOUT_S
-        self._expect(BODY_TIMEOUT_S)
+        self._body_until = self.loop.time() + self.timeouts.body_s
+        self._expect(self.timeouts.body_piece_s)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -137,7 +203,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_body_bytes += len(body)
         if self._num_body_bytes >= BODY_PIECE_BYTES:
             self._num_body_bytes = 0
-            self._expect(min(BODY_TIMEOUT_S, max(0.0, self._body_until - self.loop.time())))
+            left_s = max(0.0, self._body_until - self.loop.time())
+            self._expect(min(self.timeouts.body_piece_s, left_s))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -200,9 +267,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(within_s, self._drop)
 
 
-def bounded_protocol(slow_reader_timeout_s: float) -> type[BoundedHttpProtocol]:
-    """The protocol with this setting; uvicorn makes its objects itself, from a class."""
-    settings = {"slow_reader_timeout_s": slow_reader_timeout_s}
+def bounded_protocol(
+    slow_reader_timeout_s: float,
+    timeouts: Timeouts | None = None,
+    max_connections: int | None = None,
+) -> type[BoundedHttpProtocol]:
+    """The protocol with these bounds; uvicorn makes its objects itself, from a class."""
+    settings = {
+        "slow_reader_timeout_s": slow_reader_timeout_s,
+        "timeouts": timeouts or Timeouts(),
+        "max_connections": max_connections,
+    }
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), settings)
 
 

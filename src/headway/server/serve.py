@@ -1,19 +1,27 @@
 """Runs the apps and their engine until a signal ends them.
 
-Ends in order: nobody new is let in and is told so, answers in progress may finish, then the
-connections, then the engine process. Nothing is left behind whichever way it ends.
+The listeners answer from the start: while the model is located and loaded, probes are answered, and
+all else is refused with 503. Ends in order: nobody new is let in and is told so, answers in
+progress may finish, then the connections, then the engine process. Nothing is left behind whichever
+way it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,27 +29,21 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headway.clock import Clock, SystemClock
-from headway.config import ServerConfig
+from headway.clock import SystemClock
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import all_events
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import HeadwayError
 from headway.observe.stats_log import StatsLog
-from headway.server.app import Apps
+from headway.server.app import Apps, loading_apps
+from headway.server.descriptors import ConnectionShare
 from headway.server.gate import Gate
-from headway.server.hosts import HostPolicy, is_loopback
-from headway.server.limits import bounded_protocol
-from headway.server.proxies import Proxies
-from headway.server.tenants import load_tenants
+from headway.server.limits import Timeouts, bounded_protocol
+from headway.server.listeners import Listeners
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5
 """How long clients have to read the end of their answers once there is nothing left to do."""
-KEEP_ALIVE_S = 5
-BACKLOG = 2048
-SEND_BUFFER_BYTES = 64 * 1024
-"""What the kernel holds for a client that does not read; it grows into megabytes by itself."""
 SWEEP_S = 0.25
 WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -49,65 +51,6 @@ TIDY_S = 5.0
 REPEAT_S = 1.0
 """Pause before background work that failed starts again."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """The ports that are taken."""
-
-    public: socket.socket
-    admin: socket.socket | None = None
-
-    def close(self) -> None:
-        for listener in (self.public, self.admin):
-            if listener is not None:
-                listener.close()
-
-
-def listen(config: ServerConfig) -> Listeners:
-    """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
-    is said at once."""
-    has_keys = not load_tenants(config, SystemClock()).directory.is_open
-    if Proxies.of(config.trusted_proxy).is_anyone:
-        logger.warning("--trusted-proxy holds every address: anyone may speak for any tenant")
-    for host in (config.host, config.admin_host):
-        HostPolicy.of(host, config.allowed_host)
-        if not has_keys and not is_loopback(host):
-            logger.warning("anyone who can reach %s may use this server: it has no keys", host)
-    public = _listen(config.host, config.port, "--port")
-    if config.admin_port is None:
-        return Listeners(public)
-    try:
-        return Listeners(public, _listen(config.admin_host, config.admin_port, "--admin-port"))
-    except BaseException:
-        public.close()
-        raise
-
-
-def _listen(host: str, port: int, flag: str) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.bind(address)
-        # Another process could bind as well until somebody listens.
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use; choose another with {flag} (0: a free one)"
-            ) from error
-        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
@@ -126,21 +69,25 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is to be served, and where."""
+    """What is to be served."""
 
     engine: AsyncEngine
     apps: Apps
     gate: Gate
-    listeners: Listeners
 
 
-async def serve(site: Site, config: ServerConfig) -> int:
-    """Load, serve, clean up; the process's exit code."""
+MakeSite = Callable[[], Awaitable[Site]]
+"""Locates and loads what the site needs. May take long; raises what makes it impossible."""
+
+
+async def serve(make_site: MakeSite, listeners: Listeners, timeouts: Timeouts | None = None) -> int:
+    """Answer probes, load, serve, clean up; the process's exit code."""
+    serving = _Serving(listeners, timeouts or Timeouts())
     try:
-        return await _Serving(site, config).run()
+        return await serving.run(make_site)
     finally:
-        await site.engine.close()
-        site.listeners.close()
+        await serving.close()
+        listeners.close()
 
 
 class _Server(uvicorn.Server):
@@ -150,52 +97,72 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Front:
+    """ASGI app of one listener: passes each request to an app that may be replaced."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The server cancels an answer only when it is itself about to end: no error to report.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.app(scope, receive, send)
+
+
 class _Serving:
-    def __init__(self, site: Site, config: ServerConfig) -> None:
-        self._engine = site.engine
-        self._gate = site.gate
-        self._config = config
-        self._listeners = site.listeners
-        self._watch = site.apps.watch
+    def __init__(self, listeners: Listeners, timeouts: Timeouts) -> None:
+        self._site: Site | None = None
+        self._clock = SystemClock()
+        self._config = listeners.entrance.config
+        self._listeners = listeners
+        self._watch = listeners.entrance.tenants.watch
         self._reload = asyncio.Event()
-        timeout_s = config.slow_reader_timeout_s
-        public = _Server(_uvicorn_config(site.apps.public, timeout_s))
-        self._servers = {public: site.listeners.public}
-        if site.listeners.admin is not None:
-            admin = _Server(_uvicorn_config(site.apps.admin, timeout_s))
-            self._servers[admin] = site.listeners.admin
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._num_signals = 0
         self._exit_code = 0
+        apps = loading_apps(listeners.entrance, self._loading_status)
+        self._public, self._admin = _Front(apps.public), _Front(apps.admin)
+        slow_s, plan = self._config.slow_reader_timeout_s, listeners.plan
+        public = _Server(_uvicorn_config(self._public, plan.public, timeouts, slow_s))
+        self._servers = {public: listeners.public}
+        if listeners.admin is not None:
+            admin = _Server(_uvicorn_config(self._admin, plan.admin, timeouts, slow_s))
+            self._servers[admin] = listeners.admin
 
-    async def run(self) -> int:
-        async with _signal_handlers(self._on_signal):
+    async def run(self, make_site: MakeSite) -> int:
+        async with _signal_handlers(self._on_signal, self._reload.set):
             http = [
                 asyncio.create_task(server.serve(sockets=[listener]))
                 for server, listener in self._servers.items()
             ]
-            clock, interval_s = SystemClock(), self._config.log_interval_s
-            stats = StatsLog(clock.now())
-            self._engine.subscribe(lambda batch: stats.consume(all_events(batch)))
-            work = asyncio.create_task(self._load())
-            stopping = asyncio.create_task(self._stop.wait())
-            others = [
-                work,
-                stopping,
-                asyncio.create_task(_repeat(self._sweep)),
+            tasks = [
+                *http,
+                asyncio.create_task(self._stop.wait()),
                 asyncio.create_task(_repeat(_tidy)),
-                asyncio.create_task(_repeat(self._follow_tenants)),
-                asyncio.create_task(_repeat(partial(_log_stats, stats, clock, interval_s))),
+                asyncio.create_task(_repeat(self._follow_files)),
             ]
+            making = asyncio.ensure_future(make_site())
             try:
                 # None of them ends by itself, unless something is wrong.
-                await asyncio.wait((*http, *others), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((making, *tasks), return_when=asyncio.FIRST_COMPLETED)
+                if making.done():
+                    site = self._open(making.result())
+                    stats = StatsLog(self._clock.now())
+                    site.engine.subscribe(lambda batch: stats.consume(all_events(batch)))
+                    tasks += [
+                        asyncio.create_task(self._load(site.engine)),
+                        asyncio.create_task(_repeat(partial(self._sweep, site.gate))),
+                        asyncio.create_task(_repeat(partial(self._log_stats, stats))),
+                    ]
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                # Before anything is awaited: it must not start an engine after all.
+                making.cancel()
                 await self._drain(http)
             finally:
-                for task in (*http, *others):
+                for task in tasks:
                     task.cancel()
-                ends = await asyncio.gather(*http, *others, return_exceptions=True)
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
                 for failure in ends:
                     if isinstance(failure, Exception):
                         self._exit_code = self._exit_code or 1
@@ -204,57 +171,64 @@ class _Serving:
             await self._close_engine()
         return self._exit_code
 
-    async def _load(self) -> None:
+    async def close(self) -> None:
+        """End the engine, if there is one, whichever way `run` ended."""
+        if self._site is not None:
+            await self._site.engine.close()
+
+    def _open(self, site: Site) -> Site:
+        """Pass requests to the site from now on."""
+        self._site = site
+        self._public.app, self._admin.app = site.apps.public, site.apps.admin
+        # What has been loaded stays to the end; looking through it would hold up streams.
+        gc.collect()
+        gc.freeze()
+        return site
+
+    def _loading_status(self) -> str:
+        return "draining" if self._stop.is_set() else "loading"
+
+    async def _load(self, engine: AsyncEngine) -> None:
         """Returns only if the model cannot be loaded, which ends the server. An engine that fails
         later is replaced; one that has been given up leaves a server that answers 503."""
         try:
-            await self._engine.start(_log_progress)
+            await engine.start(_log_progress)
         except HeadwayError as error:
             self._exit_code = 1
             logger.error("the engine failed: %s", error)
             return
-        for note in self._engine.info.notes:
+        for note in engine.info.notes:
             logger.info("%s", note)
         if self._listeners.admin is not None:
             logger.info("metrics on %s/metrics", _url(self._listeners.admin))
         logger.info("ready on %s", _url(self._listeners.public))
         await asyncio.Event().wait()
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, gate: Gate) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self._gate.sweep()
+            await gate.sweep()
 
-    async def _follow_tenants(self) -> None:
-        """Looks at the tenants file every now and then, and at once when told to."""
-        if self._watch is None:
-            await asyncio.Event().wait()
-            return
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._reload.wait(), WATCH_S)
-                is_told = self._reload.is_set()
-                self._reload.clear()
-                await self._watch.look(is_forced=is_told)
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+    async def _log_stats(self, stats: StatsLog) -> None:
+        while True:
+            await asyncio.sleep(self._config.log_interval_s)
+            line = stats.line(self._clock.now())
+            if line is not None:
+                logger.info("%s", line)
+
+    async def _follow_files(self) -> None:
+        """Look at the keys file and the tenants file every second, and at once on SIGHUP."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reload.wait(), WATCH_S)
+            is_forced = self._reload.is_set()
+            self._reload.clear()
+            await self._watch.look(is_forced)
 
     async def _drain(self, http: list[asyncio.Task[None]]) -> None:
-        self._gate.close()
         forced = asyncio.create_task(self._forced.wait())
-        idle = asyncio.create_task(self._until_idle())
-        timeout_s = self._config.shutdown_timeout
-        await asyncio.wait(
-            (idle, forced, *http), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        idle.cancel()
-        if self._engine.num_requests:
-            logger.warning("%d requests did not end in time", self._engine.num_requests)
-            # Ends every stream with an error event, so that its answer is complete.
-            await self._close_engine()
+        if self._site is not None:
+            await self._drain_site(self._site, (forced, *http))
         for server in self._servers:
             server.should_exit = True
         served = asyncio.create_task(asyncio.wait(http))
@@ -265,14 +239,28 @@ class _Serving:
             if task.done():
                 task.result()
 
-    async def _until_idle(self) -> None:
-        while self._engine.num_requests or self._gate.num_queued:
-            await asyncio.sleep(0.05)
+    async def _drain_site(self, site: Site, ends: Iterable[asyncio.Task[Any]]) -> None:
+        """Let the answers in progress finish, within the timeout, until one of `ends`."""
+        site.gate.close()
+        idle = asyncio.create_task(_until_idle(site))
+        await asyncio.wait(
+            (idle, *ends),
+            timeout=self._config.shutdown_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        idle.cancel()
+        if site.engine.num_requests:
+            logger.warning("%d requests did not end in time", site.engine.num_requests)
+            # Ends every stream with an error event, so that its answer is complete.
+            await self._close_engine()
 
     async def _close_engine(self) -> None:
-        if not self._engine.is_ready:
-            self._engine.kill()  # one that is loading, or has failed, does not hear requests
-        await self._engine.close()
+        if self._site is None:
+            return
+        engine = self._site.engine
+        if not engine.is_ready:
+            engine.kill()  # one that is loading, or has failed, does not hear requests
+        await engine.close()
 
     def _on_signal(self, number: int) -> None:
         self._num_signals += 1
@@ -284,18 +272,23 @@ class _Serving:
         for server in self._servers:
             server.should_exit = server.force_exit = True
         self._forced.set()
-        self._engine.kill()
+        if self._site is not None:
+            self._site.engine.kill()
 
 
 @contextlib.asynccontextmanager
-async def _signal_handlers(handler: Any) -> AsyncGenerator[None, None]:
+async def _signal_handlers(
+    stop: Callable[[int], None], reload: Callable[[], None]
+) -> AsyncGenerator[None, None]:
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, handler, number)
+        loop.add_signal_handler(number, stop, number)
+    # Also where there is no file to read again: without a handler it would end the process.
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in (*SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -309,6 +302,11 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float = REPEAT_S
         await asyncio.sleep(pause_s)
 
 
+async def _until_idle(site: Site) -> None:
+    while site.engine.num_requests or site.gate.num_queued:
+        await asyncio.sleep(0.05)
+
+
 async def _tidy() -> None:
     """Looks for garbage in cycles every now and then. By the thresholds that would hardly ever
     happen, and every connection leaves some. What was there from the start is not looked at."""
@@ -317,26 +315,20 @@ async def _tidy() -> None:
         gc.collect()
 
 
-async def _log_stats(stats: StatsLog, clock: Clock, interval_s: float) -> None:
-    while True:
-        await asyncio.sleep(interval_s)
-        line = stats.line(clock.now())
-        if line is not None:
-            logger.info("%s", line)
-
-
 def _log_progress(num_done: int, num_total: int) -> None:
     """A line per quarter: a log file is no place for a bar."""
     if num_done * 4 // num_total > (num_done - 1) * 4 // num_total:
         logger.info("loaded %d of %d tensors", num_done, num_total)
 
 
-def _uvicorn_config(app: ASGIApp, slow_reader_timeout_s: float) -> uvicorn.Config:
+def _uvicorn_config(
+    app: ASGIApp, share: ConnectionShare, timeouts: Timeouts, slow_reader_timeout_s: float
+) -> uvicorn.Config:
     # Its own messages repeat ours; what it warns of is worth seeing.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
-        _without_cancellation(app),
-        http=bounded_protocol(slow_reader_timeout_s),
+        app,
+        http=bounded_protocol(slow_reader_timeout_s, timeouts, share.max_connections),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -344,20 +336,10 @@ def _uvicorn_config(app: ASGIApp, slow_reader_timeout_s: float) -> uvicorn.Confi
         # Whose word counts is decided by the address of the connection, not by X-Forwarded-For.
         proxy_headers=False,
         server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        backlog=share.backlog,
+        timeout_keep_alive=timeouts.keep_alive_s,  # pyright: ignore[reportArgumentType]
         timeout_graceful_shutdown=FLUSH_S,
     )
-
-
-def _without_cancellation(app: ASGIApp) -> ASGIApp:
-    """The server cancels an answer only when it is itself about to end: no error to report."""
-
-    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await app(scope, receive, send)
-
-    return quiet
 
 
 def _url(listener: socket.socket) -> str:

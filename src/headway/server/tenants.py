@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,22 +10,32 @@ from headway.clock import Clock
 from headway.config import ServerConfig
 from headway.server.keys import load_keys
 from headway.tenancy import Directory
-from headway.tenancy.watch import RosterFile, Watch
+from headway.tenancy.reading import read_roster
+from headway.tenancy.watch import KeysFile, RosterFile, Watch
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """The directory, and what keeps it up to date if there is a file."""
+    """The directory, and what keeps it as its files say."""
 
     directory: Directory
-    watch: Watch | None = None
+    watch: Watch
 
 
 def load_tenants(config: ServerConfig, clock: Clock) -> Tenants:
     """Read all of it. ConfigError says what is wrong: a mistake must not open a server."""
-    keys = {key.digest: key.tenant for key in load_keys(config)}
-    if config.tenants_file is None:
-        return Tenants(Directory(clock, keys))
-    file = RosterFile(Path(config.tenants_file))
-    directory = Directory(clock, keys, file.read())
-    return Tenants(directory, Watch(file, directory))
+
+    def read_keys(_path: Path) -> Mapping[bytes, str]:
+        return {key.digest: key.tenant for key in load_keys(config)}
+
+    roster_file = keys_file = None
+    if config.api_keys_file is not None:
+        keys_file = KeysFile(Path(config.api_keys_file), read_keys)
+    if config.tenants_file is not None:
+        roster_file = RosterFile(Path(config.tenants_file), read_roster)
+    directory = Directory(
+        clock,
+        read_keys(Path()) if keys_file is None else keys_file.latest,
+        None if roster_file is None else roster_file.latest,
+    )
+    return Tenants(directory, Watch(directory, roster_file, keys_file))

@@ -58,7 +58,8 @@ class Directory:
         roster: Roster | None = None,
     ) -> None:
         self._clock = clock
-        self._keys = dict(keys or {})
+        self.keys: Mapping[bytes, str] = {}
+        """Keys that belong to no roster."""
         self.is_open = not keys and roster is None
         """No key is asked for, and everyone is the same anonymous tenant."""
         self._listed: dict[str, Standing] = {}
@@ -68,7 +69,7 @@ class Directory:
         self._departed: dict[str, Standing] = {}
         """No longer known, and still with requests under way or something owed."""
         self.roster = EMPTY
-        self.adopt(roster or EMPTY)
+        self.adopt(roster or EMPTY, keys or {})
 
     @property
     def anonymous(self) -> Standing:
@@ -111,18 +112,22 @@ class Directory:
         self._unlisted[name] = _Guest(by.tenant.name, standing)
         return standing
 
-    def adopt(self, roster: Roster) -> None:
-        """Go by this roster from now on. ConfigError, and nothing has changed, if it claims a key
-        that is another tenant's."""
+    def adopt(self, roster: Roster, keys: Mapping[bytes, str] | None = None) -> None:
+        """Go by this roster, and by these keys if any are given, from now on.
+
+        ConfigError, and nothing has changed, if the roster claims a key of another tenant.
+        """
+        keys = self.keys if keys is None else keys
         for tenant in roster.tenants.values():
             for digest in tenant.key_digests:
-                if self._keys.get(digest, tenant.name) != tenant.name:
+                if keys.get(digest, tenant.name) != tenant.name:
                     raise ConfigError(
                         f"a key of tenants.{tenant.name} is given to this server as one of "
-                        f"{self._keys[digest]} too"
+                        f"{keys[digest]} too"
                     )
+        self.keys = dict(keys)
         tenants = {ANONYMOUS.name: ANONYMOUS}
-        tenants.update({name: Tenant(name) for name in self._keys.values()})
+        tenants.update({name: Tenant(name) for name in self.keys.values()})
         tenants.update(roster.tenants)
         guests, self._unlisted = self._unlisted, OrderedDict()
         listed, before = self._listed, {name: guest.standing for name, guest in guests.items()}
@@ -137,7 +142,7 @@ class Directory:
         }
         digests = {digest: one.name for one in tenants.values() for digest in one.key_digests}
         self._by_digest = {
-            digest: (digest, self._listed[name]) for digest, name in (digests | self._keys).items()
+            digest: (digest, self._listed[name]) for digest, name in (digests | self.keys).items()
         }
         for name, guest in guests.items():
             by = self._listed.get(guest.by)

@@ -1,0 +1,40 @@
+"""Who may come in: tenants and their keys, gateways, and the names the server answers to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from headway.clock import Clock
+from headway.config import ServerConfig
+from headway.server.auth import Guard
+from headway.server.hosts import HostCheck, HostPolicy
+from headway.server.proxies import Proxies
+from headway.server.tenants import Tenants, load_tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What stands before every route but one, of both listeners; read once from the settings."""
+
+    config: ServerConfig
+    tenants: Tenants
+    proxies: Proxies
+    hosts: HostPolicy
+    admin_hosts: HostPolicy
+
+    @classmethod
+    def of(cls, config: ServerConfig, clock: Clock) -> Entrance:
+        """Read the files that the settings name. ConfigError says what is wrong with them."""
+        return cls(
+            config,
+            load_tenants(config, clock),
+            Proxies.of(config.trusted_proxy),
+            HostPolicy.of(config.host, config.allowed_host),
+            HostPolicy.of(config.admin_host, config.allowed_host),
+        )
+
+    def guard(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
+        """The app behind the check of the Host and of the key."""
+        return HostCheck(Guard(app, self.tenants.directory, self.proxies), hosts)

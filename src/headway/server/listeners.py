@@ -1,0 +1,90 @@
+"""Takes the ports, and checks what must be right before anything slow is begun."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from dataclasses import dataclass
+
+from headway.clock import SystemClock
+from headway.config import ServerConfig
+from headway.errors import ConfigError
+from headway.server.descriptors import (
+    ConnectionPlan,
+    num_open_descriptors,
+    plan_connections,
+    raise_descriptor_limit,
+)
+from headway.server.entrance import Entrance
+from headway.server.hosts import is_loopback
+from headway.server.limits import check_uvicorn
+
+logger = logging.getLogger(__name__)
+
+SEND_BUFFER_BYTES = 64 * 1024
+"""What the kernel holds for a client that does not read; it grows into megabytes by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The ports that are taken, who may come in, and how many at a time."""
+
+    entrance: Entrance
+    plan: ConnectionPlan
+    public: socket.socket
+    admin: socket.socket | None = None
+
+    def close(self) -> None:
+        for listener in (self.public, self.admin):
+            if listener is not None:
+                listener.close()
+
+
+def listen(config: ServerConfig) -> Listeners:
+    """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
+    is said at once."""
+    check_uvicorn()
+    entrance = Entrance.of(config, SystemClock())
+    has_keys = not entrance.tenants.directory.is_open
+    if entrance.proxies.is_anyone:
+        logger.warning("--trusted-proxy holds every address: anyone may speak for any tenant")
+    for host in (config.host, config.admin_host):
+        if not has_keys and not is_loopback(host):
+            logger.warning("anyone who can reach %s may use this server: it has no keys", host)
+    plan = plan_connections(raise_descriptor_limit(), num_open_descriptors())
+    public = _listen(config.host, config.port, "--port")
+    if config.admin_port is None:
+        return Listeners(entrance, plan, public)
+    try:
+        admin = _listen(config.admin_host, config.admin_port, "--admin-port")
+    except BaseException:
+        public.close()
+        raise
+    return Listeners(entrance, plan, public, admin)
+
+
+def _listen(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.bind(address)
+        # Another process could bind as well until somebody listens.
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use; choose another with {flag} (0: a free one)"
+            ) from error
+        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
