@@ -19,6 +19,8 @@ from headway.tenancy.values import ANONYMOUS, EMPTY, Price, Roster, Tenant, Tier
 
 MAX_UNLISTED = 10_000
 """Tenants that are in no file and that a proxy has named."""
+MAX_LOOKS = 64
+"""Guests a newcomer may look at to find one to evict: bounds the cost of a lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,8 @@ class Directory:
         if guest is not None:
             self._unlisted.move_to_end(name)
             return guest.standing
-        if len(self._unlisted) >= MAX_UNLISTED:
-            oldest, guest = next(iter(self._unlisted.items()))
-            if not guest.standing.meter.is_at_rest:
-                return by.without_rights()
-            del self._unlisted[oldest]
+        if len(self._unlisted) >= MAX_UNLISTED and not self._evict_guest():
+            return by.without_rights()
         standing = self._standing(_spoken_for(name, by.tenant), self._departed.pop(name, None))
         self._unlisted[name] = _Guest(by.tenant.name, standing)
         return standing
@@ -150,6 +149,19 @@ class Directory:
             if name not in self._listed and name not in self._unlisted
             if not one.meter.is_at_rest
         }
+
+    def _evict_guest(self) -> bool:
+        """Evict the least recently named guest that rests; False if none was found.
+
+        A guest with requests under way, or with a quota to pay back, goes to the end: the next
+        newcomer looks at others, so a few long streams never keep thousands of idle guests.
+        """
+        for _ in range(min(MAX_LOOKS, len(self._unlisted))):
+            name, guest = self._unlisted.popitem(last=False)
+            if guest.standing.meter.is_at_rest:
+                return True
+            self._unlisted[name] = guest
+        return False
 
     def _standing(self, tenant: Tenant, before: Standing | None) -> Standing:
         """How it stands, with the meter it had before if it was there."""
