@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.filters import do_indent, do_round, make_attrgetter
 from jinja2.runtime import LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
@@ -302,7 +303,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         if isinstance(__obj, LoopContext) and args:
             args = (__self.iterate(args[0], 1), *args[1:])
         elif isinstance(owner, (str, list, tuple)):
-            args = __self._before_method(__obj.__name__, owner, args)
+            args = __self._before_method(getattr(__obj, "__name__", ""), owner, args)
         elif __obj is dict or __obj.__class__ is type:
             for value in args:
                 __self._budget.spend(len(value) if hasattr(value, "__len__") else 0)
@@ -447,11 +448,11 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         text = str(value)
         size = len(width) if isinstance(width, str) else width
         self._bound(len(text) + (text.count("\n") + 1) * size)
-        return self._built(jinja2.filters.do_indent(text, width, first, blank))
+        return self._built(do_indent(text, width, first, blank))
 
     def _filter_join(self, value: Any, d: str = "", attribute: str | int | None = None) -> str:
         if attribute is not None:
-            value = map(jinja2.filters.make_attrgetter(self, attribute), value)
+            value = map(make_attrgetter(self, attribute), value)
         items = self._joinable(str(d), value)
         return self._built(str(d).join(map(str, items)))
 
@@ -463,7 +464,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     def _filter_round(self, value: Any, precision: int = 0, method: Any = "common") -> float:
         if abs(precision) > 100:
             raise SecurityError("a precision in the chat template is too large")
-        return jinja2.filters.do_round(value, precision, method)
+        return do_round(value, precision, method)
 
     def _filter_tojson(
         self,
@@ -567,7 +568,7 @@ def _price(node: nodes.Node) -> int:
     return 1 + sum(1 for _ in node.find_all(nodes.Node)) // NODES_PER_UNIT
 
 
-def _call(name: str, *args: nodes.Expr) -> nodes.Call:
+def _call(name: str, *args: Any) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
