@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.routing import Mount
+from starlette.responses import Response
+from starlette.routing import Mount, Router
 from starlette.types import ASGIApp
 
 from headway.config import ServerConfig
@@ -36,6 +37,7 @@ from headway.server.models import models_router
 from headway.server.openapi import openapi_router
 from headway.server.protocol import RequestLimits
 from headway.server.proxies import Proxies
+from headway.server.routing import Routes
 from headway.server.services import Services
 from headway.server.status import metrics_router, version_router
 from headway.server.tenants import load_tenants
@@ -53,8 +55,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Apps:
     """One app per listener."""
 
-    public: FastAPI
-    admin: FastAPI
+    public: Starlette
+    admin: Starlette
     directory: Directory
     """Everyone who is known; tiers and their prices are in its roster."""
     watch: Watch | None = None
@@ -137,35 +139,29 @@ class _Entrance:
 
 
 def _app(
-    services: Services, max_body_bytes: int, entrance: _Entrance, routers: Sequence[APIRouter]
-) -> FastAPI:
-    app = FastAPI(
-        # The documentation pages load scripts from other people's servers.
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    services: Services, max_body_bytes: int, entrance: _Entrance, routers: Sequence[Routes]
+) -> Starlette:
+    live = live_router(services)
+    # The live route again: only its GET is open, and its other methods are refused in here.
+    routers = (live, health_router(services), version_router(), *routers)
+    guarded = Router([route for router in routers for route in router], redirect_slashes=False)
+    app = Starlette(
+        # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in.
+        routes=[*live, Mount("", app=entrance.before(guarded))],
         middleware=[
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=max_body_bytes),
         ],
     )
+    app.router.redirect_slashes = False
     install_error_handlers(app, services.metrics.count_refusal)
-    live = live_router(services)
-    guarded = APIRouter(redirect_slashes=False)
-    # The live route again: only its GET is open, and its other methods are refused in here.
-    for router in (live, health_router(services), version_router(), *routers):
-        guarded.include_router(router)
-    app.include_router(live)
-    # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in here.
-    app.router.routes.append(Mount("", app=entrance.before(guarded)))
     return app
 
 
-def _not_offered_router() -> APIRouter:
-    router = APIRouter()
+def _not_offered_router() -> Routes:
+    router = Routes()
 
-    async def refuse(request: Request) -> None:
+    async def refuse(request: Request) -> Response:
         message = (
             f"{request.scope['path'][:100]} is not offered by this server; "
             "use /v1/chat/completions or /v1/completions"
@@ -173,6 +169,6 @@ def _not_offered_router() -> APIRouter:
         raise ApiError(ErrorAnswer(404, message, "invalid_request_error", "not_found"))
 
     for path in NOT_OFFERED:
-        router.add_api_route(path, refuse, methods=list(METHODS))
-        router.add_api_route(path + "/{rest:path}", refuse, methods=list(METHODS))
+        router.add(path, refuse, *METHODS)
+        router.add(path + "/{rest:path}", refuse, *METHODS)
     return router

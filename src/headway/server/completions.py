@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,13 +14,14 @@ from headway.server.generation import Generation, Order
 from headway.server.logprobs import CompletionLogprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_completions import CompletionRequest
+from headway.server.routing import Routes
 from headway.server.services import Services, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
-def completions_router(services: Services, limits: RequestLimits) -> APIRouter:
+def completions_router(services: Services, limits: RequestLimits) -> Routes:
     """The route and its handler."""
-    router = APIRouter()
+    router = Routes()
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:

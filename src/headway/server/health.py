@@ -7,19 +7,20 @@ welcome: the engine is loaded, makes progress, and the server is not draining.
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.encoding import JsonResponse
+from headway.server.routing import Routes
 from headway.server.services import Services
 
 
-def live_router(services: Services) -> APIRouter:
+def live_router(services: Services) -> Routes:
     """The route that is open to anyone."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/health/live")
-    async def get_live() -> Response:
+    async def get_live(_request: Request) -> Response:
         if services.engine.has_given_up:
             return JsonResponse({"status": "failed"}, 503)
         return JsonResponse({"status": "live"})
@@ -27,17 +28,17 @@ def live_router(services: Services) -> APIRouter:
     return router
 
 
-def health_router(services: Services) -> APIRouter:
+def health_router(services: Services) -> Routes:
     """The routes for those who route traffic."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/health/ready")
-    async def get_ready() -> Response:
+    async def get_ready(_request: Request) -> Response:
         status = services.status()
         return JsonResponse({"status": status}, 200 if status == "ready" else 503)
 
     @router.get("/health")
-    async def get_health() -> Response:
+    async def get_health(_request: Request) -> Response:
         # As vLLM answers: the status code says it all.
         return Response(status_code=200 if services.status() == "ready" else 503)
 
