@@ -15,7 +15,7 @@ DEMO = """
 import importlib.util
 import sys
 
-for name in ("torch", "numpy", "pydantic", "fastapi", "zmq", "msgspec", "yaml", "transformers"):
+for name in ("torch", "numpy", "pydantic", "starlette", "zmq", "msgspec", "yaml", "transformers"):
     if importlib.util.find_spec(name) is not None:
         sys.exit(f"{name} is here: this environment is not bare")
 

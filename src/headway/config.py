@@ -178,10 +178,14 @@ class ServerConfig:
     log_interval_s: float = setting(10.0, "Seconds between two lines of statistics in the log.")
     max_body_bytes: int = setting(4 * 1024**2, "Largest request body that is read.")
     max_num_queued_reqs: int = setting(
-        256, "Most requests waiting for a seat; more are refused with 503."
+        256,
+        "Most requests waiting for a seat; more are refused with 503. Under fair, of one tenant; "
+        "twice as many of all.",
     )
     max_num_queued_tokens: int = setting(
-        262_144, "Most prompt tokens waiting for a seat; more are refused with 503."
+        262_144,
+        "Most prompt tokens waiting for a seat; more are refused with 503. Under fair, of one "
+        "tenant; twice as many of all.",
     )
     max_num_queued_reqs_per_key: int | None = setting(
         None,

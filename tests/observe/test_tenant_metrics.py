@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 
 from headway.core.causes import PreemptionMethod, WaitCause
@@ -152,3 +155,41 @@ def test_preempted_forked_and_lost_requests_wait_and_leave(metrics: Metrics) -> 
     assert fairness.gap == 100
     metrics.consume([Finished(name, 3.0, ABORT, 0) for name in ("a-0", "a-0#1", "b-0")])
     assert (fairness.gap, len(fairness)) == (0, 0)
+
+
+def test_the_least_served_is_found_without_a_look_at_everyone():
+    class Counted(dict[str, Any]):
+        num_looks = 0
+
+        def values(self):
+            self.num_looks += len(self)
+            return super().values()
+
+    fairness = Fairness()
+    fairness._tenants = tenants = Counted()
+    for number in range(1000):
+        fairness.arrive(Terms(tenant=str(number)))
+    assert tenants.num_looks == 0
+
+
+def test_a_newcomer_begins_where_the_least_served_is():
+    random, fairness, live = Random(1), Fairness(), dict[str, list[float]]()
+    for _ in range(5000):
+        tenant = str(random.randrange(40))
+        terms = Terms(tenant=tenant)
+        if random.random() < 0.4:
+            least = min((service for service, _ in live.values()), default=0.0)
+            live.setdefault(tenant, [least, 0])[1] += 1
+            fairness.arrive(terms)
+        elif tenant in live and random.random() < 0.5:
+            live[tenant][0] += 5.0
+            fairness.serve(terms, 5.0)
+        elif tenant in live:
+            live[tenant][1] -= 1
+            fairness.leave(terms, is_waiting=True)
+            if not live[tenant][1]:
+                del live[tenant]
+        services = [service for service, _ in live.values()]
+        assert fairness.gap == (max(services) - min(services) if services else 0)
+        assert len(fairness) == len(live)
+        assert len(fairness._least) <= 2 * 40 + 1

@@ -67,10 +67,7 @@ def routes_of(app: Any) -> set[tuple[str, str]]:
     pending = list(app.routes)
     while pending:
         route = pending.pop()
-        inner = getattr(route, "original_router", None)  # newer FastAPI keeps routers whole
-        if inner is not None:
-            pending.extend(inner.routes)
-        elif hasattr(route, "methods"):
+        if hasattr(route, "methods"):
             found.update((method, route.path) for method in route.methods)
         else:
             pending.extend(innermost(route.app).routes)

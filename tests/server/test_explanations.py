@@ -49,14 +49,13 @@ def explanations_client(made: Any, ledger: Ledger, **scope: Any) -> httpx.AsyncC
     """Of somebody whom the guard let in."""
     from dataclasses import replace
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from headway.server.errors import install_error_handlers
     from headway.server.explanations import explanations_router
 
-    app = FastAPI()
+    app = Starlette(routes=explanations_router(replace(made.services, ledger=ledger)))
     install_error_handlers(app, lambda _reason: None)
-    app.include_router(explanations_router(replace(made.services, ledger=ledger)))
 
     async def let_in(received: Any, receive: Any, send: Any) -> None:
         await app({**received, "state": scope}, receive, send)

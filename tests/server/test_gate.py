@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tracemalloc
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,10 +104,110 @@ def test_the_flood_of_one_tenant_fills_the_queue_of_others_only_without_shares(
         engine.add(tenant="other")
     assert not refusal_of(gate, "other")
     engine.add(tenant="other")
-    assert "8 requests are waiting" in refusal_of(gate, "other")
-    for _ in range(2):
-        engine.add(num_tokens=12, tenant="third")
-    assert "72 prompt tokens" in refusal_of(gate, "third", 200)
+    assert "12 requests are waiting" in refusal_of(gate, "other")
+    engine.add(num_tokens=12, tenant="third")
+    assert "132 prompt tokens" in refusal_of(gate, "third", 200)
+
+
+def queue_up(gate: Gate, engine: StillEngine, tenant: str, gateway: str | None = None) -> bool:
+    """One more request of a tenant joins the queue, unless it is refused."""
+    try:
+        with gate.let_in(tenant, 40, gateway=gateway):
+            engine.add(tenant=tenant, num_tokens=10)
+    except OverloadedError as error:
+        assert error.retry_after_s >= 1
+        return False
+    return True
+
+
+def test_the_queue_is_bounded_however_many_tenants_there_are() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=256)
+    num_in = sum(queue_up(gate, engine, f"t{number}") for number in range(10_000))
+    assert num_in == gate.num_queued == 512
+
+
+def test_the_tokens_that_wait_are_bounded_but_for_one_prompt() -> None:
+    gate, engine, _ = make(max_num_queued_tokens=10_000)
+    for number in range(100):
+        with contextlib.suppress(OverloadedError), gate.let_in(f"t{number}", None):
+            engine.add(tenant=f"t{number}", num_tokens=900)
+    assert 20_000 <= engine.waiting.sums.total.num_tokens < 20_900
+
+
+def test_each_tenant_that_floods_leaves_room_for_the_next() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=64)
+    numbers = []
+    for number in range(5):
+        count = 0
+        while queue_up(gate, engine, f"t{number}"):
+            count += 1
+        numbers.append(count)
+    assert numbers == [64, 32, 16, 8, 4]
+
+
+def test_a_flood_of_names_from_a_gateway_leaves_room_for_those_with_a_key() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=64)
+    num_guests = sum(queue_up(gate, engine, f"guest-{i}", "gateway") for i in range(1000))
+    assert num_guests == 96, "three quarters of the hard bound"
+    assert not queue_up(gate, engine, "gateway"), "the gateway is one of them"
+    num_own = 0
+    while queue_up(gate, engine, "quiet"):
+        num_own += 1
+    assert num_own == 16
+    # Nor does a second gateway take all of it.
+    sum(queue_up(gate, engine, f"other-{i}", "second") for i in range(1000))
+    assert queue_up(gate, engine, "third")
+
+
+def test_a_guest_that_floods_leaves_room_for_the_other_guests() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=64)
+    while queue_up(gate, engine, "flood", "gateway"):
+        pass
+    assert gate.num_queued == 64
+    assert all(queue_up(gate, engine, f"guest-{i}", "gateway") for i in range(32))
+
+
+def test_gateways_of_guests_that_left_are_forgotten() -> None:
+    gate, engine, _ = make(max_num_queued_reqs=8)
+    for number in range(1000):
+        assert queue_up(gate, engine, f"guest-{number}", "gateway")
+        engine.admit()
+        assert len(gate._gateways) <= 33
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+def test_bodies_on_their_way_are_bounded_in_bytes(policy: str) -> None:
+    gate, _, _ = make(
+        policy, max_body_bytes=1000, max_num_queued_tokens=10**9, max_num_queued_reqs=10**6
+    )
+    with contextlib.ExitStack() as stack:
+        num_held = 0
+        with pytest.raises(OverloadedError, match="bytes of request bodies are waiting"):
+            for _ in range(100):
+                # One says how long it is, one does not, one is refused when it is read.
+                length = (1000, None, 10**9)[num_held % 3]
+                stack.enter_context(gate.let_in("flood", length))
+                num_held += 1
+        assert num_held == 32
+        if policy == "fair":
+            stack.enter_context(gate.let_in("other", 1000))
+    assert not refusal_of(gate, "flood", 1000)
+
+
+def test_random_floods_pass_no_bound_and_never_shut_out_a_quiet_key() -> None:
+    random = Random(3)
+    gate, engine, _ = make(max_num_queued_reqs=32)
+    for _ in range(3_000):
+        kind = random.random()
+        if kind < 0.5:
+            queue_up(gate, engine, f"guest-{random.randrange(500)}", "gateway")
+        elif kind < 0.8:
+            queue_up(gate, engine, f"key-{random.randrange(4)}")
+        elif kind < 0.9 and engine.waiting:
+            engine.admit()
+        else:
+            assert not refusal_of(gate, "quiet")
+        assert gate.num_queued <= 64
 
 
 def test_the_wait_behind_others_is_by_turns_where_tenants_have_shares() -> None:
@@ -325,3 +427,44 @@ def test_one_that_is_slow_to_send_its_body_does_not_change_the_rate() -> None:
         engine.add()
     engine.admit()
     assert gate._rate.per_second == before
+
+
+async def test_a_body_is_let_go_of_when_the_engine_has_its_tokens(local) -> None:
+    made = await local("abc")
+    made.process.is_paused = True
+    padding = b" " * 2**20
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    never = asyncio.Event()
+
+    def request(path: str, body: bytes) -> Any:
+        pieces = [body, padding]
+
+        async def receive() -> dict[str, Any]:
+            if not pieces:
+                await never.wait()
+            # A copy of its own, as it would come from a socket.
+            piece = bytes(bytearray(pieces.pop(0)))
+            return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+
+        async def send(_message: Any) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+        scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 1)}
+        scope |= {"server": ("localhost", 80), "scheme": "http", "http_version": "1.1"}
+        return made.app({**scope, "root_path": "", "state": {}}, receive, send)
+
+    chat = b'{"messages": [{"role": "user", "content": "x"}]}'
+    bodies = {"/v1/completions": b'{"prompt": "x"}', "/v1/chat/completions": chat}
+    tracemalloc.start()
+    try:
+        tasks = [asyncio.create_task(request(*one)) for _ in range(8) for one in bodies.items()]
+        while len(made.engine.waiting) < 16:
+            await asyncio.sleep(0.01)
+        held, _ = tracemalloc.get_traced_memory()
+        assert held < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -99,7 +99,7 @@ def test_one_blocked_by_what_its_tenant_may_hold_is_told_so() -> None:
             ask("free", "other", 0.31, 100, 10),
         ]
     )
-    assert share_of(WaitCause.TENANT_SHARE, wait_of(found, "second")) > 0.9
+    assert share_of(WaitCause.KV_QUOTA, wait_of(found, "second")) > 0.9
     assert wait_of(found, "free").waited_s < 0.1
 
 

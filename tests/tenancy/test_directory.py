@@ -187,6 +187,36 @@ def test_the_number_of_unlisted_names_is_bounded(monkeypatch) -> None:
     assert len(one._unlisted) == 2
 
 
+def test_a_long_stream_of_the_oldest_guest_keeps_no_newcomer_out(monkeypatch) -> None:
+    monkeypatch.setattr(directory_module, "MAX_UNLISTED", 300)
+    one = Directory(VirtualClock(), {A: "gateway"})
+    by = found(one, A)
+    streams = [one.named(f"busy-{i}", by).meter.enter() for i in range(50)]
+    for i in range(250):
+        one.named(f"idle-{i}", by)
+    for i in range(250):
+        assert one.named(f"new-{i}", by).tenant.name == f"new-{i}"
+    assert len(one._unlisted) == 300
+    for i, stream in enumerate(streams):
+        assert one.named(f"busy-{i}", by).meter.num_under_way == 1
+        stream.leave()
+
+
+def test_a_newcomer_looks_at_few_guests_and_the_next_one_at_others(monkeypatch) -> None:
+    monkeypatch.setattr(directory_module, "MAX_UNLISTED", 300)
+    one = Directory(VirtualClock(), {A: "gateway"})
+    by = found(one, A)
+    for i in range(299):
+        one.named(f"busy-{i}", by).meter.enter()
+    one.named("idle", by)
+    num_looks = 0
+    while one.named("newcomer", by) is by:
+        num_looks += directory_module.MAX_LOOKS
+        assert num_looks < 300
+    assert "idle" not in one._unlisted
+    assert len(one._unlisted) == 300
+
+
 def test_many_tenants_are_found_by_key() -> None:
     digests = [digest_of(b"%d" % number) for number in range(10_000)]
     tenants = [Tenant(f"t{number}", (digest,)) for number, digest in enumerate(digests)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+import tracemalloc
 from datetime import datetime
 from enum import StrEnum
 
@@ -181,6 +183,150 @@ def test_a_repetition_cannot_fill_memory():
         with pytest.raises(InvalidRequestError, match="too l"):
             render(source)
     assert render("{{ '-' * 3 }}{{ 2 ** 10 }}") == "---1024"
+
+
+BOMBS = [
+    "{{ 'a'.ljust(40000000) }}",
+    "{{ 'a'.rjust(40000000) }}",
+    "{{ 'a'.center(40000000) }}",
+    "{{ 'a'.zfill(40000000) }}",
+    "{{ '\t'.expandtabs(40000000) }}",
+    "{{ 'a'.encode('utf-8') }}",
+    "{{ '%40000000d' % 1 }}",
+    "{{ '%.40000000f' % 1 }}",
+    "{{ '%*d' % (40000000, 1) }}",
+    "{{ '%40000000d' | format(1) }}",
+    "{{ '{:>40000000}'.format(1) }}",
+    "{{ '{:>{w}}'.format(1, w=40000000) }}",
+    "{{ ('{0}' * 1000000).format('a' * 1000) }}",
+    "{{ ('%(x)s' * 100000) % {'x': 'a' * 1000} }}",
+    "{{ ('a' * 3000000).replace('a', 'b' * 1000) }}",
+    "{{ ('a' * 3000000).replace('', 'b' * 1000) }}",
+    "{{ ('a' * 3000000) | replace('a', 'b' * 1000) }}",
+    "{{ ('b' * 1000000).join(range(100000) | map('string')) }}",
+    "{{ range(100000) | join('b' * 1000000) }}",
+    "{{ ('a\n' * 1000000) | indent(1000) }}",
+    "{{ [1, [2]] | tojson(indent=40000000) }}",
+    "{{ [1, 2] | tojson(separators=('a' * 1000000, ':')) }}",
+    "{{ 1.5 | round(40000000, 'floor') }}",
+    "{{ ('f' * 3000000) | int(0, 16) }}",
+    "{{ 7 ** 3000 * 7 ** 3000 }}",
+    "{{ (1).to_bytes(40000000, 'big') }}",
+    "{{ strftime_now('%40000000d') }}",
+    "{{ [0] * 1000000 }}",
+    "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set ns.x = two(ns.x) %}{% endfor %}",
+    "{% set x %}{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}{% endset %}",
+    "{% set x %}{% for i in range(99999) %}" + "a" * 10000 + "{% endfor %}{% endset %}",
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "{% for i in range(100000) %}{% for j in range(100000) if false %}{% endfor %}{% endfor %}",
+    "{% for i in range(100000) recursive %}{{ loop(range(100000)) }}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for i in range(90000) %}{% set x = ('ab' * 99999).split('a') %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = range(99999) | list %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = ('ab' * 999999)[::2] %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = 'c' in ('ab' * 999999) %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = ('ab' * 999999).count('c') %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = range(99999) | sort %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = range(99999) | select('eq', -1) | list %}{% endfor %}",
+    "{% for i in range(90000) %}{% set x = ('ab' * 99999) | upper %}{% endfor %}",
+    "{{ lipsum(n=100000) }}",
+    "{{ range(10) | batch(40000000, 'x') | list }}",
+    "{{ 'a' | center(40000000) }}",
+    "{{ ''.format.func }}{{ strftime_now.func('x') }}",
+]
+LAUGHS = (
+    "{% set ns = namespace(x=['ha']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}"
+)
+BOMBS += [
+    LAUGHS + "{{ " + use + " }}"
+    for use in (
+        "ns.x",
+        "ns",
+        "ns.x | tojson",
+        "ns.x | string",
+        "ns.x == [ns.x[0], ns.x[1]]",
+        "ns.x ~ ''",
+        "'%s' % (ns.x,)",
+        "'{}'.format(ns.x)",
+        "[ns.x] | join",
+        "[ns.x, [ns.x[0], ns.x[0]]] | sort",
+        "[ns.x, [ns.x[0], ns.x[0]]] | unique | list",
+        "[ns.x].index([ns.x[0], ns.x[0]])",
+        "{'a': ns.x}.items()",
+        "[ns.x[0], ns.x[0]] in [ns.x]",
+        "[ns.x] | select('eq', [ns.x[0], ns.x[0]]) | list",
+    )
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_cannot_stop_the_server(source):
+    # Tracing makes a long run ten times longer.
+    is_traced = "{% " not in source
+    if is_traced:
+        tracemalloc.start()
+    started_at = time.process_time()
+    try:
+        with pytest.raises((InvalidRequestError, ModelLoadError)):
+            render(source)
+        assert not is_traced or tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    # A few tenths of a second where nothing else runs.
+    assert time.process_time() - started_at < 10
+
+
+def test_a_long_chat_may_be_gone_through_twice_for_each_message():
+    messages = [{"role": "user", "content": "x" * 20}] * 300
+    source = (
+        "{% for a in messages %}{% for b in messages %}{% if a.role == b.role %}{% endif %}"
+        "{% endfor %}{{ a.content }}{{ messages | length }}{% endfor %}"
+    )
+    assert len(render(source, messages)) == 300 * 23
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ '%s-%03d' % ('a', 7) }}", "a-007"),
+        ("{{ '{}-{:>4}'.format('a', 7) }}", "a-   7"),
+        ("{{ 'a,b'.split(',') | join('+') }}", "a+b"),
+        ("{{ messages | map(attribute='role') | join(', ') }}", "user"),
+        ("{{ ', '.join(['a', 'b']) }}", "a, b"),
+        ("{{ 'x\ny' | indent(2) }}", "x\n  y"),
+        ("{{ 'aXa' | replace('a', 'b') }}{{ 'aa'.replace('a', 'c', 1) }}", "bXbca"),
+        ("{{ messages[::-1][0].role }}{{ 'abc'[1:] }}", "userbc"),
+        ("{{ {'b': 1, 'a': 2} | dictsort }}", "[('a', 2), ('b', 1)]"),
+        ("{{ 'a' ~ 1 ~ none ~ undefined_name }}", "a1None"),
+        ("{{ 1 < 2 <= 2 and 'b' in 'abc' and 'role' in messages[0] }}", "True"),
+        ("{{ 2.567 | round(1) }}{{ '12' | int + 1 }}", "2.613"),
+        ("{{ {'a': [1, {}]} | tojson(indent=1) }}", '{\n "a": [\n  1,\n  {}\n ]\n}'),
+        (
+            "{% for i in [1, [2]] recursive %}{{ loop(i) if i is sequence else i }}{% endfor %}",
+            "12",
+        ),
+        ("{% for k, v in {'a': 1, 'b': 2}.items() if v > 1 %}{{ loop.length }}{% endfor %}", "1"),
+        (
+            "{% macro f(x) %}<{{ x }}{{ caller() }}>{% endmacro %}{% call f(1) %}y{% endcall %}",
+            "<1y>",
+        ),
+        ("{% filter upper %}ab{{ 'c' }}{% endfilter %}", "ABC"),
+    ],
+)
+def test_what_templates_do_is_as_it_was(source, expected):
+    assert render(source) == expected
+
+
+def test_a_template_that_is_too_long_fails_the_load():
+    with pytest.raises(ModelLoadError, match="1000001 characters"):
+        ChatTemplate("a" * 1_000_001, {})
 
 
 def test_output_is_bounded():

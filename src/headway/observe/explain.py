@@ -21,6 +21,7 @@ _CAUSES: dict[str, str] = {
     WaitCause.PREFILL_CAP: "because of the cap on prompt tokens in a step",
     WaitCause.RUNNING_LIMIT: "for a seat",
     WaitCause.KV_BLOCKS: "for KV blocks",
+    WaitCause.KV_QUOTA: "because its tenant was at its KV quota",
     WaitCause.TENANT_SHARE: "because its tenant had used its share",
     WaitCause.TIER_ORDER: "because requests of a higher tier went first",
     WaitCause.DEADLINE_ORDER: "because requests with less time left went first",
@@ -34,6 +35,7 @@ _HOLDERS: dict[str, str] = {
 _NEEDS: dict[str, str] = {
     WaitCause.RUNNING_LIMIT: "needed a seat",
     WaitCause.KV_BLOCKS: "needed KV blocks",
+    WaitCause.KV_QUOTA: "needed KV blocks of its tenant's quota",
     WaitCause.TENANT_SHARE: "had more of its share left",
     WaitCause.TIER_ORDER: "was of a higher tier",
     WaitCause.DEADLINE_ORDER: "had less time left",

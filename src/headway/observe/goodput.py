@@ -7,6 +7,7 @@ the scheduler charges by, divided by the tenant's own; blocks held over time are
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,7 +61,7 @@ class Goodput:
         return sum(self._latest) / len(self._latest) if self._latest else 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Served:
     service: float = 0.0
     num_live: int = 0
@@ -76,6 +77,10 @@ class Fairness:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Served] = {}
+        self._least: list[tuple[float, int, _Served]] = []
+        """Heap by service. Service only grows, so an entry may be too low; it is corrected when
+        it comes up. Entries of tenants that are gone are dropped then, or when they are most."""
+        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -89,8 +94,8 @@ class Fairness:
     def arrive(self, terms: Terms, is_waiting: bool = True) -> None:
         tenant = self._tenants.get(terms.tenant)
         if tenant is None:
-            least = min((one.service for one in self._tenants.values()), default=0.0)
-            tenant = self._tenants[terms.tenant] = _Served(least)
+            tenant = self._tenants[terms.tenant] = _Served(self._least_service())
+            self._push(tenant)
         tenant.num_live += 1
         tenant.num_waiting += is_waiting
 
@@ -109,3 +114,23 @@ class Fairness:
             tenant.num_waiting = max(0, tenant.num_waiting - is_waiting)
             if tenant.num_live <= 0:
                 del self._tenants[terms.tenant]
+
+    def _least_service(self) -> float:
+        """Least service of the tenants here, 0 if there are none; O(log n) amortized."""
+        heap = self._least
+        while heap:
+            service, number, tenant = heap[0]
+            if tenant.num_live <= 0:
+                heapq.heappop(heap)
+            elif service < tenant.service:
+                heapq.heapreplace(heap, (tenant.service, number, tenant))
+            else:
+                return service
+        return 0.0
+
+    def _push(self, tenant: _Served) -> None:
+        if len(self._least) > 2 * len(self._tenants):
+            self._least = [entry for entry in self._least if entry[2].num_live > 0]
+            heapq.heapify(self._least)
+        self._num_pushed += 1
+        heapq.heappush(self._least, (tenant.service, self._num_pushed, tenant))

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.routing import Mount
+from starlette.responses import Response
+from starlette.routing import Mount, Router
 
 from headway.core.events import Event
 from headway.engine.async_engine import AsyncEngine
@@ -33,6 +34,7 @@ from headway.server.limits import BodyLimit
 from headway.server.models import models_router
 from headway.server.openapi import openapi_router
 from headway.server.protocol import RequestLimits
+from headway.server.routing import Routes
 from headway.server.services import Services
 from headway.server.status import metrics_router, version_router
 from headway.server.tokenize import tokenize_router
@@ -47,8 +49,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Apps:
     """One app per listener."""
 
-    public: FastAPI
-    admin: FastAPI
+    public: Starlette
+    admin: Starlette
 
 
 def create_apps(
@@ -107,12 +109,12 @@ def apps_for(services: Services, entrance: Entrance) -> Apps:
 
 def loading_apps(entrance: Entrance, status: Callable[[], str]) -> Apps:
     """The apps until there is an engine: they answer probes, and 503 to all else."""
-    router = APIRouter()
+    router = Routes()
 
-    async def refuse() -> None:
+    async def refuse(_request: Request) -> Response:
         raise ApiError(UNAVAILABLE)
 
-    router.add_api_route("/{rest:path}", refuse, methods=list(METHODS))
+    router.add("/{rest:path}", refuse, *METHODS)
     make = partial(_app, entrance, Health(status, lambda: False), lambda _reason: None)
     return Apps(make(entrance.hosts, (router,)), make(entrance.admin_hosts, (router,)))
 
@@ -122,35 +124,29 @@ def _app(
     health: Health,
     count_refusal: Callable[[str], None],
     hosts: HostPolicy,
-    routers: Sequence[APIRouter],
-) -> FastAPI:
-    app = FastAPI(
-        # The documentation pages load scripts from other people's servers.
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    routers: Sequence[Routes],
+) -> Starlette:
+    live = live_router(health)
+    # The live route again: only its GET is open, and its other methods are refused in here.
+    routers = (live, health_router(health), version_router(), *routers)
+    guarded = Router([route for router in routers for route in router], redirect_slashes=False)
+    app = Starlette(
+        # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in.
+        routes=[*live, Mount("", app=entrance.guard(guarded, hosts))],
         middleware=[
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=entrance.config.max_body_bytes),
         ],
     )
+    app.router.redirect_slashes = False
     install_error_handlers(app, count_refusal)
-    live = live_router(health)
-    guarded = APIRouter(redirect_slashes=False)
-    # The live route again: only its GET is open, and its other methods are refused in here.
-    for router in (live, health_router(health), version_router(), *routers):
-        guarded.include_router(router)
-    app.include_router(live)
-    # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in here.
-    app.router.routes.append(Mount("", app=entrance.guard(guarded, hosts)))
     return app
 
 
-def _not_offered_router() -> APIRouter:
-    router = APIRouter()
+def _not_offered_router() -> Routes:
+    router = Routes()
 
-    async def refuse(request: Request) -> None:
+    async def refuse(request: Request) -> Response:
         message = (
             f"{request.scope['path'][:100]} is not offered by this server; "
             "use /v1/chat/completions or /v1/completions"
@@ -158,6 +154,6 @@ def _not_offered_router() -> APIRouter:
         raise ApiError(ErrorAnswer(404, message, "invalid_request_error", "not_found"))
 
     for path in NOT_OFFERED:
-        router.add_api_route(path, refuse, methods=list(METHODS))
-        router.add_api_route(path + "/{rest:path}", refuse, methods=list(METHODS))
+        router.add(path, refuse, *METHODS)
+        router.add(path + "/{rest:path}", refuse, *METHODS)
     return router

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.terms import Terms
 from headway.errors import InvalidRequestError
 from headway.server.answer import Job, Piece, answer, begin
-from headway.server.generation import Order
+from headway.server.generation import Generation, Order
 from headway.server.logprobs import chat_logprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_chat import ChatRequest
+from headway.server.routing import Routes
 from headway.server.services import Services, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
-def chat_router(services: Services, limits: RequestLimits) -> APIRouter:
+def chat_router(services: Services, limits: RequestLimits) -> Routes:
     """The route and its handler."""
-    router = APIRouter()
+    router = Routes()
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        with services.let_in(request) as place:
-            body = await read_body(request)
-            wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
-            try:
-                job = await _job(wish, len(body), services, terms_of(request))
-                generation = await begin(services, job, place)
-            except InvalidRequestError as error:
-                error.param = wish.field_for(error.param)
-                raise
+        job, generation = await _begin(request, services, limits)
         return await answer(request, services, job, generation)
 
     return router
+
+
+async def _begin(
+    request: Request, services: Services, limits: RequestLimits
+) -> tuple[Job, Generation]:
+    """Read the request and send it to the engine; the body is let go of on return."""
+    with services.let_in(request) as place:
+        body = await read_body(request)
+        wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
+        try:
+            job = await _job(wish, len(body), services, terms_of(request))
+            return job, await begin(services, job, place)
+        except InvalidRequestError as error:
+            error.param = wish.field_for(error.param)
+            raise
 
 
 async def _job(wish: ChatRequest, num_bytes: int, services: Services, terms: Terms) -> Job:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -108,9 +107,6 @@ def translate(error: Exception) -> ErrorAnswer:
             code = _HTTP_CODES.get(error.status_code)
             headers = error.headers or {}
             return ErrorAnswer(error.status_code, str(error.detail), kind, code, headers=headers)
-        case RequestValidationError():
-            place = str(error.errors()[0]["loc"][-1])
-            return ErrorAnswer(400, f"{place} is not valid", "invalid_request_error", None, place)
         case _:
             logger.error("unexpected error", exc_info=error)
             return INTERNAL_ERROR
@@ -139,7 +135,7 @@ def refusal_reason(error: Exception) -> str:
             return "invalid_request"
 
 
-def install_error_handlers(app: FastAPI, count_refusal: Callable[[str], None]) -> None:
+def install_error_handlers(app: Starlette, count_refusal: Callable[[str], None]) -> None:
     """Have the app answer every expected exception; the rest is for the edge of the app."""
 
     async def refuse(_request: Request, error: Exception) -> Response:
@@ -154,5 +150,4 @@ def install_error_handlers(app: FastAPI, count_refusal: Callable[[str], None]) -
 
     app.add_exception_handler(HeadwayError, refuse)
     app.add_exception_handler(HTTPException, answer)
-    app.add_exception_handler(RequestValidationError, answer)
     app.add_exception_handler(ClientDisconnect, hang_up)

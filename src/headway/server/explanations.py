@@ -7,7 +7,6 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from headway.observe.ledger import Ledger
 from headway.server.edge import MAX_ID_CHARS
 from headway.server.encoding import JsonResponse
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
+from headway.server.routing import Routes
 from headway.server.services import Services
 
 logger = logging.getLogger(__name__)
@@ -29,12 +29,13 @@ _UNKNOWN = ErrorAnswer(404, "there is no such request", "invalid_request_error",
 _UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try again shortly")
 
 
-def explanations_router(services: Services) -> APIRouter:
+def explanations_router(services: Services) -> Routes:
     """The route and its handler."""
-    router, finder = APIRouter(), _Finder()
+    router, finder = Routes(), _Finder()
 
     @router.get("/v1/requests/{request_id}/explanation")
-    async def get_explanation(request: Request, request_id: str) -> Response:
+    async def get_explanation(request: Request) -> Response:
+        request_id: str = request.path_params["request_id"]
         is_admin = getattr(request.state, "is_admin", False)
         tenant = None if is_admin else getattr(request.state, "tenant", "")
         account = None

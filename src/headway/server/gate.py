@@ -3,6 +3,11 @@
 A request counts from the moment it is let in: while its body is read and tokenized, then while it
 waits in the engine for a seat. Every bound has its refusal, and each refusal says when to come
 back, from how fast the queue has been seen to drain.
+
+Where tenants have shares, twice each limit is the hard bound, and a tenant may have as much queued
+as is left free below it. A tenant alone fills half of the hard bound, which is the limit; a flood
+of any number of tenants leaves room for the next one. All guests of a gateway together may have
+three times what is free, so a flood of made-up names leaves room for those with a key.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from headway.clock import Clock
 from headway.config import ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.messages import EventBatch
-from headway.engine.waiting import ByTenant, Sums
 from headway.errors import OverloadedError, TenantLimitError
 from headway.tenancy import Meter, Visit
 
@@ -25,6 +29,13 @@ BYTES_PER_TOKEN = 4
 MAX_RETRY_AFTER_S = 60
 UNKNOWN_RETRY_AFTER_S = 2
 CLOSED_RETRY_AFTER_S = 5
+HARD_BOUND = 2
+"""Times a limit: the most that is ever queued, but for the last request let in."""
+GATEWAY_PARTS = 3
+"""Times what is free: the most that the guests of one gateway have queued together."""
+NUM_BODIES = 32
+"""Bodies of the largest size that may be held at a time; twice as many are the hard bound."""
+_KINDS = ("requests", "prompt tokens", "bytes of request bodies")
 
 
 class DrainRate:
@@ -72,13 +83,33 @@ class DrainRate:
             self._seconds /= 2
 
 
+class Load(NamedTuple):
+    """What is queued of somebody, or of all."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    """Of their prompts."""
+    num_bytes: int = 0
+    """Of bodies that are held until their tokens are known."""
+
+    def plus(self, other: Load) -> Load:
+        return Load(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+
+    def minus(self, other: Load) -> Load:
+        return Load(self[0] - other[0], self[1] - other[1], self[2] - other[2])
+
+
+NOTHING = Load()
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """What an HTTP request holds in the queue while it is on its way to the engine."""
 
     tenant: str
-    num_tokens: int
-    num_requests: int = 1
+    load: Load
+    gateway: str | None = None
+    """The tenant that named this one, if it has no key of its own."""
     visit: Visit | None = None
     """What it takes of its tenant's quotas."""
 
@@ -92,27 +123,23 @@ class _OnTheWay:
     """The places that are held, and their sums."""
 
     def __init__(self) -> None:
-        self.sums = ByTenant()
+        self.total = NOTHING
+        self.of: dict[str, Load] = {}
         self._places: set[Place] = set()
 
     def add(self, place: Place) -> None:
         self._places.add(place)
-        self.sums.add(place.tenant, place.num_requests, place.num_tokens)
+        self.total = self.total.plus(place.load)
+        self.of[place.tenant] = self.of.get(place.tenant, NOTHING).plus(place.load)
 
     def discard(self, place: Place) -> None:
         """Nothing happens if it is not held."""
         if place in self._places:
             self._places.remove(place)
-            self.sums.add(place.tenant, -place.num_requests, -place.num_tokens)
-
-
-class Ahead(NamedTuple):
-    """What goes before a request that comes now."""
-
-    num_requests: int
-    num_tokens: int
-    num_waiting: int
-    """Of the requests, those that the engine has already."""
+            self.total = self.total.minus(place.load)
+            left = self.of.pop(place.tenant).minus(place.load)
+            if left.num_requests:
+                self.of[place.tenant] = left
 
 
 class Gate:
@@ -123,7 +150,15 @@ class Gate:
         self._config = config
         self._engine = engine
         self.clock = clock
+        self._limits = Load(
+            config.max_num_queued_reqs,
+            config.max_num_queued_tokens,
+            NUM_BODIES * config.max_body_bytes,
+        )
+        self._hard = Load(*(HARD_BOUND * limit for limit in self._limits))
         self._places = _OnTheWay()
+        self._gateways: dict[str, str] = {}
+        """Which gateway named a guest; of those that are queued, and some that were."""
         self._num_seated = 0
         self._rate = DrainRate(clock.now())
         engine.subscribe(self._observe)
@@ -131,7 +166,7 @@ class Gate:
     @property
     def num_queued(self) -> int:
         """Requests on their way to the engine, and those that wait in it for a seat."""
-        return len(self._engine.waiting) + self._places.sums.total.num_requests
+        return len(self._engine.waiting) + self._places.total.num_requests
 
     def close(self) -> None:
         """Let nobody in any more; those inside stay."""
@@ -139,19 +174,29 @@ class Gate:
 
     @contextmanager
     def let_in(
-        self, tenant: str, num_bytes: int | None, meter: Meter | None = None
+        self,
+        tenant: str,
+        num_bytes: int | None,
+        meter: Meter | None = None,
+        gateway: str | None = None,
     ) -> Generator[Place, None, None]:
-        """Hold a place for a request of so many bytes until the engine has it, or refuse it. One
-        that does not say how many may have as many tokens as fit."""
+        """Hold a place for a request until the engine has it, or refuse it.
+
+        A body of unknown length counts as the longest, with as many tokens as fit.
+        """
         if self.is_closed:
             raise OverloadedError("the server is shutting down", CLOSED_RETRY_AFTER_S)
         limit = self._engine.info.capacity.max_model_len
         num_tokens = limit if num_bytes is None else min(num_bytes // BYTES_PER_TOKEN, limit)
-        place = Place(tenant, num_tokens)
+        # A longer body is refused when it is read.
+        longest = self._config.max_body_bytes
+        num_bytes = longest if num_bytes is None else min(num_bytes, longest)
+        place = Place(tenant, Load(1, num_tokens, num_bytes), gateway)
         self._check(place)
         # The server's own refusals come first: they cost a tenant nothing.
         place.visit = meter.enter() if meter is not None else None
         self._places.add(place)
+        self._remember_gateway(place)
         try:
             yield place
         finally:
@@ -163,7 +208,7 @@ class Gate:
     def resize(self, place: Place, num_requests: int, num_tokens: int) -> None:
         """Now that it is known what is in it: hold a place for so much, or refuse it."""
         self._places.discard(place)
-        place.num_requests, place.num_tokens = num_requests, num_tokens
+        place.load = Load(num_requests, num_tokens, place.load.num_bytes)
         self._check(place)
         if place.visit is not None:
             place.visit.grow(num_requests, num_tokens)
@@ -186,46 +231,102 @@ class Gate:
             await self._engine.refuse(stream, error)
 
     def _check(self, place: Place) -> None:
-        config, ahead = self._config, self._ahead_of(place.tenant)
-        num_own = self._own(place.tenant).num_requests
-        limit = config.max_num_queued_reqs_per_key
-        if limit is not None and num_own + place.num_requests > limit:
+        own = self._load_of(place.tenant)
+        num_ahead = self._num_ahead_of(place.tenant)
+        limit = self._config.max_num_queued_reqs_per_key
+        if limit is not None and own.num_requests + place.load.num_requests > limit:
             raise TenantLimitError(
-                f"{num_own} requests of this tenant are waiting already",
-                self._retry_after_s(ahead.num_waiting),
+                f"{own.num_requests} requests of this tenant are waiting already",
+                self._retry_after_s(num_ahead),
             )
+        total = self._total
         # One that comes when nothing waits is never too much: it would be too much forever.
-        num_requests, num_tokens, num_waiting = ahead
-        if num_requests and num_requests + place.num_requests > config.max_num_queued_reqs:
-            raise self._overloaded(f"{num_requests} requests are waiting already", num_waiting)
-        if num_requests and num_tokens + place.num_tokens > config.max_num_queued_tokens:
-            raise self._overloaded(f"{num_tokens} prompt tokens are waiting already", num_waiting)
-        wait_s = self._expected_wait_s(num_waiting)
-        if wait_s > config.max_queue_wait_s:
-            raise self._overloaded(f"a seat is expected in {wait_s:.0f} s", num_waiting)
+        if total.num_requests:
+            is_full = self._is_full_for(place, own, total)
+            for kind, amount, is_too_much in zip(_KINDS, total, is_full, strict=True):
+                if is_too_much:
+                    raise self._overloaded(f"{amount} {kind} are waiting already", num_ahead)
+        wait_s = self._expected_wait_s(num_ahead)
+        if wait_s > self._config.max_queue_wait_s:
+            raise self._overloaded(f"a seat is expected in {wait_s:.0f} s", num_ahead)
 
-    def _own(self, tenant: str) -> Sums:
-        waiting, coming = self._engine.waiting.sums.of(tenant), self._places.sums.of(tenant)
-        return Sums(
-            waiting.num_requests + coming.num_requests, waiting.num_tokens + coming.num_tokens
-        )
+    def _is_full_for(self, place: Place, own: Load, total: Load) -> list[bool]:
+        """Whether there is no room for it, of each kind."""
+        after = total.plus(place.load)
+        if not self._is_shared:
+            return [amount > limit for amount, limit in zip(after, self._limits, strict=True)]
+        group = self._load_of_gateway(place, total)
+        if not own.num_requests:
+            # However large, it needs only some room: else others, all of them small, would keep
+            # it out forever.
+            free = self._hard.minus(total)
+            return [
+                room <= 0 or of_gateway >= GATEWAY_PARTS * room
+                for room, of_gateway in zip(free, group, strict=True)
+            ]
+        free = self._hard.minus(after)
+        mine, guests = own.plus(place.load), group.plus(place.load)
+        return [
+            amount > room or of_gateway > GATEWAY_PARTS * room
+            for room, amount, of_gateway in zip(free, mine, guests, strict=True)
+        ]
 
-    def _ahead_of(self, tenant: str) -> Ahead:
-        """Everything that is queued; but where tenants have shares, for each of its own requests
-        only one of every other tenant that waits, so that nobody's flood is anybody else's."""
-        line, coming = self._engine.waiting, self._places.sums
-        num_tokens = line.sums.total.num_tokens + coming.total.num_tokens
-        everything = Ahead(self.num_queued, num_tokens, len(line))
-        if self._engine.info.scheduling_policy != "fair":
-            return everything
+    @property
+    def _is_shared(self) -> bool:
+        return self._engine.info.scheduling_policy == "fair"
+
+    @property
+    def _total(self) -> Load:
+        return self._places.total.plus(Load(*self._engine.waiting.sums.total))
+
+    def _load_of(self, tenant: str) -> Load:
+        waiting = Load(*self._engine.waiting.sums.of(tenant))
+        return self._places.of.get(tenant, NOTHING).plus(waiting)
+
+    def _load_of_gateway(self, place: Place, total: Load) -> Load:
+        """What the guests of the same gateway have queued, and the gateway itself."""
+        gateway = place.tenant if place.gateway is None else place.gateway
+        load = self._load_of(gateway)
+        # Below this they cannot have too much, and need not be added up.
+        if all(
+            (GATEWAY_PARTS + 1) * amount < GATEWAY_PARTS * bound
+            for amount, bound in zip(total.plus(place.load), self._hard, strict=True)
+        ):
+            return load
+        num_requests, num_tokens, num_bytes = load
+        waiting, coming = self._engine.waiting.sums.of, self._places.of.get
+        for name, by in self._gateways.items():
+            if by == gateway:
+                here, there = waiting(name), coming(name, NOTHING)
+                num_requests += here[0] + there[0]
+                num_tokens += here[1] + there[1]
+                num_bytes += there[2]
+        return Load(num_requests, num_tokens, num_bytes)
+
+    def _remember_gateway(self, place: Place) -> None:
+        """Note who named a guest; those with nothing queued are forgotten now and then."""
+        if place.gateway is None:
+            return
+        self._gateways[place.tenant] = place.gateway
+        if len(self._gateways) > 2 * self._hard.num_requests:
+            self._gateways = {
+                name: gateway
+                for name, gateway in self._gateways.items()
+                if self._load_of(name).num_requests
+            }
+
+    def _num_ahead_of(self, tenant: str) -> int:
+        """Requests that the engine has and will seat before the next one of this tenant.
+
+        Where tenants have shares, for each of its own one of every other tenant that waits, so
+        that nobody's flood is anybody else's.
+        """
+        line = self._engine.waiting
+        if not self._is_shared:
+            return len(line)
         known = line.sums.tenants
-        num_tenants = len(known) + sum(one not in known for one in {*coming.tenants, tenant})
-        own, num_waiting = self._own(tenant), line.sums.of(tenant).num_requests
-        return Ahead(
-            min(everything.num_requests, num_tenants * own.num_requests),
-            min(everything.num_tokens, num_tenants * own.num_tokens),
-            min(everything.num_waiting, num_tenants * (num_waiting + 1)),
-        )
+        num_tenants = len(known) + sum(one not in known for one in {*self._places.of, tenant})
+        return min(len(line), num_tenants * (line.sums.of(tenant).num_requests + 1))
 
     def _expected_wait_s(self, num_waiting: int) -> float:
         """0 unless requests are backed up now: how fast they left some other time says nothing

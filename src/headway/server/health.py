@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.encoding import JsonResponse
+from headway.server.routing import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,12 @@ class Health:
     has_given_up: Callable[[], bool]
 
 
-def live_router(health: Health) -> APIRouter:
+def live_router(health: Health) -> Routes:
     """The route that is open to anyone."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/health/live")
-    async def get_live() -> Response:
+    async def get_live(_request: Request) -> Response:
         if health.has_given_up():
             return JsonResponse({"status": "failed"}, 503)
         return JsonResponse({"status": "live"})
@@ -38,17 +39,17 @@ def live_router(health: Health) -> APIRouter:
     return router
 
 
-def health_router(health: Health) -> APIRouter:
+def health_router(health: Health) -> Routes:
     """The routes for those who route traffic."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/health/ready")
-    async def get_ready() -> Response:
+    async def get_ready(_request: Request) -> Response:
         status = health.status()
         return JsonResponse({"status": status}, 200 if status == "ready" else 503)
 
     @router.get("/health")
-    async def get_health() -> Response:
+    async def get_health(_request: Request) -> Response:
         # As vLLM answers: the status code says it all.
         return Response(status_code=200 if health.status() == "ready" else 503)
 

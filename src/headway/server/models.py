@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.encoding import JsonResponse
+from headway.server.routing import Routes
 from headway.server.services import Services
 
 
-def models_router(services: Services) -> APIRouter:
+def models_router(services: Services) -> Routes:
     """The routes and their handlers."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
+    async def list_models(_request: Request) -> Response:
         models = [_describe(name, services) for name in services.model_names]
         return JsonResponse({"object": "list", "data": models})
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headway._version import __version__
@@ -24,6 +24,7 @@ from headway.server.encoding import JsonResponse
 from headway.server.protocol import Fields, RequestLimits
 from headway.server.protocol_chat import ChatRequest
 from headway.server.protocol_completions import CompletionRequest
+from headway.server.routing import Routes
 from headway.server.services import Services
 from headway.server.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
@@ -83,12 +84,12 @@ class Facts:
     min_prompt_chars: int = 0
 
 
-def openapi_router(services: Services, limits: RequestLimits, has_keys: bool) -> APIRouter:
+def openapi_router(services: Services, limits: RequestLimits, has_keys: bool) -> Routes:
     """The route and its handler."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/openapi.json")
-    async def get_openapi() -> Response:
+    async def get_openapi(_request: Request) -> Response:
         return JsonResponse(document(facts_of(services, limits, has_keys)))
 
     return router

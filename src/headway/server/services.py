@@ -84,7 +84,7 @@ class Services:
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
         standing: Standing = request.state.standing
-        return self.gate.let_in(standing.tenant.name, num_bytes, standing.meter)
+        return self.gate.let_in(standing.tenant.name, num_bytes, standing.meter, standing.gateway)
 
 
 def terms_of(request: Request) -> Terms:
@@ -94,12 +94,15 @@ def terms_of(request: Request) -> Terms:
 
 async def read_body(request: Request) -> bytes:
     """The body, if it says that it is JSON: a page of another site can send any other kind here
-    without the browser asking first."""
+    without the browser asking first.
+
+    `request.body()` would keep the body for as long as the answer streams.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"the content type must be application/json, got {kind[:100]!r}"
         raise ApiError(ErrorAnswer(415, message, "invalid_request_error", "unsupported_media_type"))
-    return await request.body()
+    return b"".join([piece async for piece in request.stream()])
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

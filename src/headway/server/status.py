@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +9,7 @@ from headway._version import __version__
 from headway.observe.metrics import CONTENT_TYPE
 from headway.server.encoding import JsonResponse
 from headway.server.errors import ApiError, ErrorAnswer
+from headway.server.routing import Routes
 from headway.server.services import Services
 from headway.tenancy import Directory
 
@@ -21,9 +21,9 @@ _FOR_ADMINS = ErrorAnswer(
 )
 
 
-def metrics_router(services: Services, directory: Directory) -> APIRouter:
+def metrics_router(services: Services, directory: Directory) -> Routes:
     """The route and its handler."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/metrics")
     async def get_metrics(request: Request) -> Response:
@@ -38,12 +38,12 @@ def metrics_router(services: Services, directory: Directory) -> APIRouter:
     return router
 
 
-def version_router() -> APIRouter:
+def version_router() -> Routes:
     """The route and its handler."""
-    router = APIRouter()
+    router = Routes()
 
     @router.get("/version")
-    async def get_version() -> Response:
+    async def get_version(_request: Request) -> Response:
         return JsonResponse({"version": __version__})
 
     return router

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +12,7 @@ from headway.errors import InvalidRequestError, NeverFitsError
 from headway.server.encoding import JsonResponse
 from headway.server.protocol import TOKEN_ID, Fields, RequestLimits, decode, parse, validate
 from headway.server.protocol_chat import Messages, check_messages
+from headway.server.routing import Routes
 from headway.server.services import Services, off_loop, read_body
 
 
@@ -65,9 +65,9 @@ class DetokenizeRequest(Fields):
     tokens: Annotated[list[Any], WithJsonSchema({"type": "array", "items": TOKEN_ID})]
 
 
-def tokenize_router(services: Services) -> APIRouter:
+def tokenize_router(services: Services) -> Routes:
     """The routes and their handlers."""
-    router = APIRouter()
+    router = Routes()
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:

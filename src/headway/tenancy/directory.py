@@ -19,6 +19,8 @@ from headway.tenancy.values import ANONYMOUS, EMPTY, Price, Roster, Tenant, Tier
 
 MAX_UNLISTED = 10_000
 """Tenants that are in no file and that a proxy has named."""
+MAX_LOOKS = 64
+"""Guests a newcomer may look at to find one to evict: bounds the cost of a lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Standing:
     tenant: Tenant
     terms: Terms
     meter: Meter
+    gateway: str | None = None
+    """The tenant that named this one, if it is in no file."""
 
     def in_tier(self, tier: Tier) -> Standing:
         """The same tenant, served in another tier."""
@@ -38,14 +42,6 @@ class Standing:
         if not self.tenant.is_admin:
             return self
         return replace(self, tenant=replace(self.tenant, is_admin=False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Guest:
-    """A tenant that is in no file, and the name of the one that spoke for it first."""
-
-    by: str
-    standing: Standing
 
 
 class Directory:
@@ -64,7 +60,7 @@ class Directory:
         """No key is asked for, and everyone is the same anonymous tenant."""
         self._listed: dict[str, Standing] = {}
         self._by_digest: dict[bytes, tuple[bytes, Standing]] = {}
-        self._unlisted: OrderedDict[str, _Guest] = OrderedDict()
+        self._unlisted: OrderedDict[str, Standing] = OrderedDict()
         """Least recently named first."""
         self._departed: dict[str, Standing] = {}
         """No longer known, and still with requests under way or something owed."""
@@ -102,15 +98,12 @@ class Directory:
         guest = self._unlisted.get(name)
         if guest is not None:
             self._unlisted.move_to_end(name)
-            return guest.standing
-        if len(self._unlisted) >= MAX_UNLISTED:
-            oldest, guest = next(iter(self._unlisted.items()))
-            if not guest.standing.meter.is_at_rest:
-                return by.without_rights()
-            del self._unlisted[oldest]
-        standing = self._standing(_spoken_for(name, by.tenant), self._departed.pop(name, None))
-        self._unlisted[name] = _Guest(by.tenant.name, standing)
-        return standing
+            return guest
+        if len(self._unlisted) >= MAX_UNLISTED and not self._evict_guest():
+            return by.without_rights()
+        guest = self._guest(name, by.tenant, self._departed.pop(name, None))
+        self._unlisted[name] = guest
+        return guest
 
     def adopt(self, roster: Roster, keys: Mapping[bytes, str] | None = None) -> None:
         """Go by this roster, and by these keys if any are given, from now on.
@@ -130,8 +123,8 @@ class Directory:
         tenants.update({name: Tenant(name) for name in self.keys.values()})
         tenants.update(roster.tenants)
         guests, self._unlisted = self._unlisted, OrderedDict()
-        listed, before = self._listed, {name: guest.standing for name, guest in guests.items()}
-        before = self._departed | before | listed
+        listed = self._listed
+        before = self._departed | guests | listed
         has_same_tiers, self.roster = roster.tiers == self.roster.tiers, roster
         self._listed = {
             name: known
@@ -145,16 +138,32 @@ class Directory:
             digest: (digest, self._listed[name]) for digest, name in (digests | self.keys).items()
         }
         for name, guest in guests.items():
-            by = self._listed.get(guest.by)
+            by = self._listed.get(guest.gateway or "")
             if by is not None and name not in self._listed:
-                standing = self._standing(_spoken_for(name, by.tenant), guest.standing)
-                self._unlisted[name] = _Guest(guest.by, standing)
+                self._unlisted[name] = self._guest(name, by.tenant, guest)
         self._departed = {
             name: one
             for name, one in before.items()
             if name not in self._listed and name not in self._unlisted
             if not one.meter.is_at_rest
         }
+
+    def _guest(self, name: str, by: Tenant, before: Standing | None) -> Standing:
+        """How a tenant that is in no file stands, on the terms of who named it."""
+        return replace(self._standing(_spoken_for(name, by), before), gateway=by.name)
+
+    def _evict_guest(self) -> bool:
+        """Evict the least recently named guest that rests; False if none was found.
+
+        A guest with requests under way, or with a quota to pay back, goes to the end: the next
+        newcomer looks at others, so a few long streams never keep thousands of idle guests.
+        """
+        for _ in range(min(MAX_LOOKS, len(self._unlisted))):
+            name, guest = self._unlisted.popitem(last=False)
+            if guest.meter.is_at_rest:
+                return True
+            self._unlisted[name] = guest
+        return False
 
     def _standing(self, tenant: Tenant, before: Standing | None) -> Standing:
         """How it stands, with the meter it had before if it was there."""

@@ -1,28 +1,26 @@
 """Renders chat messages into a prompt with the model's own template.
 
-A template comes with the model, so it is code from a stranger: it runs in Jinja's immutable
-sandbox, sees only plain values, and its output is bounded. Owns the template dialect; does not
+A template comes with the model, so it is code from a stranger: it runs in a sandbox that counts
+its work, sees only plain values, and its output is bounded. Owns the template dialect; does not
 tokenize.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.errors import InvalidRequestError, ModelLoadError
+from headway.text.sandbox import MAX_SOURCE_CHARS, BoundedSandbox
 
 DEFAULT_MAX_CHARS = 4_000_000
-_MAX_POWER_BITS = 4096
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -40,9 +38,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
+        self._environment = _environment(max_chars, now)
         if source is not None:
+            if len(source) > MAX_SOURCE_CHARS:
+                raise ModelLoadError(
+                    f"the chat template has {len(source)} characters; {MAX_SOURCE_CHARS} are read"
+                )
             try:
-                self._template = _environment(max_chars, now).from_string(source)
+                self._template = self._environment.from_string(source)
             except (TemplateError, RecursionError) as error:
                 raise ModelLoadError(f"the chat template cannot be parsed: {error}") from error
 
@@ -76,7 +79,8 @@ class ChatTemplate:
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
-            return self._bounded(self._template.generate(names))
+            with self._environment.rendering(_num_chars(names)):
+                return self._bounded(self._template.generate(names))
         except InvalidRequestError:
             raise
         except Exception as error:
@@ -140,52 +144,25 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _BoundedSandbox(ImmutableSandboxedEnvironment):
-    """The output bound comes too late for one huge value, so products are bounded as well."""
-
-    intercepted_binops = frozenset({"*", "**"})
-    max_chars = DEFAULT_MAX_CHARS
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "**":
-            if isinstance(left, int) and left.bit_length() * abs(right) > _MAX_POWER_BITS:
-                raise SecurityError("a power in the chat template is too large")
-        else:
-            for value, count in ((left, right), (right, left)):
-                is_repeat = isinstance(value, (str, list, tuple)) and isinstance(count, int)
-                if is_repeat and len(value) * count > self.max_chars:
-                    raise SecurityError("a repetition in the chat template is too long")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment(max_chars: int, now: Callable[[], datetime]) -> _BoundedSandbox:
-    environment = _BoundedSandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+def _environment(max_chars: int, now: Callable[[], datetime]) -> BoundedSandbox:
+    environment = BoundedSandbox(
+        max_chars,
+        now,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, loopcontrols],
     )
-    environment.max_chars = max_chars
-    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-    del environment.globals["lipsum"]
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _num_chars(value: Any) -> int:
+    """About the size of plain JSON."""
+    if isinstance(value, str):
+        return 1 + len(value)
+    if isinstance(value, Mapping):
+        return 1 + sum(len(key) + _num_chars(item) for key, item in value.items())
+    return 1 + sum(map(_num_chars, value)) if isinstance(value, list) else 1
 
 
 def _raise_exception(message: str) -> None:

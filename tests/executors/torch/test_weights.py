@@ -98,6 +98,66 @@ def test_safetensors_folder(tmp_path, num_shards):
     assert seen == [(done, len(weights)) for done in range(1, len(weights) + 1)]
 
 
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("way", ["absolute", "../outside/x.safetensors", "sub/../x.safetensors"])
+def test_a_shard_outside_the_folder_is_refused(tmp_path, way):
+    inside, outside = tmp_path / "model", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    weights = tiny_weights(tiny_spec())
+    write_folder(inside, weights)
+    save_file(weights, outside / "x.safetensors")
+    shard = str(outside / "x.safetensors") if way == "absolute" else way
+    write_index(inside, dict.fromkeys(weights, shard))
+    with pytest.raises(ModelLoadError, match="must be the name of a file beside the index"):
+        open_checkpoint(locate(str(inside)))
+
+
+def test_a_link_out_of_the_folder_is_refused_except_to_blobs_of_the_hub(tmp_path):
+    weights = tiny_weights(tiny_spec())
+    outside = tmp_path / "elsewhere.safetensors"
+    save_file(weights, outside)
+    plain, snapshot = tmp_path / "plain", tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    blobs = snapshot.parent.parent / "blobs"
+    for folder in (plain, snapshot, blobs):
+        folder.mkdir(parents=True)
+    save_file(weights, blobs / "abc")
+    for folder in (plain, snapshot):
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        (folder / "model.safetensors").symlink_to(outside)
+        with pytest.raises(ModelLoadError, match="outside the model's folder"):
+            open_checkpoint(locate(str(folder)))
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(Path("../../blobs/abc"))
+    assert open_checkpoint(locate(str(snapshot))).names() == set(weights)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 1}, {"a": ""}, {"a": ".."}])
+def test_an_index_that_makes_no_sense_is_named(tmp_path, weight_map):
+    write_folder(tmp_path, tiny_weights(tiny_spec()))
+    write_index(tmp_path, weight_map)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json"):
+        open_checkpoint(locate(str(tmp_path)))
+
+
+def test_a_tensor_that_is_missing_is_named_with_its_file(tmp_path):
+    weights = tiny_weights(tiny_spec())
+    write_folder(tmp_path, weights, num_shards=2)
+    checkpoint = open_checkpoint(locate(str(tmp_path)))
+    with pytest.raises(ModelLoadError, match=f"no tensor model.nothing in {tmp_path}"):
+        checkpoint.read("model.nothing")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    write_index(tmp_path, {**index, "model.nothing": "model-1.safetensors"})
+    with pytest.raises(ModelLoadError, match=r"model\.nothing is in model-1\.safetensors"):
+        open_checkpoint(locate(str(tmp_path)))
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ModelLoadError, match="JSON object"):
+        open_checkpoint(locate(str(tmp_path)))
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_gguf_round_trip(tmp_path, architecture):
     spec = tiny_spec(architecture=architecture, has_qkv_bias=True)

@@ -174,11 +174,14 @@ def _hf_rope(config: Mapping[str, Any], max_len: int) -> tuple[float, RopeScalin
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, LinearScaling(float(rope["factor"]))
+        return theta, LinearScaling(float(_required(rope, "factor")))
     if kind == "llama3":
         original = rope.get("original_max_position_embeddings") or max_len
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        return theta, Llama3Scaling(float(rope["factor"]), low, high, int(original))
+        low, high = (
+            float(_required(rope, "low_freq_factor")),
+            float(_required(rope, "high_freq_factor")),
+        )
+        return theta, Llama3Scaling(float(_required(rope, "factor")), low, high, int(original))
     raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
 
 

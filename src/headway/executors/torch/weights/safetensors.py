@@ -20,13 +20,20 @@ class SafetensorsCheckpoint:
     """A folder with config.json and model.safetensors, or shards with an index."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._spec = spec_from_config(_read_json(folder / "config.json"))
-        self._files = {path: _open(path) for path in _shards(folder)}
+        weight_map = _weight_map(folder / _INDEX)
+        self._files = {path: _open(path) for path in _shards(folder, weight_map)}
         self._file_of = {
             name: path
             for path, file in self._files.items()
             for name in file.keys()  # noqa: SIM118, not a dict: it has keys but no iterator
         }
+        for tensor, shard in weight_map.items():
+            if self._file_of.get(tensor) != folder / shard:
+                raise ModelLoadError(
+                    f"{folder / _INDEX} says that {tensor} is in {shard}, which has no such tensor"
+                )
 
     @property
     def spec(self) -> ModelSpec:
@@ -42,18 +49,60 @@ class SafetensorsCheckpoint:
         )
 
     def read(self, name: str) -> torch.Tensor:
-        return self._files[self._file_of[name]].get_tensor(name)
+        path = self._file_of.get(name)
+        if path is None:
+            raise ModelLoadError(f"there is no tensor {name} in {self._folder}")
+        try:
+            return self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read tensor {name} of {path}: {error}") from error
 
 
-def _shards(folder: Path) -> list[Path]:
-    if (folder / _INDEX).is_file():
-        shards = sorted(set(_read_json(folder / _INDEX)["weight_map"].values()))
-        return [folder / shard for shard in shards]
-    if found := sorted(folder.glob("*.safetensors")):
-        return found
-    raise ModelLoadError(
-        f"no *.safetensors in {folder}; checkpoints that need unpickling (*.bin, *.pt) are not read"
-    )
+def _shards(folder: Path, weight_map: dict[str, str]) -> list[Path]:
+    found = sorted({folder / name for name in weight_map.values()} or folder.glob("*.safetensors"))
+    if not found:
+        raise ModelLoadError(
+            f"no *.safetensors in {folder}; "
+            "checkpoints that need unpickling (*.bin, *.pt) are not read"
+        )
+    for path in found:
+        _check_inside(folder, path)
+    return found
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which shard has which tensor; empty without an index."""
+    if not index.is_file():
+        return {}
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index} has no weight_map")
+    for tensor, name in weight_map.items():
+        _check_shard_name(index, tensor, name)
+    return weight_map
+
+
+def _check_shard_name(index: Path, tensor: str, name: Any) -> None:
+    """Refuse a shard that is not a plain file name: the index comes with the model."""
+    is_plain = isinstance(name, str) and Path(name).name == name
+    if not is_plain or not name.endswith(".safetensors"):
+        raise ModelLoadError(
+            f"{index} says that {tensor} is in {name!r}; "
+            "a shard must be the name of a file beside the index, *.safetensors"
+        )
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    """Refuse a link that leads out of the model.
+
+    In the cache of the Hugging Face hub, snapshots/<commit>/<file> links to blobs/<hash>.
+    """
+    home, target = folder.resolve(), path.resolve()
+    roots = [home]
+    if home.parent.name == "snapshots":
+        roots.append(home.parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise ModelLoadError(f"{path} is a link to {target}, outside the model's folder")
 
 
 def _open(path: Path) -> Any:
@@ -65,6 +114,9 @@ def _open(path: Path) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object")
+    return content

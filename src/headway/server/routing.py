@@ -1,0 +1,34 @@
+"""The routes of one file, collected by its handlers' decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Routes(list[Route]):
+    """Routes in the order in which they are looked at."""
+
+    def get(self, path: str) -> Callable[[Handler], Handler]:
+        return self._route(path, "GET")
+
+    def post(self, path: str) -> Callable[[Handler], Handler]:
+        return self._route(path, "POST")
+
+    def add(self, path: str, handler: Handler, *methods: str) -> None:
+        route = Route(path, handler, methods=list(methods))
+        # Starlette answers HEAD wherever it answers GET; here only what is named is answered.
+        route.methods = set(methods)
+        self.append(route)
+
+    def _route(self, path: str, method: str) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.add(path, handler, method)
+            return handler
+
+        return add
