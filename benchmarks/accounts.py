@@ -192,13 +192,13 @@ def situations(num_tokens: int) -> tuple[Situation, ...]:
             "for KV blocks held mostly by tenant gold",
         ),
         Situation(
-            "tenant share",
+            "KV quota",
             (("capped", few, 250),),
             1,
             0,
             ("capped", few, 4),
-            "tenant_share",
-            "because its tenant had used its share",
+            "kv_quota",
+            "because its tenant was at its KV quota",
         ),
         Situation(
             "higher tier",

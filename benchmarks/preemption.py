@@ -80,7 +80,7 @@ class Scenario:
     prefixes: Prefixes = NO_PREFIXES
     costs: Costs = Costs()
     store_share: float = 0.25
-    """Slots of the second store for each block of the pool."""
+    """Slots of the offload store for each block of the pool."""
     num_seats: int = 64
     has_priorities: bool = False
     """Every fourth request is of a higher rank, and comes while the others run."""

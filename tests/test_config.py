@@ -242,7 +242,7 @@ def test_the_cache_takes_half_of_what_the_weights_leave():
 def test_the_second_store_is_a_quarter_of_the_cache_or_as_asked(settings, num_slots, why):
     choice = resolved(kv_cache_memory_bytes="4M", max_model_len=512, **settings)
     assert choice.num_slots == num_slots
-    assert any("second store" in reason and why in reason for reason in choice.reasons)
+    assert any("offload store" in reason and why in reason for reason in choice.reasons)
 
 
 def test_the_second_store_leaves_most_of_the_memory_alone():

@@ -56,7 +56,7 @@ class Resolved:
     num_blocks: int
     kv_cache_bytes: int
     num_slots: int
-    """Blocks of preempted requests that the second store keeps."""
+    """Blocks of preempted requests that the offload store keeps."""
     reasons: tuple[str, ...]
 
 
@@ -233,7 +233,7 @@ def _resolve_blocks(
 def _resolve_slots(
     config: Config, hardware: Hardware, block_bytes: int, num_blocks: int
 ) -> tuple[int, str]:
-    """The second store: as asked, or a quarter of the KV cache while that is little memory."""
+    """The offload store: as asked, or a quarter of the KV cache while that is little memory."""
     asked = config.cache.preemption_store_bytes
     if asked is not None:
         num_slots, why = asked // block_bytes, "as asked"
@@ -243,4 +243,4 @@ def _resolve_slots(
         if num_slots == in_memory:
             why = f"1/{_STORE_SHARE} of the free memory"
     size = f"{num_slots * block_bytes / GIB:.2f} GiB"
-    return num_slots, f"second store {size}: {why} = {num_slots} blocks"
+    return num_slots, f"offload store {size}: {why} = {num_slots} blocks"

@@ -1,4 +1,4 @@
-"""Slots: free, resting or owned, and never two of them."""
+"""Slots: free, pending or owned, and never two of them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ def test_slots_are_handed_out_until_there_are_none():
     slots.check([0, 1, 2])
 
 
-def test_a_slot_let_go_of_rests_until_a_plan_has_been_made():
+def test_a_freed_slot_is_pending_until_a_plan_has_been_made():
     slots = SlotPool(1)
     slot_id = slots.allocate()
     slots.free([slot_id])
     assert (slots.num_free, slots.num_used) == (0, 0)
     slots.check([])
-    slots.settle()
+    slots.release_pending()
     assert slots.num_free == 1
 
 
-def test_a_resting_slot_can_be_taken_back():
+def test_a_pending_slot_can_be_reclaimed():
     slots = SlotPool(2)
     slot_id = slots.allocate()
     slots.free([slot_id])
-    slots.take_back(slot_id)
-    slots.settle()
+    slots.reclaim(slot_id)
+    slots.release_pending()
     assert (slots.num_free, slots.num_used) == (1, 1)
     slots.check([slot_id])
 
 
-def test_letting_go_twice_is_a_bug():
+def test_freeing_twice_is_a_bug():
     slots = SlotPool(1)
     slots.free([slots.allocate()])
     with pytest.raises(RuntimeError, match="twice"):

@@ -9,7 +9,7 @@ import pytest
 from headway.core.causes import PreemptionMethod
 from headway.core.events import Admitted, Preempted
 from headway.core.executor import Capacity
-from headway.core.holdings import Holdings
+from headway.core.holdings import Offload
 from headway.core.kv import KVCache
 from headway.core.plan import StepPlan
 from headway.core.request import Request
@@ -61,8 +61,8 @@ def test_a_preemption_says_how_it_was_done_and_what_was_lost(settings, method, n
 
 def test_no_more_is_taken_than_is_needed_and_more_when_more_is():
     engine = short_of_blocks(preemption_method="trim")
-    assert len(engine.scheduler.kv.kept["b"]) == 2
-    engine.until(lambda: len(engine.scheduler.kv.kept["b"]) == 1)
+    assert len(engine.scheduler.kv.kept_blocks["b"]) == 2
+    engine.until(lambda: len(engine.scheduler.kv.kept_blocks["b"]) == 1)
     assert len(engine.seen(Preempted)) == 1, "taking from one that waits is no preemption"
     engine.run()
     assert resumed(engine, "b").num_recomputed == 8
@@ -96,8 +96,8 @@ def test_the_last_slots_are_reused_when_the_store_is_full():
 def test_an_abort_while_preempted_frees_blocks_and_slots(method: str):
     engine = short_of_blocks(num_slots=3, preemption_method=method)
     assert engine.abort("b")
-    assert engine.scheduler.holdings.slots.num_used == 0
-    assert not engine.scheduler.kv.kept
+    assert engine.scheduler.offload.slots.num_used == 0
+    assert not engine.scheduler.kv.kept_blocks
     engine.run()
     assert_exact(engine, a=12)
 
@@ -175,34 +175,34 @@ def test_a_prompt_preempted_half_way_goes_on_where_it_was(method: str):
     assert engine.output("strong") == expected_output(own_tokens("strong", 20), 4)
 
 
-def come_back(kv: KVCache, holdings: Holdings, request: Request) -> None:
-    match = holdings.match(request)
+def come_back(kv: KVCache, offload: Offload, request: Request) -> None:
+    match = offload.match(request)
     kv.allocate(request, match, request.num_tokens)
-    request.num_computed = holdings.restore(request, kv.tables[request.id], match)
+    request.num_computed = offload.restore(request, kv.tables[request.id], match)
 
 
 def test_one_preempted_again_before_its_slots_were_loaded_still_has_them():
     """In one pass: nothing is saved from blocks that hold nothing yet."""
     kv = KVCache(4, 4, enable_prefix_caching=False)
-    holdings = Holdings(kv, Capacity(4, 4, 100, num_slots=3), "checkpoint")
+    offload = Offload(kv, Capacity(4, 4, 100, num_slots=3), "checkpoint")
     request = make_request("a", 12)
-    kv.allocate(request, holdings.match(request), 12)
+    kv.allocate(request, offload.match(request), 12)
     request.num_computed = 11
-    kv.keep(request)
-    holdings.take_over(request)
-    saves, _ = holdings.take_moves()
+    kv.detach(request)
+    offload.keep(request)
+    saves, _ = offload.take_moves()
     assert len(saves) == 3
 
-    come_back(kv, holdings, request)
-    kv.keep(request)
-    holdings.take_over(request)
-    holdings.check([request.id])
-    assert holdings.take_moves() == ((), ())
-    assert holdings.num_lost(request) == 0
+    come_back(kv, offload, request)
+    kv.detach(request)
+    offload.keep(request)
+    offload.check([request.id])
+    assert offload.take_moves() == ((), ())
+    assert offload.num_lost(request) == 0
 
-    come_back(kv, holdings, request)
-    _, loads = holdings.take_moves()
+    come_back(kv, offload, request)
+    _, loads = offload.take_moves()
     assert [load.slot_id for load in loads] == [save.slot_id for save in reversed(saves)]
     assert [load.block_id for load in loads] == kv.tables["a"].block_ids
     assert request.num_computed == 11
-    assert holdings.slots.num_free == 3
+    assert offload.slots.num_free == 3

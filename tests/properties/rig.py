@@ -220,7 +220,7 @@ class Rig:
         last = self.add(Wish())
         self.begin()
         require(self.executor.known_ids == {last}, "the executor still holds finished requests")
-        slots = self.scheduler.holdings.slots
+        slots = self.scheduler.offload.slots
         require(slots.num_free == slots.num_slots, "slots are not free after a plan")
         self.end()
         invariants.check_drained(self.scheduler)

@@ -16,9 +16,9 @@ class Capacity:
     block_size: int
     max_model_len: int
     num_slots: int = 0
-    """Blocks whose contents the second store can keep; 0 if there is none."""
+    """Blocks whose contents the offload store can keep; 0 if there is none."""
     block_copy_s: float = 0.0
-    """Seconds to move one block to the second store or back, as measured at the start."""
+    """Seconds to move one block to the offload store or back, as measured at the start."""
 
 
 @dataclass(frozen=True, slots=True)

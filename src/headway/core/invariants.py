@@ -39,7 +39,7 @@ def check(scheduler: Scheduler) -> None:
     _require(scheduler.num_seats_used <= scheduler.config.max_num_seqs, "more seats than exist")
     scheduler.kv.check(running)
     preempted = [it.id for it in waiting.values() if it.state is RequestState.PREEMPTED]
-    scheduler.holdings.check(preempted)
+    scheduler.offload.check(preempted)
     scheduler.accounts.check(scheduler.running)
     scheduler.waiting.check()
     for request in running.values():
@@ -76,7 +76,7 @@ def check_drained(scheduler: Scheduler) -> None:
     check(scheduler)
     _require(not scheduler.requests, "requests are left")
     _require(scheduler.kv.pool.num_used == 0, "blocks are left")
-    _require(scheduler.holdings.slots.num_used == 0, "slots are left")
+    _require(scheduler.offload.slots.num_used == 0, "slots are left")
 
 
 def _require(holds: bool, message: str) -> None:

@@ -70,9 +70,9 @@ class KVCache:
         self.tables: dict[str, BlockTable] = {}
         self.held: dict[str, dict[int, int]] = {}
         """Tenant -> block -> in how many tables of the tenant's requests it is."""
-        self.kept: dict[str, list[int]] = {}
-        """Preempted request -> the blocks it still has, from the start of the table it had. The
-        lists are shortened by headway.core.holdings, which frees what it takes out."""
+        self.kept_blocks: dict[str, list[int]] = {}
+        """Preempted request -> the blocks it keeps, from the start of its former table.
+        headway.core.holdings shortens these lists and frees the blocks it removes."""
         self._block_s: dict[str, float] = {}
         """What requests without a table held in tables they had before."""
         self._copies: list[BlockCopy] = []
@@ -189,17 +189,20 @@ class KVCache:
 
     def free(self, request: Request, now: float = 0.0) -> float:
         """Let go of a request's blocks; block-seconds held since its table last changed."""
-        block_s = self.keep(request, now)
+        block_s = self.detach(request, now)
         self.release(request.id)
         return block_s
 
-    def keep(self, request: Request, now: float = 0.0) -> float:
-        """A request stops running and keeps its blocks until somebody needs them; its tenant is
-        not taken to hold them. Block-seconds held since its table last changed."""
+    def detach(self, request: Request, now: float = 0.0) -> float:
+        """Move a request's blocks from its table to `kept_blocks`; return its block-seconds.
+
+        Kept blocks stay referenced, but do not count toward the tenant's KV quota. The
+        block-seconds are those since the table last changed.
+        """
         table = self.tables.pop(request.id)
         block_s = table.count(now)
         self._block_s[request.id] = table.block_s
-        self.kept[request.id] = table.block_ids
+        self.kept_blocks[request.id] = table.block_ids
         tenant = request.terms.tenant
         held = self.held[tenant]
         for block_id in table.block_ids:
@@ -212,8 +215,8 @@ class KVCache:
         return block_s
 
     def release(self, request_id: str) -> None:
-        """Let go of what a request kept."""
-        self.pool.free(self.kept.pop(request_id))
+        """Free the blocks a request keeps."""
+        self.pool.free(self.kept_blocks.pop(request_id))
 
     def take_block_s(self, request: Request) -> float:
         """Blocks times seconds, over all tables it has had; asked once, when it is gone."""
@@ -237,25 +240,29 @@ class KVCache:
         num_shared = sum([block_id in held for block_id in match.block_ids])
         return max(self.num_blocks_for(num_tokens), len(match.block_ids)) - num_shared
 
-    def num_given_up(self, requests: Sequence[Request], kept: frozenset[int] = frozenset()) -> int:
+    def num_given_up(
+        self, requests: Sequence[Request], pinned: frozenset[int] = frozenset()
+    ) -> int:
         """How many blocks fewer their tenant would hold without these requests of it."""
         if not requests:
             return 0
         held = self.held[requests[0].terms.tenant]
         let_go = Counter(id for request in requests for id in self.tables[request.id].block_ids)
-        return sum([held[id] == times and id not in kept for id, times in let_go.items()])
+        return sum([held[id] == times and id not in pinned for id, times in let_go.items()])
 
     def num_freeable(
-        self, requests: Sequence[Request], spared: frozenset[int] = frozenset()
+        self, requests: Sequence[Request], pinned: frozenset[int] = frozenset()
     ) -> int:
-        """How many blocks would become usable if all of these, running or preempted, let go of
-        theirs; not counting those `spared`."""
+        """Return how many blocks freeing all of these requests' blocks makes usable.
+
+        The requests may run or be preempted; `pinned` blocks do not count.
+        """
         lists = (self._block_ids_of(request.id) for request in requests)
-        return self.pool.num_freeable(id for ids in lists for id in ids if id not in spared)
+        return self.pool.num_freeable(id for ids in lists for id in ids if id not in pinned)
 
     def _block_ids_of(self, request_id: str) -> Sequence[int]:
         table = self.tables.get(request_id)
-        return self.kept[request_id] if table is None else table.block_ids
+        return self.kept_blocks[request_id] if table is None else table.block_ids
 
     def _hash_full_blocks(self, request: Request) -> None:
         salt = request.terms.cache_group
@@ -276,7 +283,7 @@ class KVCache:
             for block_id in table.block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
                 own[block_id] = own.get(block_id, 0) + 1
-        for block_ids in self.kept.values():
+        for block_ids in self.kept_blocks.values():
             for block_id in block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
         if held != self.held:

@@ -56,14 +56,14 @@ class BlockCopy:
 
 
 class BlockSave(NamedTuple):
-    """Keep a block's contents in a slot of the second store; the block itself can go."""
+    """Copy a block's contents to a slot of the offload store."""
 
     block_id: int
     slot_id: int
 
 
 class BlockLoad(NamedTuple):
-    """Bring a slot's contents back into a block, which need not be the one it came from."""
+    """Copy a slot's contents to a block, not necessarily the one it was saved from."""
 
     slot_id: int
     block_id: int

@@ -1,9 +1,9 @@
-"""Blocks and seats that must come from somebody: the seam where a victim is chosen and gives way.
+"""Preemption: free blocks and seats for stronger requests by preempting weaker ones.
 
-Two occasions: a running request has outgrown its blocks and none is free, or its tenant may not
-hold more; and a waiting request has a strictly stronger claim than running ones. Whom it meets is
-chosen in headway.core.victim, and headway.core.seats carries it out. Before anybody has to leave,
-those that left before give up what they kept (headway.core.holdings).
+Two occasions: a running request needs one more block and none is free, or its tenant is at its KV
+quota; and a waiting request has a strictly stronger claim than running ones. headway.core.victim
+chooses the victims, headway.core.seats preempts them. Blocks that preempted requests keep
+(headway.core.holdings) are freed before another running request is preempted.
 """
 
 from __future__ import annotations
@@ -20,56 +20,58 @@ RUNNING = RequestState.RUNNING
 
 
 class Preemption:
-    """Takes from the weaker what the stronger need."""
+    """Frees blocks and seats for requests, by preemption if need be."""
 
     def __init__(self, kv: KVCache, seats: Seats, rules: Rules, headroom: Headroom) -> None:
         self._kv = kv
         self._seats = seats
-        self._holdings = seats.holdings
+        self._offload = seats.offload
         self._rules = rules
         self._headroom = headroom
         self._outgrown: list[Request] = []
         self.cause: WaitCause | None = None
-        """What the last preemption of this pass was for; None if there was none."""
+        """Cause of the last preemption in this pass; None without one."""
 
     def begin_pass(self) -> None:
         self.cause = None
         self._headroom.narrow()
 
     def note_growth(self, request: Request) -> None:
-        """Its next tokens may need another block."""
+        """Note that a request's next tokens may need another block."""
         self._outgrown.append(request)
 
     def find_growing(self) -> list[Request]:
-        """Running requests whose tokens have outgrown their blocks."""
+        """Return the running requests that need another block now."""
         noted = dict.fromkeys(self._outgrown)
         return [one for one in noted if one.state is RUNNING and self._kv.num_missing(one)]
 
     def grow(self, now: float) -> None:
-        """Blocks for new tokens, before any request is put into the plan: so a victim never is."""
+        """Allocate blocks for new tokens.
+
+        This comes before any request is put into the plan, so a victim never is in it.
+        """
         self._outgrown = growing = self.find_growing()
         num_missing = sum(map(self._kv.num_missing, growing))
         has_shares = any(one.terms.max_kv_share < 1.0 for one in growing)
         if has_shares or num_missing > self._kv.pool.num_free:
-            # Those that may take from others go before those that others may take from, so that
-            # nobody takes in vain.
+            # Strongest first: a request must not get a block and then be preempted for another.
             growing.sort(key=self._rules.eviction_key)
         for request in growing:
             self._grow(request, now)
 
     def make_room(self, request: Request, wait: Wait, weaker: list[Request], now: float) -> bool:
-        """For a waiting request that does not fit. False if nobody was asked to leave."""
-        keepers = self._keepers(request)
-        victims = choose_victims(request, wait, weaker, keepers, self._kv, self._rules)
+        """Preempt weaker requests for a waiting one; False if that would not make it fit."""
+        keeping = self._reclaimable_from(request)
+        victims = choose_victims(request, wait, weaker, keeping, self._kv, self._rules)
         if not victims:
             return False
         num_free = self._kv.pool.num_free
         for victim in victims:
             self._seats.preempt(victim, now)
-        # Room for tokens that were not computed yet is free at once.
+        # Blocks without computed tokens were freed by the preemptions themselves.
         num_blocks = wait.num_blocks - (self._kv.pool.num_free - num_free)
-        spared = frozenset(wait.match.block_ids)
-        self._holdings.squeeze(num_blocks, [*keepers, *victims], spared)
+        pinned = frozenset(wait.match.block_ids)
+        self._offload.free_blocks(num_blocks, [*keeping, *victims], pinned)
         for victim in victims:
             is_own = victim.terms.tenant == request.terms.tenant
             cause = wait.cause
@@ -78,27 +80,31 @@ class Preemption:
             self._tell_of(victim, request, cause, now)
         return True
 
-    def squeeze_for(self, request: Request, wait: Wait) -> bool:
-        """Blocks for a waiting request from those preempted before it, if they have enough."""
+    def free_kept_blocks_for(self, request: Request, wait: Wait) -> bool:
+        """Free kept blocks of preempted requests for a waiting one; False if too few."""
         if wait.cause is not WaitCause.KV_BLOCKS:
             return False
-        spared = frozenset(wait.match.block_ids)
-        return self._holdings.squeeze(wait.num_blocks, self._keepers(request), spared)
+        pinned = frozenset(wait.match.block_ids)
+        return self._offload.free_blocks(wait.num_blocks, self._reclaimable_from(request), pinned)
 
-    def _keepers(self, claimant: Request) -> list[Request]:
-        """The preempted requests whose blocks the claimant may take: the weaker ones, weakest
-        first. The strongest that runs, or anybody if nobody runs, may take from all: so somebody
-        always goes on."""
+    def _reclaimable_from(self, claimant: Request) -> list[Request]:
+        """Return the preempted requests whose kept blocks the claimant may take, weakest first.
+
+        These are the weaker ones. The strongest running request, or any claimant if none runs,
+        may take from all of them, so that some request always makes progress.
+        """
         running, eviction_key = self._seats.running, self._rules.eviction_key
-        keepers = [one for one in self._holdings.keepers if one is not claimant]
-        if keepers and running and claimant is not min(running, key=eviction_key):
+        keeping = [one for one in self._offload.preempted_with_blocks if one is not claimant]
+        if keeping and running and claimant is not min(running, key=eviction_key):
             limit = eviction_key(claimant)
-            keepers = [one for one in keepers if eviction_key(one) > limit]
-        return sorted(keepers, key=eviction_key, reverse=True)
+            keeping = [one for one in keeping if eviction_key(one) > limit]
+        return sorted(keeping, key=eviction_key, reverse=True)
 
     def _grow(self, request: Request, now: float) -> None:
-        """By preempting if it must. If it finds no victim it sits this step out, unless it was
-        itself the one to go."""
+        """Allocate the missing blocks of a request, by preemption if need be.
+
+        The request may itself be the victim. Without a victim it skips this step.
+        """
         kv, running = self._kv, self._seats.running
         while request.state is RUNNING and kv.num_missing(request):
             if kv.is_at_share(request):
@@ -107,7 +113,7 @@ class Preemption:
             elif kv.pool.num_free > 0:
                 self._seats.extend(request, now)
                 continue
-            elif self._holdings.squeeze(1, self._keepers(request)):
+            elif self._offload.free_blocks(1, self._reclaimable_from(request)):
                 continue
             else:
                 victim = choose_victim(request, running, kv, self._rules)
@@ -118,11 +124,11 @@ class Preemption:
             if cause is WaitCause.KV_BLOCKS:
                 self._headroom.widen()
                 if victim is not request and not kv.pool.num_free:
-                    self._holdings.squeeze(1, [victim])
+                    self._offload.free_blocks(1, [victim])
             self._tell_of(victim, request, cause, now)
 
     def _tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
-        # What a tenant takes from itself concerns nobody else.
+        # A preemption within a tenant's quota frees no block for others.
         if cause is not WaitCause.KV_QUOTA:
             self.cause = cause
         self._seats.tell_of(victim, by, cause, now)

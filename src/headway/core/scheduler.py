@@ -26,7 +26,7 @@ from headway.core.deadlines import Infeasible, Pace
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
-from headway.core.holdings import Holdings
+from headway.core.holdings import Offload
 from headway.core.kv import KVCache
 from headway.core.pacing import Pacer
 from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, StepResult
@@ -59,10 +59,10 @@ class Scheduler:
         context = PolicyContext(self.accounts, self.kv.is_start_cached)
         queue = make_queue(config.scheduling_policy, context)
         self.waiting = WaitingQueue(queue, self.accounts, config.max_wait_s)
-        self.holdings = Holdings(
+        self.offload = Offload(
             self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
         )
-        self._seats = Seats(self.kv, self.holdings, self.waiting, self.accounts)
+        self._seats = Seats(self.kv, self.offload, self.waiting, self.accounts)
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
         rules = Rules(self.waiting.eviction_key, config.max_preemptions)
         self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
@@ -165,7 +165,7 @@ class Scheduler:
         step_id = next(self._step_ids)
         if not draft.scheduled:
             return StepPlan(step_id, ())
-        copies, moves = self.kv.take_copies(), self.holdings.take_moves()
+        copies, moves = self.kv.take_copies(), self.offload.take_moves()
         return draft.seal(step_id, copies, moves, self._seats.take_released())
 
     def _schedule_decodes(
@@ -196,9 +196,9 @@ class Scheduler:
 
     def _try(self, request: Request, growing: Sequence[Request] | None = None) -> Admit | Wait:
         """Does it fit, leaving room for running requests to grow, or for what these need now? If
-        need be, with blocks that weaker ones kept when they were preempted."""
+        need be, with kept blocks of weaker preempted requests."""
         outcome = self._try_as_is(request, growing)
-        if isinstance(outcome, Wait) and self._preemption.squeeze_for(request, outcome):
+        if isinstance(outcome, Wait) and self._preemption.free_kept_blocks_for(request, outcome):
             outcome = self._try_as_is(request, growing)
         return outcome
 
@@ -211,7 +211,7 @@ class Scheduler:
             sum([other.terms.tenant == tenant for other in growing or ()]),
         )
         is_immune = request.num_preemptions >= self.config.max_preemptions
-        return try_admit(request, self.holdings.match(request), self.kv, room, is_immune)
+        return try_admit(request, self.offload.match(request), self.kv, room, is_immune)
 
     def _admit_waiting(
         self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
@@ -292,7 +292,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Take in what a step computed."""
-        self.holdings.observe(plan, result)
+        self.offload.observe(plan, result)
         has_left = False
         requests, block_size, told = self.requests, self.kv.block_size, self._seats.events
         sampled: list[str] = []

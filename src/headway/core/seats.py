@@ -13,7 +13,7 @@ from dataclasses import replace
 from headway.core import events
 from headway.core.admission import Admit
 from headway.core.causes import WaitCause
-from headway.core.holdings import Holdings
+from headway.core.holdings import Offload
 from headway.core.kv import KVCache
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.waiting.accounts import Accounts
@@ -26,7 +26,7 @@ class Seats:
     """Who runs."""
 
     def __init__(
-        self, kv: KVCache, holdings: Holdings, waiting: WaitingQueue, accounts: Accounts
+        self, kv: KVCache, offload: Offload, waiting: WaitingQueue, accounts: Accounts
     ) -> None:
         self.running: list[Request] = []
         """Sorted by standing, strongest first."""
@@ -35,7 +35,7 @@ class Seats:
         self.events: list[events.Event] = []
         self.released_ids: list[str] = []
         """Those whose state the executor can forget."""
-        self.holdings = holdings
+        self.offload = offload
         self._kv = kv
         self._waiting = waiting
         self._accounts = accounts
@@ -54,9 +54,9 @@ class Seats:
     def seat(self, request: Request, admit: Admit, now: float) -> None:
         """A request taken from the waiting line gets a seat and the blocks it was granted."""
         self._kv.allocate(request, admit.match, admit.num_tokens, now)
-        had = self.holdings.num_computed(request)
+        had = self.offload.num_computed(request)
         table = self._kv.tables[request.id]
-        request.num_computed = self.holdings.restore(request, table, admit.match)
+        request.num_computed = self.offload.restore(request, table, admit.match)
         self._accounts.charge_prompt(request, request.num_computed)
         causes, held_by = self._waiting.leave(request, now)
         is_resumed = request.state is RequestState.PREEMPTED
@@ -77,12 +77,12 @@ class Seats:
         )
 
     def preempt(self, victim: Request, now: float) -> None:
-        """Take the seat of a running request; it keeps its place in line, and its blocks until
-        somebody needs them."""
+        """Preempt a running request; it keeps its place in the waiting queue, and its blocks
+        until another request needs them."""
         self.running.remove(victim)
         self._accounts.mark_charged(victim, victim.num_computed)
         self._vacate(victim, now)
-        self.holdings.take_over(victim)
+        self.offload.keep(victim)
         victim.num_computed = 0
         victim.num_preemptions += 1
         victim.to(RequestState.PREEMPTED, now)
@@ -91,7 +91,7 @@ class Seats:
     def tell_of(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
         """A preemption, once what was needed has been taken. `cause` is what the other was in
         need of."""
-        method, num_lost = self.holdings.method_of(victim), self.holdings.num_lost(victim)
+        method, num_lost = self.offload.method_of(victim), self.offload.num_lost(victim)
         self.events.append(events.Preempted(victim.id, now, by.id, num_lost, method, cause))
 
     def extend(self, request: Request, now: float) -> None:
@@ -134,7 +134,7 @@ class Seats:
             self._vacate(request, now)
             self._kv.release(request.id)
         else:
-            self.holdings.drop(request)
+            self.offload.discard(request)
             causes, _ = self._waiting.leave(request, now)
         self._accounts.forget_charged(request)
         self._accounts.close_if_idle(request)
@@ -162,7 +162,7 @@ class Seats:
 
     def _vacate(self, request: Request, now: float) -> None:
         """Let go of a seat; what becomes of the blocks is the caller's business."""
-        self._accounts.charge_blocks(request, self._kv.keep(request, now))
+        self._accounts.charge_blocks(request, self._kv.detach(request, now))
         self._accounts.refund_prompt(request)
         self._accounts.stop(request, request.params.n)
         self._waiting.resume(request.terms.tenant)

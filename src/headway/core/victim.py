@@ -63,24 +63,24 @@ def choose_victims(
     claimant: Request,
     wait: Wait,
     weaker: Sequence[Request],
-    keepers: Sequence[Request],
+    keeping: Sequence[Request],
     kv: KVCache,
     rules: Rules,
 ) -> Sequence[Request]:
     """Those of `weaker`, weakest first, whose leaving ends the claimant's `wait`; none if all
-    together would not: a preemption without a gain only throws work away. The blocks of
-    `keepers`, preempted before, can be had as well."""
+    together would not: a preemption without a gain only throws work away. The kept blocks of the
+    preempted requests `keeping` count as available."""
     tenant = claimant.terms.tenant
     # Blocks the claimant matched stay in use when a victim lets go of them.
-    spared = frozenset(wait.match.block_ids)
+    pinned = frozenset(wait.match.block_ids)
 
     def would_end(victims: Sequence[Request]) -> bool:
         if sum([request.params.n for request in victims]) < wait.num_seats:
             return False
-        if kv.num_freeable([*victims, *keepers], spared) < wait.num_blocks:
+        if kv.num_freeable([*victims, *keeping], pinned) < wait.num_blocks:
             return False
         own = [request for request in victims if request.terms.tenant == tenant]
-        return wait.num_share == 0 or kv.num_given_up(own, spared) >= wait.num_share
+        return wait.num_share == 0 or kv.num_given_up(own, pinned) >= wait.num_share
 
     movable = sorted(filter(rules.is_movable, weaker), key=rules.eviction_key, reverse=True)
     if not would_end(movable):

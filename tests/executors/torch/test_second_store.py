@@ -1,4 +1,4 @@
-"""Blocks that leave for the second store and come back continue as if they had stayed."""
+"""Blocks that leave for the offload store and come back continue as if they had stayed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.executors.torch.attention import Span
 from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.load import TorchExecutor, load_decoder
-from headway.executors.torch.second_store import SecondStore
+from headway.executors.torch.second_store import OffloadStore
 from tests.executors.torch.test_compiled import (
     FORMS,
     TABLE,
@@ -44,7 +44,7 @@ def test_a_slot_holds_a_block_of_all_layers_and_nothing_else_changes():
     store = KVStore(tiny_spec(), 8, 4, torch.float32, torch.device("cpu"))
     store._data.copy_(torch.randn(store._data.shape))
     before = store._data.clone()
-    second = SecondStore(store.by_block(), 3)
+    second = OffloadStore(store.by_block(), 3)
     second.save([5, 2], [0, 2])
     assert torch.equal(store._data, before)
     store.clear([5, 2])

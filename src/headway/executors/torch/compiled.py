@@ -20,7 +20,7 @@ from headway.executors.torch import kernels
 from headway.executors.torch.attention import Span
 from headway.executors.torch.model import Progress, WeightReader
 from headway.executors.torch.rope import rope_frequencies
-from headway.executors.torch.second_store import SecondStore
+from headway.executors.torch.second_store import OffloadStore
 from headway.executors.torch.spec import ModelSpec
 from headway.executors.torch.step_model import LoadOptions, Scores
 from headway.executors.torch.weights import Checkpoint, QuantizedRows
@@ -61,7 +61,7 @@ class CompiledModel:
         shape = (self.spec.num_layers, options.num_blocks, block_bytes)
         blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
         self.num_slots = options.num_slots
-        self._second = SecondStore(blocks, options.num_slots)
+        self._offload = OffloadStore(blocks, options.num_slots)
         isa = kernels.ISA.index(options.kernels or "plain")
         self._engine = library.hw_create(self._model, isa, options.num_threads)
         if not self._engine:
@@ -108,10 +108,10 @@ class CompiledModel:
         )
 
     def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
-        self._second.save(block_ids, slot_ids)
+        self._offload.save(block_ids, slot_ids)
 
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        self._second.load(slot_ids, block_ids)
+        self._offload.load(slot_ids, block_ids)
 
     def profile(self) -> dict[str, float]:
         """Seconds by part since the last call, as the engine's own thread spent them."""

@@ -10,7 +10,7 @@ from headway.executors.torch.attention import Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
-from headway.executors.torch.second_store import SecondStore
+from headway.executors.torch.second_store import OffloadStore
 from headway.executors.torch.step_model import Scores
 
 
@@ -27,7 +27,7 @@ class EagerModel:
         self.num_slots = num_slots
         self._decoder = decoder
         self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
-        self._second = SecondStore(self._store.by_block(), num_slots)
+        self._offload = OffloadStore(self._store.by_block(), num_slots)
 
     @torch.inference_mode()
     def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
@@ -52,8 +52,8 @@ class EagerModel:
 
     @torch.inference_mode()
     def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
-        self._second.save(block_ids, slot_ids)
+        self._offload.save(block_ids, slot_ids)
 
     @torch.inference_mode()
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        self._second.load(slot_ids, block_ids)
+        self._offload.load(slot_ids, block_ids)

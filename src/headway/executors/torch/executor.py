@@ -93,7 +93,7 @@ class TorchExecutor:
         return parts | seconds
 
     def _measure_copy(self) -> float:
-        """Seconds to move a block to the second store or back; nothing is in either yet."""
+        """Seconds to move a block to the offload store or back; nothing is in either yet."""
         count = min(COPIES_TO_MEASURE, self._model.num_slots, self._model.num_blocks)
         ids = range(count)
         taken: list[float] = []

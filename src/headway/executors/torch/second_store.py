@@ -1,7 +1,6 @@
-"""The second store: whole KV blocks in host memory, where preempted requests' contents wait.
+"""The offload store: copies of KV blocks of preempted requests in host memory.
 
-A slot holds one block of all layers, bit for bit, so that what comes back is what was there.
-Which request a slot belongs to is not known here.
+A slot holds one block of all layers, bit for bit. The scheduler knows which request owns a slot.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 
-class SecondStore:
-    """`num_slots` slots beside a KV store, given as a view with blocks as its first dimension."""
+class OffloadStore:
+    """Copies blocks to slots and back; `blocks` is a view whose first dimension is the block."""
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
         self.num_slots = num_slots

@@ -73,7 +73,7 @@ class StepModel(Protocol):
         ...
 
     def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
-        """Copy whole blocks, bit for bit, into slots of the second store."""
+        """Copy whole blocks, bit for bit, into slots of the offload store."""
         ...
 
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:

@@ -1,0 +1,320 @@
+"""What preemption methods are worth where recomputing is dear: long prompts on a large model.
+
+    python -m benchmarks.preemption_large [--requests 200] [--seeds 3] [--json FILE]
+
+The real scheduler on a virtual clock, open arrivals, the pool at 60 % of what the seats would need.
+The methods take turns over the same arrivals. A profile says what a step costs:
+
+    x20, x100   a prefill token is 20 and 100 times dearer, relative to a decode step, than measured
+                on the small model (0.3 ms beside 8 ms, `benchmarks.growth`). Decode rows are not
+                made dearer, so these are bounds in favour of saving what was computed.
+    gpu         an 8B model in bf16 on a GPU of 2 TB/s and 160 TFLOPS: a decode step reads 16 GB of
+                weights (8 ms), a prefill token takes 16 GFLOP (0.1 ms).
+
+A token has 128 KiB of keys and values (32 layers, 8 heads of 128, bf16), a block of 16 has 2 MiB.
+Saving or loading a block takes 0.2 ms through memory of 10 GB/s (x20, whose decode step reads
+4.5 GB of weights at 30 GB/s: 150 ms) and 84 us over a bus of 25 GB/s (x100, gpu). Attention to one
+token of context reads its 128 KiB in a decode, and takes 0.5 MFLOP for each prefill token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from headway.clock import VirtualClock
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Admitted, Event, Finished, Preempted, Stepped, TokensEmitted
+from headway.core.executor import Capacity, Ticket
+from headway.core.params import SamplingParams
+from headway.core.plan import Sample, StepPlan, StepResult
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.core.terms import Terms
+from headway.workload import Bounds, Content, Lognormal, Poisson, Synthetic, WorkItem
+
+METHODS = ("auto", "recompute", "checkpoint", "trim")
+BLOCK_SIZE = 16
+NUM_SEATS = 16
+POOL_SHARE = 0.6
+PROMPTS = Lognormal(math.log(8000), 0.5, Bounds(4000, 16000))
+OUTPUTS = Lognormal(math.log(350), 0.5, Bounds(100, 900))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a step costs, in seconds."""
+
+    name: str
+    constant_s: float
+    per_decode_s: float
+    per_prefill_token_s: float
+    per_context_token_s: float
+    """For each token of context a decode reads."""
+    per_attended_s: float
+    """For each token of context a prefill token attends to."""
+    block_copy_s: float
+
+    def copy_s(self, plan: StepPlan) -> float:
+        return self.block_copy_s * (len(plan.saves) + len(plan.loads))
+
+    def step_s(self, plan: StepPlan) -> float:
+        seconds = self.constant_s + self.copy_s(plan)
+        for item in plan.scheduled:
+            count = len(item.token_ids)
+            if count == 1:
+                seconds += self.per_decode_s + self.per_context_token_s * item.start
+            else:
+                attended = item.start + count / 2
+                seconds += count * (self.per_prefill_token_s + self.per_attended_s * attended)
+        return seconds
+
+
+PROFILES = (
+    Profile("x20", 150e-3, 7.5e-3, 20 * 0.0375 * 150e-3, 4.4e-6, 3.5e-6, 0.2e-3),
+    Profile("x100", 8e-3, 0.4e-3, 100 * 0.0375 * 8e-3, 0.065e-6, 0.94e-6, 84e-6),
+    Profile("gpu", 8e-3, 0.1e-3, 0.1e-3, 0.065e-6, 3e-9, 84e-6),
+)
+
+
+class ProfileExecutor:
+    """Computes nothing; moves the clock by what each step would cost."""
+
+    def __init__(self, capacity: Capacity, profile: Profile, clock: VirtualClock) -> None:
+        self._capacity = capacity
+        self._profile = profile
+        self._clock = clock
+        self._plan = StepPlan(0, ())
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self._plan = plan
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        plan = self._plan
+        elapsed_s, copy_s = self._profile.step_s(plan), self._profile.copy_s(plan)
+        self._clock.advance_to(self._clock.now() + elapsed_s)
+        outcomes = tuple(Sample((7,)) if item.has_sample else None for item in plan.scheduled)
+        return StepResult(ticket.step_id, outcomes, elapsed_s, copy_s)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Times:
+    """A sink: when requests came, began and ended, and what was computed twice."""
+
+    first_at: dict[str, float] = field(default_factory=dict[str, float])
+    finished_at: dict[str, float] = field(default_factory=dict[str, float])
+    num_preemptions: int = 0
+    num_recomputed: int = 0
+    num_computed: int = 0
+    at: float = 0.0
+    fresh: list[str] = field(default_factory=list[str])
+
+    def __call__(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                self.fresh.append(event.request_id)
+            elif isinstance(event, Preempted):
+                self.num_preemptions += 1
+            elif isinstance(event, Admitted):
+                self.num_recomputed += event.num_recomputed
+            elif isinstance(event, Stepped):
+                self.num_computed += event.num_tokens
+                self.at = event.at
+            elif isinstance(event, Finished):
+                self.finished_at[event.request_id] = event.at
+                self.at = event.at
+        for request_id in self.fresh:
+            self.first_at.setdefault(request_id, self.at)
+        self.fresh.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One setting in which all methods are compared."""
+
+    profile: Profile
+    policy: str
+    load: float
+    """Of the throughput of a saturated run by recompute."""
+    has_cache: bool
+    store_share: float = 0.25
+
+    def capacity(self, items: Sequence[WorkItem]) -> Capacity:
+        sizes = [len(item.prompt_token_ids) + item.num_output_tokens for item in items]
+        blocks = [-(-size // BLOCK_SIZE) for size in sizes]
+        num_blocks = max(*blocks, round(POOL_SHARE * NUM_SEATS * statistics.mean(blocks)))
+        num_slots = int(num_blocks * self.store_share)
+        return Capacity(num_blocks, BLOCK_SIZE, 20_000, num_slots, self.profile.block_copy_s)
+
+    def request(self, index: int, item: WorkItem, at: float) -> Request:
+        """Every fourth is of a higher priority; under fair, every fourth tenant is spot."""
+        terms = Terms()
+        if self.policy == "fair":
+            tenant = index // 4 % 4
+            terms = Terms(tenant=f"t{tenant}", is_spot=tenant == 3)
+        params = SamplingParams(max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True)
+        return Request(
+            id=str(index),
+            token_ids=list(item.prompt_token_ids),
+            params=params,
+            seed=index,
+            arrived_at=at,
+            priority=-1 if index % 4 == 3 else 0,
+            terms=terms,
+        )
+
+
+def items_of(num_requests: int, seed: int) -> list[WorkItem]:
+    stream = Synthetic(Poisson(1.0), PROMPTS, OUTPUTS, Content()).items(seed=seed)
+    return [next(stream) for _ in range(num_requests)]
+
+
+def simulate(
+    case: Case, items: Sequence[WorkItem], arrivals: Sequence[float], method: str, aging_s: float
+) -> Times:
+    """One run; an empty engine waits for the next arrival."""
+    capacity, clock, times = case.capacity(items), VirtualClock(), Times()
+    config = SchedulerConfig(
+        max_num_seqs=NUM_SEATS,
+        preemption_method=method,
+        scheduling_policy=case.policy,
+        max_wait_s=aging_s,
+    )
+    scheduler = Scheduler(config, capacity, enable_prefix_caching=case.has_cache)
+    core = EngineCore(scheduler, ProfileExecutor(capacity, case.profile, clock), clock, times)
+    index = 0
+    while index < len(items) or core.has_work:
+        if not core.has_work:
+            clock.advance_to(max(clock.now(), arrivals[index]))
+        while index < len(items) and arrivals[index] <= clock.now():
+            core.add(case.request(index, items[index], arrivals[index]))
+            index += 1
+        core.step()
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All seeds of one case by one method; seconds are of requests, over all seeds."""
+
+    profile: str
+    policy: str
+    load: float
+    has_cache: bool
+    store_share: float
+    method: str
+    num_requests: int
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    ttft_p95_s: float
+    requests_per_hour: float
+    recomputed: float
+    num_preemptions: int
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def compare(case: Case, num_requests: int, num_seeds: int) -> list[Row]:
+    """The methods in turn over each seed's arrivals."""
+    took: dict[str, list[float]] = {method: [] for method in METHODS}
+    first: dict[str, list[float]] = {method: [] for method in METHODS}
+    runs: dict[str, list[Times]] = {method: [] for method in METHODS}
+    for seed in range(1, num_seeds + 1):
+        items = items_of(num_requests, seed)
+        at_once = simulate(case, items, [0.0] * num_requests, "recompute", math.inf)
+        service_s = max(at_once.finished_at.values()) / num_requests
+        arrivals = [(item.at or 0.0) * service_s / case.load for item in items]
+        for method in METHODS:
+            # Ten seconds are what a few requests of the small model take; the same here.
+            times = simulate(case, items, arrivals, method, 10.0 * service_s)
+            runs[method].append(times)
+            took[method] += [times.finished_at[str(i)] - at for i, at in enumerate(arrivals)]
+            first[method] += [times.first_at[str(i)] - at for i, at in enumerate(arrivals)]
+    rows: list[Row] = []
+    for method in METHODS:
+        of_method = runs[method]
+        spent_s = sum(max(times.finished_at.values()) for times in of_method)
+        rows.append(
+            Row(
+                case.profile.name,
+                case.policy,
+                case.load,
+                case.has_cache,
+                case.store_share,
+                method,
+                len(took[method]),
+                quantile(took[method], 0.50),
+                quantile(took[method], 0.95),
+                quantile(took[method], 0.99),
+                quantile(first[method], 0.95),
+                3600 * len(took[method]) / spent_s,
+                sum(times.num_recomputed for times in of_method)
+                / sum(times.num_computed for times in of_method),
+                sum(times.num_preemptions for times in of_method),
+            )
+        )
+    return rows
+
+
+HEADER = (
+    "| profile | policy | load | prefix cache | store | method | p50 s | p95 s | p99 s "
+    "| TTFT p95 s | requests/h | computed again | preemptions |\n" + "|---" * 13 + "|"
+)
+
+
+def line(row: Row) -> str:
+    cache = "on" if row.has_cache else "off"
+    return (
+        f"| {row.profile} | {row.policy} | {row.load:.0%} | {cache} | {row.store_share:g} "
+        f"| {row.method} | {row.p50_s:.4g} | {row.p95_s:.4g} | {row.p99_s:.4g} "
+        f"| {row.ttft_p95_s:.4g} | {row.requests_per_hour:.4g} | {row.recomputed:.2%} "
+        f"| {row.num_preemptions} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.9])
+    parser.add_argument("--stores", type=float, nargs="+", default=[0.25])
+    parser.add_argument("--profiles", nargs="+", default=[it.name for it in PROFILES])
+    parser.add_argument("--caches", nargs="+", default=["on", "off"], help="prefix cache")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows: list[Row] = []
+    print(HEADER, flush=True)
+    for profile in [it for it in PROFILES if it.name in args.profiles]:
+        for policy in ("fair", "priority"):
+            for load in args.loads:
+                for has_cache in [name == "on" for name in args.caches]:
+                    for store_share in args.stores:
+                        case = Case(profile, policy, load, has_cache, store_share)
+                        found = compare(case, args.requests, args.seeds)
+                        rows += found
+                        print("\n".join(map(line, found)), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
