@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <system_error>
 #include <vector>
 
 #include "memory.h"
@@ -370,12 +371,15 @@ HW_API int64_t hw_block_bytes(const HwModel* m) {
   return 2 * m->num_kv_heads * (m->block_size / headway::TILE) * tile;
 }
 
-HW_API void* hw_create(const HwModel* model, int32_t isa, int32_t num_threads) {
-  if (!headway::fits(*model) || isa > hw_best_isa() || num_threads < 1) return nullptr;
+HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads, void** engine) {
+  if (!headway::fits(*model) || isa > hw_best_isa() || num_threads < 1) return HW_MISFIT;
   try {
-    return new headway::Engine(*model, headway::ops_for(isa), num_threads);
+    *engine = new headway::Engine(*model, headway::ops_for(isa), num_threads);
+    return HW_DONE;
+  } catch (const std::system_error&) {
+    return HW_NO_THREADS;
   } catch (const std::exception&) {
-    return nullptr;
+    return HW_NO_MEMORY;
   }
 }
 
@@ -384,9 +388,9 @@ HW_API void hw_destroy(void* engine) { delete static_cast<headway::Engine*>(engi
 HW_API int32_t hw_step(void* engine, const HwStep* step) {
   try {
     static_cast<headway::Engine*>(engine)->step(*step);
-    return 0;
+    return HW_DONE;
   } catch (const std::exception&) {
-    return 1;
+    return HW_NO_MEMORY;
   }
 }
 
@@ -394,9 +398,9 @@ HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_
                               int32_t count) {
   try {
     static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
-    return 0;
+    return HW_DONE;
   } catch (const std::exception&) {
-    return 1;
+    return HW_NO_MEMORY;
   }
 }
 

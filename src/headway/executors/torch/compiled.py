@@ -62,10 +62,7 @@ class CompiledModel:
         blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
         self.num_slots = options.num_slots
         self._second = SecondStore(blocks, options.num_slots)
-        isa = kernels.ISA.index(options.kernels or "plain")
-        self._engine = library.hw_create(self._model, isa, options.num_threads)
-        if not self._engine:
-            raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+        self._engine = _create_engine(library, self._model, options)
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None):
@@ -118,6 +115,23 @@ class CompiledModel:
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: LoadOptions) -> int:
+    """Start the kernels' threads; the address of what `hw_step` runs on."""
+    isa = kernels.ISA.index(options.kernels or "plain")
+    engine = ctypes.c_void_p()
+    status = library.hw_create(model, isa, options.num_threads, engine)
+    if status == kernels.STATUSES["NO_THREADS"]:
+        raise ModelLoadError(
+            f"cannot start {options.num_threads} threads; "
+            "set --num-threads lower or raise the pids limit"
+        )
+    if status == kernels.STATUSES["NO_MEMORY"]:
+        raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
+    if status or not engine.value:
+        raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+    return engine.value
 
 
 def _check(status: int) -> None:
