@@ -17,7 +17,7 @@
 #endif
 
 // Bumped whenever anything below changes; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 2;
+constexpr int32_t HW_ABI_VERSION = 3;
 
 // How a linear layer's weights are kept. Weights are cut into panels of 16 outputs, and a panel
 // into groups of 32 inputs; within a group, inputs come in pairs, as matrix instructions want
@@ -92,7 +92,6 @@ struct HwStep {
   const int32_t* token_ids;     // all spans, one after the other
   const int32_t* starts;        // of each span: the place of its first token
   const int32_t* lengths;       // of each span
-  const int32_t* paddings;      // of each span
   const int64_t* block_tables;  // of each span: the address of its int32 block ids
   const int32_t* rows;
   float* logits;      // [num_rows][vocab_size], or null if only the best are wanted

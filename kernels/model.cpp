@@ -262,9 +262,8 @@ class Engine {
   void place_token(const HwLayer& layer, int index, int t) {
     const HwStep& s = *step_;
     const int hd = model_.head_dim, span = span_of_[t], place = places_[t];
-    const int position = std::max(0, place - s.paddings[span]);
-    const float* cosines = model_.cosines + int64_t{position} * (hd / 2);
-    const float* sines = model_.sines + int64_t{position} * (hd / 2);
+    const float* cosines = model_.cosines + int64_t{place} * (hd / 2);
+    const float* sines = model_.sines + int64_t{place} * (hd / 2);
     float* row = &qkv_[int64_t{t} * (q_size_ + 2 * kv_size_)];
     for (int head = 0; head < model_.num_heads; head++) {
       ops_->norm_rotate(row + head * hd, layer.q_norm, model_.norm_eps, cosines, sines, hd);
@@ -304,7 +303,6 @@ class Engine {
     a.group_size = group_size_;
     a.head_dim = int(hd);
     a.start = s.starts[item.span];
-    a.padding = s.paddings[item.span];
     a.window = layer.window;
     a.kv = model_.kv + index * layer_bytes_;
     a.block_bytes = block_bytes_;

@@ -76,7 +76,6 @@ class CompiledModel:
         tables = [_table(span.block_ids) for span in spans]
         starts = array("i", [span.start for span in spans])
         lengths = array("i", [len(span.token_ids) for span in spans])
-        paddings = array("i", [span.num_padding for span in spans])
         addresses = array("q", [table.buffer_info()[0] for table in tables])
         wanted = array("i", rows)
         best_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
@@ -88,7 +87,7 @@ class CompiledModel:
             len(token_ids),
             len(rows),
             0,
-            *(_at(a) for a in (token_ids, starts, lengths, paddings, addresses, wanted)),
+            *(_at(a) for a in (token_ids, starts, lengths, addresses, wanted)),
             None if logits is None else logits.data_ptr(),
             _at(best_ids),
             _at(best),

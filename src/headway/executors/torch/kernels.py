@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 2
+ABI_VERSION = 3
 TILE = 16
 """Outputs of a panel, and tokens of a KV tile: sizes must be multiples."""
 GROUP = 32
@@ -88,7 +88,6 @@ class Step(Structure):
         ("token_ids", c_void_p),
         ("starts", c_void_p),
         ("lengths", c_void_p),
-        ("paddings", c_void_p),
         ("block_tables", c_void_p),
         ("rows", c_void_p),
         ("logits", c_void_p),
