@@ -228,7 +228,7 @@ class _Packer:
         num_rows, num_inputs = self.reader.shape(name)
         if quantized is not None and quantized.kind in kernels.SOURCES:
             rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
-            self.reader.take(name, quantized.shape)
+            self.reader.count_read()
         else:
             rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
         self._library.hw_pack(
