@@ -33,17 +33,12 @@ inline int place_of(const Attention& a, int row) {
 
 // The first place that a query at `place` sees.
 inline int oldest(const Attention& a, int place) {
-  int first = place >= a.padding ? a.padding : 0;
-  if (a.window && place - a.window + 1 > first) first = place - a.window + 1;
-  return first;
+  return a.window && place >= a.window ? place - a.window + 1 : 0;
 }
 
 inline Tiles tiles_of(const Attention& a) {
-  int first = oldest(a, place_of(a, 0));
-  for (int r = 1; r < a.num_rows; r++) {
-    const int other = oldest(a, place_of(a, r));
-    first = other < first ? other : first;
-  }
+  // Rows are in the order of their tokens: the first sees the oldest place, the last the newest.
+  const int first = oldest(a, place_of(a, 0));
   const int last = place_of(a, a.num_rows - 1);
   return {a, first / TILE, last / TILE, kv_tile_bytes(a.kv_format, a.head_dim),
           a.block_size / TILE};

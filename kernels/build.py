@@ -1,5 +1,7 @@
 """Builds the compiled kernels: as part of the package build, or by `python kernels/build.py`.
 
+    python kernels/build.py [TARGET FLAG...]    another file, with more flags for the compiler
+
 Without a C++ compiler the package is built all the same; it then computes with plain torch.
 """
 
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +47,7 @@ ISA = {
 }
 
 
-def build(target: Path = TARGET) -> None:
+def build(target: Path = TARGET, extra_flags: Sequence[str] = ()) -> None:
     """Compile and link; a CalledProcessError tells what the compiler said."""
     found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     compiler = shlex.split(found or "")  # CXX may be more than a name: "ccache g++"
@@ -64,6 +67,7 @@ def build(target: Path = TARGET) -> None:
                 *compiler,
                 *FLAGS,
                 *flags,
+                *extra_flags,
                 "-c",
                 f"{KERNELS / source}.cpp",
                 "-o",
@@ -76,7 +80,8 @@ def build(target: Path = TARGET) -> None:
         # Made beside the target and moved over it: whoever has the old one mapped keeps it.
         fresh = target.with_suffix(".new")
         objects = [str(folder / f"{output}.o") for _, output, _ in jobs]
-        _run([*compiler, "-shared", "-pthread", "-Wl,-s", *objects, "-o", str(fresh)])
+        strip = () if extra_flags else ("-Wl,-s",)
+        _run([*compiler, "-shared", "-pthread", *strip, *extra_flags, *objects, "-o", str(fresh)])
         fresh.replace(target)
 
 
@@ -101,8 +106,9 @@ class CustomBuildHook(Base):
 
 
 if __name__ == "__main__":
+    named = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
     try:
-        build()
+        build(named, sys.argv[2:])
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(getattr(error, "stderr", None) or str(error))
-    print(f"built {TARGET.name}")
+    print(f"built {named.name}")

@@ -17,7 +17,7 @@
 #endif
 
 // Bumped whenever anything below changes; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 1;
+constexpr int32_t HW_ABI_VERSION = 3;
 
 // How a linear layer's weights are kept. Weights are cut into panels of 16 outputs, and a panel
 // into groups of 32 inputs; within a group, inputs come in pairs, as matrix instructions want
@@ -29,6 +29,13 @@ enum HwFormat : int32_t {
 };
 
 enum HwIsa : int32_t { HW_PLAIN = 0, HW_AVX2 = 1, HW_AVX512 = 2, HW_AMX = 3 };
+
+enum HwStatus : int32_t {
+  HW_DONE = 0,
+  HW_NO_MEMORY = 1,
+  HW_MISFIT = 2,      // shapes or instruction set are not those of the model or the machine
+  HW_NO_THREADS = 3,  // the system refused to start a thread
+};
 
 // How rows arrive that are to be packed: fp32, or blocks of 32 as GGUF files have them.
 enum HwSource : int32_t { HW_F32 = 0, HW_Q4_0 = 1, HW_Q4_1 = 2, HW_Q8_0 = 3 };
@@ -85,7 +92,6 @@ struct HwStep {
   const int32_t* token_ids;     // all spans, one after the other
   const int32_t* starts;        // of each span: the place of its first token
   const int32_t* lengths;       // of each span
-  const int32_t* paddings;      // of each span
   const int64_t* block_tables;  // of each span: the address of its int32 block ids
   const int32_t* rows;
   float* logits;      // [num_rows][vocab_size], or null if only the best are wanted
@@ -106,10 +112,10 @@ HW_API void hw_pack(uint8_t* target, int32_t format, int32_t source, const void*
                     int64_t num_rows, int64_t num_inputs, const int32_t* outputs);
 // The reverse, for tests: one output's weights as fp32.
 HW_API void hw_unpack(const HwLinear* linear, int32_t output, float* target);
-// Null if the model's shapes do not fit; the model's arrays must outlive the engine.
-HW_API void* hw_create(const HwModel* model, int32_t isa, int32_t num_threads);
+// Sets `engine` if the status is HW_DONE. The model's arrays must outlive the engine.
+HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads, void** engine);
 HW_API void hw_destroy(void* engine);
-// These two return 0, or 1 if memory ran out.
+// These two return HW_DONE or HW_NO_MEMORY.
 HW_API int32_t hw_step(void* engine, const HwStep* step);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <system_error>
 #include <vector>
 
 #include "memory.h"
@@ -261,9 +262,8 @@ class Engine {
   void place_token(const HwLayer& layer, int index, int t) {
     const HwStep& s = *step_;
     const int hd = model_.head_dim, span = span_of_[t], place = places_[t];
-    const int position = std::max(0, place - s.paddings[span]);
-    const float* cosines = model_.cosines + int64_t{position} * (hd / 2);
-    const float* sines = model_.sines + int64_t{position} * (hd / 2);
+    const float* cosines = model_.cosines + int64_t{place} * (hd / 2);
+    const float* sines = model_.sines + int64_t{place} * (hd / 2);
     float* row = &qkv_[int64_t{t} * (q_size_ + 2 * kv_size_)];
     for (int head = 0; head < model_.num_heads; head++) {
       ops_->norm_rotate(row + head * hd, layer.q_norm, model_.norm_eps, cosines, sines, hd);
@@ -303,7 +303,6 @@ class Engine {
     a.group_size = group_size_;
     a.head_dim = int(hd);
     a.start = s.starts[item.span];
-    a.padding = s.paddings[item.span];
     a.window = layer.window;
     a.kv = model_.kv + index * layer_bytes_;
     a.block_bytes = block_bytes_;
@@ -370,12 +369,15 @@ HW_API int64_t hw_block_bytes(const HwModel* m) {
   return 2 * m->num_kv_heads * (m->block_size / headway::TILE) * tile;
 }
 
-HW_API void* hw_create(const HwModel* model, int32_t isa, int32_t num_threads) {
-  if (!headway::fits(*model) || isa > hw_best_isa() || num_threads < 1) return nullptr;
+HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads, void** engine) {
+  if (!headway::fits(*model) || isa > hw_best_isa() || num_threads < 1) return HW_MISFIT;
   try {
-    return new headway::Engine(*model, headway::ops_for(isa), num_threads);
+    *engine = new headway::Engine(*model, headway::ops_for(isa), num_threads);
+    return HW_DONE;
+  } catch (const std::system_error&) {
+    return HW_NO_THREADS;
   } catch (const std::exception&) {
-    return nullptr;
+    return HW_NO_MEMORY;
   }
 }
 
@@ -384,9 +386,9 @@ HW_API void hw_destroy(void* engine) { delete static_cast<headway::Engine*>(engi
 HW_API int32_t hw_step(void* engine, const HwStep* step) {
   try {
     static_cast<headway::Engine*>(engine)->step(*step);
-    return 0;
+    return HW_DONE;
   } catch (const std::exception&) {
-    return 1;
+    return HW_NO_MEMORY;
   }
 }
 
@@ -394,9 +396,9 @@ HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_
                               int32_t count) {
   try {
     static_cast<headway::Engine*>(engine)->copy_blocks(sources, targets, count);
-    return 0;
+    return HW_DONE;
   } catch (const std::exception&) {
-    return 1;
+    return HW_NO_MEMORY;
   }
 }
 

@@ -34,7 +34,6 @@ struct Attention {
   int group_size;
   int head_dim;
   int start;            // place of the span's first token
-  int padding;          // places below are seen by padding only
   int window;           // 0: none
   const uint8_t* kv;    // this layer's blocks
   int64_t block_bytes;  // of one block of this layer, all heads

@@ -39,10 +39,18 @@ void Barrier::wait() {
 }
 
 Pool::Pool(int num_threads) : num_threads_(num_threads), barrier_(num_threads) {
-  for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { loop(i); });
+  threads_.reserve(num_threads - 1);
+  try {
+    for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { loop(i); });
+  } catch (...) {
+    close();  // a thread that is destroyed before it is joined ends the process
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { close(); }
+
+void Pool::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_closing_ = true;

@@ -31,6 +31,7 @@ class Barrier {
 // The caller of run() is thread 0; the others sleep between runs.
 class Pool {
  public:
+  // Throws std::system_error if the system refuses a thread; none is left then.
   explicit Pool(int num_threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -42,6 +43,7 @@ class Pool {
 
  private:
   void loop(int index);
+  void close();
 
   const int num_threads_;
   Barrier barrier_;

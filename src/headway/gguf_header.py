@@ -87,6 +87,8 @@ class _Cursor:
         metadata: dict[str, MetadataValue] = {}
         for _ in range(num_keys):
             key = self._strings(1)[0]
+            if key in metadata:
+                raise ValueError(f"the key {key!r} stands there twice")
             metadata[key] = self._value(self._scalar("I"))
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -97,6 +99,8 @@ class _Cursor:
             name: TensorEntry(shape, type_id, data_at + offset)
             for name, shape, type_id, offset in entries
         }
+        if len(tensors) != len(entries):
+            raise ValueError("a tensor's name stands there twice")
         return GgufHeader(metadata, tensors)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:

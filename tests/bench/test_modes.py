@@ -40,6 +40,10 @@ class Recording(FakeExecutor):
         return super().submit(plan)
 
 
+def num_rows(plan: StepPlan) -> int:
+    return sum(item.has_sample for item in plan.scheduled)
+
+
 def make_bench(executor: FakeExecutor | None = None) -> Bench:
     config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=16, prefill_floor=4)
     return Bench(executor or Recording(), config, SystemClock(), enable_prefix_caching=False)
@@ -71,6 +75,19 @@ def test_static_padding_is_really_computed():
     assert computed == sum(step.num_tokens for step in run.steps)
     useful = WORK.num_prompt_tokens + WORK.num_output_tokens - len(WORK.items)
     assert computed == useful + padding + finished
+    silent = [item for plan in executor.plans for item in plan.scheduled if not item.has_sample]
+    assert sum(len(item.token_ids) for item in silent) == padding
+
+
+def test_rows_and_their_padding_share_no_block():
+    executor = Recording()
+    make_bench(executor).run_static(WORK)
+    for plan in executor.plans:
+        taken = [block for item in plan.scheduled for block in item.block_ids]
+        assert len(set(taken)) == len(taken)
+    known = {item.request_id for plan in executor.plans for item in plan.scheduled if item.new}
+    released = {request_id for plan in executor.plans for request_id in plan.released_ids}
+    assert known - released == {"static-4"}  # of the last batch, which needs no padding
 
 
 def test_continuous_computes_no_padding():
@@ -93,10 +110,10 @@ def test_a_dynamic_batch_starts_without_those_still_to_come():
     late = replace(WORK.items[1], at=0.3)
     executor = Recording()
     StaticBatcher(executor, SystemClock(), 2, window_s=0.05).run([WORK.items[0], late])
-    assert len(executor.plans[0].scheduled) == 1
+    assert num_rows(executor.plans[0]) == 1
     executor = Recording()
     StaticBatcher(executor, SystemClock(), 2).run([WORK.items[0], late])
-    assert len(executor.plans[0].scheduled) == 2
+    assert num_rows(executor.plans[0]) == 2
 
 
 def test_a_static_batch_larger_than_the_cache_is_refused():

@@ -118,11 +118,6 @@ def test_a_released_id_can_come_back_as_new():
     ]
 
 
-def test_padding_is_written_but_hidden_from_the_rest():
-    padded = ScheduledRequest("a", 0, (0, 0, 1, 2), (0,), True, new(1, 2), num_padding=2)
-    assert run(executor(), StepPlan(1, (padded,))) == [next_token((1, 2), 7, 0)]
-
-
 def test_a_step_is_said_to_take_the_time_it_was_given():
     target = executor()
     result = target.collect(target.submit(StepPlan(4, ())))

@@ -29,11 +29,11 @@ def mutated_files(seeds: list[bytes], count: int, seed: int) -> Iterator[bytes]:
         source = random.Random(f"{seed}/{place}")
         data = source.choice(seeds)
         for _ in range(source.choice((1, 1, 2, 4))):
-            data = _change(data, seeds, source)
+            data = change_bytes(data, seeds, source)
         yield data
 
 
-def _change(data: bytes, seeds: list[bytes], source: random.Random) -> bytes:
+def change_bytes(data: bytes, seeds: list[bytes], source: random.Random) -> bytes:
     # The first kilobyte holds the counts and most keys: a change there goes furthest.
     end = source.choice((24, 200, 1024, len(data)))
     at = source.randrange(min(end, len(data)) + 1)

@@ -34,7 +34,6 @@ def step(at: float, **fields: Any) -> Stepped:
         "at": at,
         "elapsed_s": 0.1,
         "num_tokens": 16,
-        "num_padding": 0,
         "token_budget": 64,
         "num_seats_used": 1,
         "max_num_seqs": 4,
@@ -217,9 +216,7 @@ def test_refusals_and_params(metrics: Metrics, read: Reader) -> None:
     assert read("vllm:request_params_max_tokens_sum") == 7
 
 
-def test_padding_and_the_cache(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([step(1.0, num_padding=5)])
-    assert read("headway_padding_tokens_total") == 5
+def test_the_cache_is_described_once(metrics: Metrics, read: Reader) -> None:
     metrics.describe_cache(100, 16)
     metrics.describe_cache(100, 16)
     assert read("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1

@@ -8,7 +8,6 @@ at every position is the one we chose, its own greedy generation is the same, by
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.parity.runs import (
     run,
     run_one_by_one,
 )
+from tests.quality.agreement import english_prompts
 
 pytestmark = pytest.mark.model
 
@@ -68,15 +68,9 @@ def workload(executor: TorchExecutor, model_path: Path) -> Workload:
     """Stretches of English, 5 to 400 tokens long, each continued by 32 to 64 tokens."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     token_ids = Tokenizer.from_path(model_path).encode(text)
-    draw = random.Random(7)
-    # Spread evenly on a logarithmic scale: short prompts are as telling and cost less.
-    lengths = [5, 400, *(int(5 * 80 ** draw.random()) for _ in range(NUM_PROMPTS - 2))]
-    starts = [draw.randrange(len(token_ids) - length) for length in lengths]
-    prompts = [token_ids[at : at + n] for at, n in zip(starts, lengths, strict=True)]
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=64 if index % 8 == 0 else 32)
-        for index in range(NUM_PROMPTS)
-    ]
+    drawn = list(english_prompts(token_ids, NUM_PROMPTS))
+    prompts = [prompt for prompt, _ in drawn]
+    params = [SamplingParams(temperature=0.0, max_tokens=count) for _, count in drawn]
     alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)
     return Workload(prompts, params, [alone.of(index) for index in range(NUM_PROMPTS)])
 

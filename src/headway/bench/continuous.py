@@ -66,8 +66,7 @@ class ContinuousRun:
             elif isinstance(event, Preempted):
                 self._record.num_preemptions += 1
             elif isinstance(event, Stepped):
+                # A plan of the scheduler holds tokens of live requests only.
                 self._record.steps.append(
-                    StepRecord(
-                        event.elapsed_s, event.num_tokens, event.num_padding, event.num_seats_used
-                    )
+                    StepRecord(event.elapsed_s, event.num_tokens, 0, event.num_seats_used)
                 )

@@ -24,6 +24,7 @@ class StepRecord:
     elapsed_s: float
     num_tokens: int
     num_padding: int
+    """Of num_tokens, those computed for nothing: padding and rows of finished requests."""
     num_live_rows: int
     """Requests that still needed what the step computed for them."""
 

@@ -1,8 +1,9 @@
 """Static and dynamic batching on the same executor, to be measured against.
 
 A batch starts together, is padded to its longest prompt, and ends together: every row is
-computed until the longest output is done. The padding and the rows of finished requests go
-through the model like any other; their tokens are thrown away.
+computed until the longest output is done. What pads a row is a prompt of its own, scheduled beside
+the row, that samples nothing: the executor computes it like any other, holds its keys and values as
+long as the row's, and knows of no padding. The outputs of finished rows are thrown away.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class _Row:
     item: WorkItem
     record: RequestRecord
     block_ids: tuple[int, ...]
-    num_padding: int
+    padding: ScheduledRequest | None
+    """What fills the row up to the longest prompt of its batch."""
     output: list[int] = field(default_factory=list)
 
     @property
@@ -81,8 +83,9 @@ class StaticBatcher:
 
     def _run_batch(self, items: list[WorkItem], records: list[RequestRecord]) -> None:
         rows = self._allocate(items, records)
-        num_padding = sum(row.num_padding for row in rows)
-        self._step(rows, tuple(self._prefill(row) for row in rows), num_padding)
+        padding = tuple(row.padding for row in rows if row.padding is not None)
+        num_padding = sum(len(item.token_ids) for item in padding)
+        self._step(rows, (*(self._prefill(row) for row in rows), *padding), num_padding)
         while not all(row.is_finished for row in rows):
             num_finished = sum(row.is_finished for row in rows)
             self._step(rows, tuple(self._decode(row) for row in rows), num_finished)
@@ -90,29 +93,36 @@ class StaticBatcher:
         for row in rows:  # a static batch hands back its results together
             row.record.finished_at = now
             row.record.token_ids = row.output[: row.item.num_output_tokens]
-        self._released_ids = tuple(row.id for row in rows)
+        self._released_ids = (
+            *(row.id for row in rows),
+            *(item.request_id for item in padding),
+        )
 
     def _allocate(self, items: list[WorkItem], records: list[RequestRecord]) -> list[_Row]:
         """Room for the longest prompt and the longest output, for every row alike."""
         capacity = self._executor.capacity()
         longest_prompt = max(len(item.prompt_token_ids) for item in items)
         longest_output = max(item.num_output_tokens for item in items)
-        per_row = -(-(longest_prompt + longest_output) // capacity.block_size)
-        if per_row * len(items) > capacity.num_blocks:
+        num_used = 0
+
+        def take_blocks(num_tokens: int) -> tuple[int, ...]:
+            nonlocal num_used
+            first, num_used = num_used, num_used - (-num_tokens // capacity.block_size)
+            return tuple(range(first, num_used))
+
+        rows: list[_Row] = []
+        for item, record in zip(items, records, strict=True):
+            row_id, num_tokens = f"static-{record.index}", len(item.prompt_token_ids)
+            block_ids = take_blocks(num_tokens + longest_output)
+            num_padding = longest_prompt - num_tokens
+            padding = _padding(row_id, num_padding, take_blocks(num_padding))
+            rows.append(_Row(row_id, item, record, block_ids, padding))
+        if num_used > capacity.num_blocks:
             raise ConfigError(
-                f"a static batch of {len(items)} needs {per_row * len(items)} KV blocks; the cache "
+                f"a static batch of {len(items)} needs {num_used} KV blocks; the cache "
                 f"has {capacity.num_blocks}: raise --kv-cache-memory-bytes"
             )
-        return [
-            _Row(
-                f"static-{record.index}",
-                item,
-                record,
-                tuple(range(place * per_row, (place + 1) * per_row)),
-                longest_prompt - len(item.prompt_token_ids),
-            )
-            for place, (item, record) in enumerate(zip(items, records, strict=True))
-        ]
+        return rows
 
     def _prefill(self, row: _Row) -> ScheduledRequest:
         prompt = row.item.prompt_token_ids
@@ -120,17 +130,15 @@ class StaticBatcher:
         return ScheduledRequest(
             request_id=row.id,
             start=0,
-            token_ids=(PADDING_TOKEN_ID,) * row.num_padding + prompt,
+            token_ids=prompt,
             block_ids=row.block_ids,
             has_sample=True,
             new=NewRequest(params, 0, 0, prompt, len(prompt)),
-            num_padding=row.num_padding,
         )
 
     def _decode(self, row: _Row) -> ScheduledRequest:
-        start = row.num_padding + len(row.item.prompt_token_ids) + len(row.output) - 1
-        last = (row.output[-1],)
-        return ScheduledRequest(row.id, start, last, (), True, num_padding=row.num_padding)
+        start = len(row.item.prompt_token_ids) + len(row.output) - 1
+        return ScheduledRequest(row.id, start, (row.output[-1],), (), True)
 
     def _step(
         self, rows: list[_Row], scheduled: tuple[ScheduledRequest, ...], num_padding: int
@@ -138,7 +146,7 @@ class StaticBatcher:
         self._step_id += 1
         num_live = sum(not row.is_finished for row in rows)
         num_tokens = sum(len(item.token_ids) for item in scheduled)
-        plan = StepPlan(self._step_id, scheduled, (), self._released_ids, num_tokens, num_padding)
+        plan = StepPlan(self._step_id, scheduled, (), self._released_ids, num_tokens)
         self._released_ids = ()
         result = self._executor.collect(self._executor.submit(plan))
         now = self._clock.now()
@@ -146,9 +154,19 @@ class StaticBatcher:
         self._run.steps.append(StepRecord(result.elapsed_s, num_tokens, num_padding, num_live))
 
     def _take_in(self, rows: list[_Row], result: StepResult, now: float) -> None:
-        for row, outcome in zip(rows, result.outcomes, strict=True):
+        # The rows come first in every plan, their padding behind them.
+        for row, outcome in zip(rows, result.outcomes[: len(rows)], strict=True):
             if not isinstance(outcome, Sample):
                 raise RuntimeError(f"row {row.id} sampled nothing: {outcome}")
             row.output.extend(outcome.token_ids)
             if row.record.first_token_at is None:
                 row.record.first_token_at = now
+
+
+def _padding(row_id: str, num_tokens: int, block_ids: tuple[int, ...]) -> ScheduledRequest | None:
+    """A prompt of padding tokens that samples nothing; None if the row needs none."""
+    if not num_tokens:
+        return None
+    token_ids = (PADDING_TOKEN_ID,) * num_tokens
+    new = NewRequest(SamplingParams(temperature=0.0), 0, 0, token_ids, num_tokens)
+    return ScheduledRequest(f"{row_id}-padding", 0, token_ids, block_ids, False, new)

@@ -49,6 +49,4 @@ class PlanDraft:
         """The plan, with what must be moved and forgotten before it."""
         saves, loads = moves
         scheduled = tuple(self.scheduled)
-        return StepPlan(
-            step_id, scheduled, copies, released_ids, self.num_tokens, saves=saves, loads=loads
-        )
+        return StepPlan(step_id, scheduled, copies, released_ids, self.num_tokens, saves, loads)

@@ -109,7 +109,6 @@ class EngineCore:
             at=now,
             elapsed_s=elapsed_s,
             num_tokens=plan.num_tokens,
-            num_padding=plan.num_padding,
             token_budget=scheduler.pacer.limits.max_num_batched_tokens,
             num_seats_used=len(plan.scheduled),
             max_num_seqs=scheduler.config.max_num_seqs,

@@ -113,7 +113,6 @@ class Stepped:
     at: float
     elapsed_s: float
     num_tokens: int
-    num_padding: int
     token_budget: int
     num_seats_used: int
     max_num_seqs: int

@@ -42,9 +42,6 @@ class ScheduledRequest(NamedTuple):
     block_ids: tuple[int, ...]
     has_sample: bool
     new: NewRequest | None = None
-    num_padding: int = 0
-    """Leading positions of the request that are padding: computed and kept like any other, and
-    hidden from the tokens behind them. Only the static batching modes have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +81,6 @@ class StepPlan:
     released_ids: tuple[str, ...] = ()
     """Requests finished or preempted since the last plan: their executor state can go."""
     num_tokens: int = 0
-    num_padding: int = 0
-    """Of num_tokens, those computed for nothing: padding and rows of finished requests."""
     saves: tuple[BlockSave, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
 

@@ -187,7 +187,7 @@ class Scheduler:
             elif table.num_sent != num_blocks:
                 draft.add(request, table, limit)
             else:  # the usual case, spelled out: nearly every request meets it in every step
-                fields = (request.id, num_tokens - 1, (token_ids[-1],), (), True, None, 0)
+                fields = (request.id, num_tokens - 1, (token_ids[-1],), (), True, None)
                 draft.scheduled.append(new_tuple(ScheduledRequest, fields))
                 draft.num_tokens += 1
         return late

@@ -80,4 +80,4 @@ class FakeExecutor:
         for block_id in table[: -(-end // size)]:
             contents += self._blocks[block_id]
         new = self._requests[item.request_id]
-        return Sample((next_token(contents[item.num_padding : end], new.seed, new.index),))
+        return Sample((next_token(contents[:end], new.seed, new.index),))

@@ -180,7 +180,6 @@ class Metrics:
         self._steps.inc()
         self._occupancy_sum.inc(occupancy)
         self._fill_sum.inc(fill)
-        self._padding_tokens.inc(event.num_padding)
         self._step_tokens.observe(event.num_tokens)
         if event.pace is not None:
             self._by_tenant.set_model_error(event.pace.cost.error)
@@ -259,9 +258,6 @@ class Metrics:
         )
         self._discarded_tokens = self._counter(
             "headway_preempted_tokens_discarded", "Computed tokens lost to preemption."
-        )
-        self._padding_tokens = self._counter(
-            "headway_padding_tokens", "Tokens computed for nothing: padding."
         )
         self._restarts = Counter(
             "headway_engine_restarts",

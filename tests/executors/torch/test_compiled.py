@@ -188,25 +188,6 @@ def test_every_architecture_is_close(shaped, isa, kv_dtype):
 
 
 @every_isa
-@every_kv_dtype
-@pytest.mark.parametrize("num_padding", [1, 16, 23])
-def test_padding_is_hidden_from_the_rest(isa, kv_dtype, num_padding):
-    case = case_of(WIDE)
-    padded = [46] * num_padding + TOKENS[: 60 - num_padding]
-
-    def run(model: StepModel) -> torch.Tensor:
-        head = Span(padded[:19], 0, TABLE, num_padding)
-        tail = Span(padded[19:], 19, TABLE, num_padding)
-        other = Span(TOKENS, 0, [*range(6, 12)])
-        return torch.cat((logits_of(model, head, other)[:19], logits_of(model, tail)))
-
-    actual = run(model := case.compiled(isa, kv_dtype=kv_dtype))
-    assert_close(actual, run(case.load(None, "fp32")), FACTORS[kv_dtype])
-    if num_padding == kernels.TILE:  # then even the order of additions is that without padding
-        assert torch.equal(actual[16:], in_chunks(model, [70])[:44])
-
-
-@every_isa
 @pytest.mark.parametrize("gain", [128, 1024])
 def test_gates_far_below_zero_are_closed(isa, gain):
     case = case_of(spec_of())

@@ -132,30 +132,6 @@ def test_min_tokens_counts_outputs(executor):
     assert token_id not in outputs[:2] and outputs[2] == token_id
 
 
-def test_padding_is_computed_but_hidden_from_the_rest(executor):
-    expected = generate(executor, PROMPT, GREEDY, 6)
-    padded = first("p", (0, 0, 0, 0, *PROMPT), (20, 21, 22, 23), num_padding=4, new=new(PROMPT))
-    outputs = tokens_of(step(executor, padded))
-    for _ in range(5):
-        start = 4 + len(PROMPT) + len(outputs) - 1
-        scheduled = ScheduledRequest("p", start, (outputs[-1],), (), True, num_padding=4)
-        outputs += tokens_of(step(executor, scheduled))
-    assert outputs == expected
-
-
-def test_penalties_do_not_count_padding(executor):
-    params = replace(GREEDY, repetition_penalty=1.7, frequency_penalty=0.5)
-    expected = generate(executor, PROMPT, params, 4)
-    padded = (7, 7, 7, *PROMPT)
-    item = first("p", padded, (20, 21, 22, 23), num_padding=3, new=new(PROMPT, params))
-    outputs = tokens_of(step(executor, item))
-    for _ in range(3):
-        start = 3 + len(PROMPT) + len(outputs) - 1
-        scheduled = ScheduledRequest("p", start, (outputs[-1],), (), True, num_padding=3)
-        outputs += tokens_of(step(executor, scheduled))
-    assert outputs == expected
-
-
 def test_forked_request_continues_from_a_copied_block(executor):
     (token_id,) = tokens_of(step(executor, first("a", blocks=(0, 1))))
     fork = ScheduledRequest("a#1", 6, (token_id,), (0, 5), True, new((*PROMPT, token_id), GREEDY))
@@ -181,7 +157,6 @@ def test_released_state_is_forgotten_before_new_state_arrives(executor):
         (first("x", range(5), (9,)), "do not fit"),
         (first("x", [1] * 60 + [2] * 8, range(20)), "hold 64"),
         (first("x", (1, 2), (400,)), "KV store"),
-        (first("x", (1, 2), (9,), num_padding=2), "padding"),
         (first("x", (), (9,)), "0 tokens"),
         (first("x", (1,), (9,), new=new((1,), replace(GREEDY, logit_bias={999: 1.0}))), "sampling"),
     ],

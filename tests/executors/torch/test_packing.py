@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -331,7 +332,9 @@ def test_shapes_that_do_not_fit_are_refused_and_known_beforehand(changes):
 def test_options_that_cannot_be_met_are_refused():
     case = case_of(spec_of())
     assert case.spec.facts.kernel_misfit is None
-    assert LIBRARY.hw_create(case.compiled("plain")._model, len(kernels.ISA), 1) is None
+    engine = ctypes.c_void_p()
+    status = LIBRARY.hw_create(case.compiled("plain")._model, len(kernels.ISA), 1, engine)
+    assert (status, engine.value) == (kernels.STATUSES["MISFIT"], None)
     with pytest.raises(ModelLoadError):
         case.load("plain", block_size=24)
     with pytest.raises(ModelLoadError):

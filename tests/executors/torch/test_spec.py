@@ -108,3 +108,58 @@ def test_gguf_metadata():
 def test_gguf_refusals_name_what_is_wrong(changes, words):
     with pytest.raises(ModelLoadError, match=words):
         spec_from_gguf({**GGUF, **changes}, set())
+
+
+ODD = (True, "64", [64], {"a": 1}, -64, 0.5, float("nan"), 2**31, 2**63)
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "head_dim")
+
+
+@pytest.mark.parametrize("key", [*SIZES, "max_position_embeddings", "num_key_value_heads"])
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_sizes_of_another_type_or_range_are_refused(key, value):
+    with pytest.raises(ModelLoadError, match=f"'{key}' of the model's configuration must be"):
+        spec_from_config({**CONFIG, key: value})
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", ["1", [1.0], 0, -1.0, float("nan"), float("inf"), 10**400])
+def test_numbers_of_another_type_or_range_are_refused(key, value):
+    with pytest.raises(ModelLoadError, match=f"'{key}' of the model's configuration"):
+        spec_from_config({**CONFIG, key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": 3}, "list of strings"),
+        ({"architectures": [3]}, "list of strings"),
+        ({"rope_scaling": "linear"}, "not a mapping"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "lacks 'factor'"),
+        ({"rope_scaling": {"rope_type": ["x"]}}, "unsupported rope scaling"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "above"),
+        ({"quantization_config": "gptq"}, "not a mapping"),
+        ({"num_hidden_layers": 2**30}, "more than the 4096"),
+        ({"hidden_size": 3, "head_dim": None}, "4 attention heads do not fit"),
+    ],
+)
+def test_fields_of_another_type_are_refused(changes, words):
+    with pytest.raises(ModelLoadError, match=words):
+        spec_from_config({**CONFIG, **changes})
+
+
+def test_layer_types_name_every_layer():
+    windowed = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 9}
+    windowed |= {"use_sliding_window": True, "layer_types": ["full_attention"]}
+    with pytest.raises(ModelLoadError, match="names 1 layers of 2"):
+        spec_from_config({**CONFIG, **windowed})
+
+
+@pytest.mark.parametrize("value", [*ODD, 0], ids=repr)
+def test_gguf_sizes_of_another_type_or_range_are_refused(value):
+    with pytest.raises(ModelLoadError, match="'embedding_length' of the model's configuration"):
+        spec_from_gguf({**GGUF, "qwen3.embedding_length": value}, set())
+
+
+def test_a_gguf_vocabulary_of_another_type_is_refused():
+    with pytest.raises(ModelLoadError, match="list of strings"):
+        spec_from_gguf({**GGUF, "tokenizer.ggml.tokens": 3}, set())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -10,12 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from headway.errors import ConfigError, ModelLoadError
-from headway.executors.source import locate
-from headway.executors.torch.load import load_decoder, open_checkpoint
+from headway.executors.source import ModelSource, locate
+from headway.executors.torch.compiled import CompiledModel
+from headway.executors.torch.load import LoadOptions, load_decoder, open_checkpoint
 from headway.executors.torch.spec import ModelSpec, TensorScaling
 from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
 from headway.gguf_header import TensorEntry
 from tests.executors.torch.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.faults.model_mutate import BIASES, GgufFile, gguf_model
 
 CPU = torch.device("cpu")
 
@@ -91,7 +94,7 @@ def test_safetensors_folder(tmp_path, num_shards):
     weights = tiny_weights(tiny_spec())
     checkpoint = open_checkpoint(locate(write_folder(tmp_path, weights, num_shards)))
     assert checkpoint.spec == tiny_spec()
-    assert checkpoint.names() == set(weights)
+    assert set(checkpoint.shapes()) == set(weights)
     assert all(torch.equal(checkpoint.read(name), weights[name]) for name in weights)
     seen: list[tuple[int, int]] = []
     load_decoder(checkpoint, "bf16", progress=lambda done, total: seen.append((done, total)))
@@ -164,7 +167,7 @@ def test_gguf_round_trip(tmp_path, architecture):
     weights = tiny_weights(spec)
     path = write_gguf(tmp_path / "tiny.gguf", spec, weights, architecture)
     checkpoint = open_checkpoint(locate(path))
-    assert checkpoint.names() == set(weights)
+    assert set(checkpoint.shapes()) == set(weights)
     for field in ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "has_qkv_bias"):
         assert getattr(checkpoint.spec, field) == getattr(spec, field)
     for name, expected in weights.items():
@@ -187,7 +190,7 @@ def test_our_gguf_header_agrees_with_the_package(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", spec, tiny_weights(spec))
     checkpoint = open_checkpoint(locate(path))
     reader = gguf.GGUFReader(path)
-    assert len(reader.tensors) == len(checkpoint.names())
+    assert len(reader.tensors) == len(checkpoint.shapes())
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     ours = checkpoint.read("model.embed_tokens.weight")
     assert np.array_equal(ours.numpy(), embedding.data)
@@ -220,7 +223,7 @@ def test_repeated_head_and_rotary_buffers_are_not_extra(tmp_path):
     }
     folder = write_folder(tmp_path, stored)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
-    assert open_checkpoint(locate(folder)).names() == set(weights)
+    assert set(open_checkpoint(locate(folder)).shapes()) == set(weights)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"GGUF\x09\x00\x00\x00" + bytes(16)])
@@ -274,7 +277,7 @@ def test_heads_that_are_not_all_there(tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     weights[name] = weights[name][: len(weights[name]) // 2]
     checkpoint = open_checkpoint(locate(write_gguf(tmp_path / "tiny.gguf", spec, weights)))
-    with pytest.raises(ModelLoadError, match="not one row a head"):
+    with pytest.raises(ModelLoadError, match=r"q_proj.weight has shape \[16, 32\]"):
         load_decoder(checkpoint, "fp32")
 
 
@@ -300,3 +303,83 @@ def test_four_bits_are_chosen_for_blocks_that_stay_as_they_are(kinds: str, expec
     }
     checkpoint._tensors["token_embd.weight"] = TensorEntry((64, 64), 0, 0)
     assert checkpoint.quantization == expected
+
+
+# ------------------------------------------------------------------ files from a stranger
+
+
+def changed_gguf(tmp_path: Path, change: Callable[[GgufFile], object]) -> ModelSource:
+    file = gguf_model("llama", "Q8_0", BIASES)
+    change(file)
+    (tmp_path / "changed.gguf").write_bytes(file.encode())
+    return locate(str(tmp_path / "changed.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda file: file.tensors.append(file.tensors[-1]), "twice"),
+        (lambda file: file.metadata.append(file.metadata[-1]), "twice"),
+        (lambda file: file.tensors[0].dims.insert(0, 0), "no rows of whole Q8_0 blocks"),
+        (lambda file: file.tensors[0].dims.__setitem__(1, 63), "no rows of whole Q8_0 blocks"),
+        (lambda file: file.tensors[0].dims.clear(), "no rows of whole"),
+        (lambda file: setattr(file.tensors[1], "type_id", 8), "a vector of Q8_0"),
+        (lambda file: setattr(file.tensors[1], "name", "model.embed_tokens.weight"), "two names"),
+        (lambda file: setattr(file.tensors[1], "dims", [2**32, 2**32]), "truncated"),
+        (lambda file: setattr(file.tensors[1], "offset", 2**63), "truncated"),
+    ],
+)
+def test_gguf_tensors_that_contradict_themselves_are_refused(tmp_path, change, words):
+    with pytest.raises(ModelLoadError, match=words):
+        open_checkpoint(changed_gguf(tmp_path, change))
+
+
+def test_a_size_that_no_tensor_has_is_refused_before_it_is_allocated(tmp_path):
+    def widen(file: GgufFile) -> None:
+        file.metadata = [
+            (key, kind, 2**31 - 32 if key.endswith("feed_forward_length") else value)
+            for key, kind, value in file.metadata
+        ]
+
+    checkpoint = open_checkpoint(changed_gguf(tmp_path, widen))
+    options = LoadOptions(dtype="int8", num_blocks=1, block_size=16, max_model_len=16)
+    with pytest.raises(ModelLoadError, match=r"gate_proj.weight has shape \[96, 64\]"):
+        CompiledModel(checkpoint, options)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{", "[" * 100_000, '{"a":' * 100_000])
+def test_json_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
+        open_checkpoint(locate(str(tmp_path)))
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/hostname", "", ".", "a\0b", 5])
+def test_an_index_names_files_of_its_folder_only(tmp_path, shard):
+    weights = tiny_weights(tiny_spec())
+    write_folder(tmp_path, weights)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, shard)}))
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(locate(str(tmp_path)))
+    for odd in ({}, {"weight_map": None}, {"weight_map": [1]}):
+        index.write_text(json.dumps(odd))
+        with pytest.raises(ModelLoadError, match="weight_map"):
+            open_checkpoint(locate(str(tmp_path)))
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    weights = tiny_weights(tiny_spec())
+    write_folder(tmp_path, weights)
+    save_file({"model.norm.weight": weights["model.norm.weight"]}, tmp_path / "more.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is in"):
+        open_checkpoint(locate(str(tmp_path)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_real_numbers_are_refused(tmp_path, dtype):
+    weights = tiny_weights(tiny_spec())
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(dtype)
+    checkpoint = open_checkpoint(locate(write_folder(tmp_path, weights)))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is stored as"):
+        load_decoder(checkpoint, "fp32")

@@ -41,8 +41,8 @@ class MemoryCheckpoint:
     spec: ModelSpec
     weights: dict[str, torch.Tensor]
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self.weights)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
 
     def read(self, name: str) -> torch.Tensor:
         return self.weights[name]

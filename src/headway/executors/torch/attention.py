@@ -23,15 +23,11 @@ MAX_GROUP_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of one request, from place `start` on, and its block table.
-
-    The first `num_padding` places of the request hold padding, which only padding attends to.
-    """
+    """Consecutive tokens of one request, from place `start` on, and its block table."""
 
     token_ids: Sequence[int]
     start: int
     block_ids: Sequence[int]
-    num_padding: int = 0
 
     @property
     def end(self) -> int:
@@ -137,9 +133,5 @@ def _make_group(
     is_hidden = key_at > query_at
     if window is not None:
         is_hidden |= key_at <= query_at - window
-    if any(span.num_padding for span in batch):
-        # Padding sees padding: a row that sees nothing at all would be NaN.
-        padding = torch.tensor([span.num_padding for span in batch]).view(-1, 1, 1, 1)
-        is_hidden |= (key_at < padding) & (query_at >= padding)
     mask = torch.zeros(is_hidden.shape, dtype=store.dtype).masked_fill_(is_hidden, -torch.inf)
     return AttentionGroup(queries, kv_rows.flatten().to(store.device), mask.to(store.device))

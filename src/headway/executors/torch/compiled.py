@@ -62,10 +62,7 @@ class CompiledModel:
         blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
-        isa = kernels.ISA.index(options.kernels or "plain")
-        self._engine = library.hw_create(self._model, isa, options.num_threads)
-        if not self._engine:
-            raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+        self._engine = _create_engine(library, self._model, options)
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None):
@@ -79,7 +76,6 @@ class CompiledModel:
         tables = [_table(span.block_ids) for span in spans]
         starts = array("i", [span.start for span in spans])
         lengths = array("i", [len(span.token_ids) for span in spans])
-        paddings = array("i", [span.num_padding for span in spans])
         addresses = array("q", [table.buffer_info()[0] for table in tables])
         wanted = array("i", rows)
         best_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
@@ -91,7 +87,7 @@ class CompiledModel:
             len(token_ids),
             len(rows),
             0,
-            *(_at(a) for a in (token_ids, starts, lengths, paddings, addresses, wanted)),
+            *(_at(a) for a in (token_ids, starts, lengths, addresses, wanted)),
             None if logits is None else logits.data_ptr(),
             _at(best_ids),
             _at(best),
@@ -118,6 +114,23 @@ class CompiledModel:
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: LoadOptions) -> int:
+    """Start the kernels' threads; the address of what `hw_step` runs on."""
+    isa = kernels.ISA.index(options.kernels or "plain")
+    engine = ctypes.c_void_p()
+    status = library.hw_create(model, isa, options.num_threads, engine)
+    if status == kernels.STATUSES["NO_THREADS"]:
+        raise ModelLoadError(
+            f"cannot start {options.num_threads} threads; "
+            "set --num-threads lower or raise the pids limit"
+        )
+    if status == kernels.STATUSES["NO_MEMORY"]:
+        raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
+    if status or not engine.value:
+        raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+    return engine.value
 
 
 def _check(status: int) -> None:
@@ -215,7 +228,7 @@ class _Packer:
         num_rows, num_inputs = self.reader.shape(name)
         if quantized is not None and quantized.kind in kernels.SOURCES:
             rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
-            self.reader.take(name, quantized.shape)
+            self.reader.count_read()
         else:
             rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
         self._library.hw_pack(

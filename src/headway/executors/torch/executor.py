@@ -162,19 +162,15 @@ class TorchExecutor:
     def _prepare(self, place: int, scheduled: ScheduledRequest) -> _Share:
         """Check everything, then bring the request's state up to this plan."""
         state = self._state_of(scheduled)
-        num_padding = scheduled.num_padding
         self._check(scheduled, len(state.block_ids) + len(scheduled.block_ids))
-        if scheduled.has_sample and scheduled.start + len(scheduled.token_ids) <= num_padding:
-            raise ValueError("a sample is asked for, but every token is padding")
-
         state.block_ids.extend(scheduled.block_ids)
         self._requests[scheduled.request_id] = state
-        span = Span(scheduled.token_ids, scheduled.start, state.block_ids, num_padding)
+        span = Span(scheduled.token_ids, scheduled.start, state.block_ids)
         if state.counts is not None:
             _catch_up(state.counts, state.new, span)
-        new, position = state.new, span.end - num_padding
-        num_outputs = position - new.num_prompt_tokens
-        row = SampleRow(new.params, new.seed, new.index, position, num_outputs, state.counts)
+        new = state.new
+        num_outputs = span.end - new.num_prompt_tokens
+        row = SampleRow(new.params, new.seed, new.index, span.end, num_outputs, state.counts)
         return _Share(place, span, row if scheduled.has_sample else None)
 
     def _state_of(self, scheduled: ScheduledRequest) -> _RequestState:
@@ -206,7 +202,7 @@ class TorchExecutor:
 
 def _catch_up(counts: TokenCounts, new: NewRequest, span: Span) -> None:
     """Count the tokens this plan tells us of for the first time: outputs, once accepted."""
-    first_unseen = max(0, span.num_padding + counts.num_tokens - span.start)
+    first_unseen = max(0, counts.num_tokens - span.start)
     token_ids = span.token_ids[first_unseen:]
     if token_ids:
         counts.add(token_ids, max(0, new.num_prompt_tokens - counts.num_tokens))

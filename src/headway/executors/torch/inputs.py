@@ -45,17 +45,12 @@ def make_inputs(
         row += len(spans[index].token_ids)
     return BatchInputs(
         token_ids=_tensor((token for span in ordered for token in span.token_ids), store),
-        positions=_tensor((at for span in ordered for at in _positions(span)), store),
+        positions=_tensor((at for span in ordered for at in range(span.start, span.end)), store),
         slots=_slots(ordered, store),
         begun_blocks=tuple(_begun_blocks(ordered, store.block_size)),
         groups={window: make_groups(ordered, window, store) for window in set(windows)},
         rows=tuple(rows),
     )
-
-
-def _positions(span: Span) -> Iterable[int]:
-    """Where the model is to believe each token stands: padding takes up no position."""
-    return (max(0, at - span.num_padding) for at in range(span.start, span.end))
 
 
 def _tensor(values: Iterable[int], store: KVStore) -> torch.Tensor:

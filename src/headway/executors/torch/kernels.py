@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 1
+ABI_VERSION = 3
 TILE = 16
 """Outputs of a panel, and tokens of a KV tile: sizes must be multiples."""
 GROUP = 32
@@ -17,6 +17,7 @@ MAX_HEAD_DIM = 128
 ISA = ("plain", "avx2", "avx512", "amx")
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
 SOURCES = {"F32": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+STATUSES = {"DONE": 0, "NO_MEMORY": 1, "MISFIT": 2, "NO_THREADS": 3}
 PARTS = ("linear", "attention", "norm and rotary", "head", "wait")
 
 
@@ -87,7 +88,6 @@ class Step(Structure):
         ("token_ids", c_void_p),
         ("starts", c_void_p),
         ("lengths", c_void_p),
-        ("paddings", c_void_p),
         ("block_tables", c_void_p),
         ("rows", c_void_p),
         ("logits", c_void_p),
@@ -114,8 +114,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.hw_block_bytes.restype = size
     library.hw_pack.argtypes = [pointer, c_int32, c_int32, pointer, size, size, pointer]
     library.hw_unpack.argtypes = [POINTER(Linear), c_int32, pointer]
-    library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32]
-    library.hw_create.restype = pointer
+    library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32, POINTER(pointer)]
     library.hw_destroy.argtypes = [pointer]
     library.hw_step.argtypes = [pointer, POINTER(Step)]
     library.hw_copy_blocks.argtypes = [pointer, pointer, pointer, c_int32]

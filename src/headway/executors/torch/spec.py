@@ -13,6 +13,7 @@ from typing import Any
 
 from headway.errors import ModelLoadError
 from headway.executors.torch import kernels
+from headway.executors.torch.fields import Fields
 from headway.resolve import ModelFacts
 
 HF_ARCHITECTURES = {
@@ -22,6 +23,7 @@ HF_ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class ModelSpec:
     has_qk_norm: bool = False
 
     def __post_init__(self) -> None:
+        if self.head_dim < 1:
+            raise ModelLoadError(
+                f"{self.num_heads} attention heads do not fit a hidden size of {self.hidden_size}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads"
@@ -113,38 +119,47 @@ class ModelSpec:
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Read a Hugging Face config.json, in its older or newer spelling of rotary positions."""
-    architecture = _hf_architecture(config)
-    _refuse_unsupported(config)
-    num_layers = _required(config, "num_hidden_layers")
-    num_heads = _required(config, "num_attention_heads")
-    hidden_size = _required(config, "hidden_size")
-    max_model_len = config.get("max_position_embeddings") or 2048
-    theta, scaling = _hf_rope(config, max_model_len)
-    has_bias = bool(config.get("attention_bias", False)) and architecture in ("llama", "qwen3")
+    fields = Fields(config)
+    architecture = _hf_architecture(fields)
+    _refuse_unsupported(fields)
+    num_layers = _num_layers(fields, "num_hidden_layers")
+    num_heads = fields.size("num_attention_heads")
+    hidden_size = fields.size("hidden_size")
+    max_model_len = fields.size("max_position_embeddings", 2048)
+    theta, scaling = _hf_rope(fields, max_model_len)
+    has_bias = bool(fields.raw("attention_bias")) and architecture in ("llama", "qwen3")
     return ModelSpec(
         architecture=architecture,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
-        intermediate_size=_required(config, "intermediate_size"),
-        vocab_size=_required(config, "vocab_size"),
+        num_kv_heads=fields.size("num_key_value_heads", num_heads),
+        head_dim=fields.size("head_dim", hidden_size // num_heads),
+        intermediate_size=fields.size("intermediate_size"),
+        vocab_size=fields.size("vocab_size"),
         max_model_len=max_model_len,
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        windows=_hf_windows(config, architecture, num_layers),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        windows=_hf_windows(fields, architecture, num_layers),
+        tie_embeddings=bool(fields.raw("tie_word_embeddings")),
         has_qkv_bias=has_bias or architecture == "qwen2",
         has_o_bias=has_bias,
-        has_mlp_bias=bool(config.get("mlp_bias", False)) and architecture == "llama",
+        has_mlp_bias=bool(fields.raw("mlp_bias")) and architecture == "llama",
         has_qk_norm=architecture == "qwen3",
     )
 
 
-def _hf_architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or ()
+def _num_layers(fields: Fields, key: str) -> int:
+    """The number of layers; bounded, as names and windows are made for each."""
+    num_layers = fields.size(key)
+    if num_layers > MAX_LAYERS:
+        raise ModelLoadError(f"{num_layers} layers are more than the {MAX_LAYERS} supported")
+    return num_layers
+
+
+def _hf_architecture(fields: Fields) -> str:
+    names = fields.strings("architectures")
     for name in names:
         if name in HF_ARCHITECTURES:
             return HF_ARCHITECTURES[name]
@@ -154,56 +169,58 @@ def _hf_architecture(config: Mapping[str, Any]) -> str:
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelLoadError(f"unsupported hidden_act {config['hidden_act']!r}; supported: silu")
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
+def _refuse_unsupported(fields: Fields) -> None:
+    activation = fields.raw("hidden_act")
+    if activation not in (None, "silu", "swish"):
+        raise ModelLoadError(f"unsupported hidden_act {activation!r}; supported: silu")
+    if quantization := fields.part("quantization_config"):
+        method = quantization.raw("quant_method") or "unknown"
         raise ModelLoadError(
             f"the checkpoint is quantized ({method}); use an unquantized one or a GGUF file"
         )
 
 
-def _hf_rope(config: Mapping[str, Any], max_len: int) -> tuple[float, RopeScaling | None]:
-    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if partial != 1.0:
-        raise ModelLoadError(f"unsupported partial_rotary_factor {partial}; supported: 1.0")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+def _hf_rope(fields: Fields, max_len: int) -> tuple[float, RopeScaling | None]:
+    rope = fields.part("rope_parameters") or fields.part("rope_scaling") or Fields({})
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    for partial in (rope.raw("partial_rotary_factor"), fields.raw("partial_rotary_factor")):
+        if partial not in (None, 1.0):
+            raise ModelLoadError(f"unsupported partial_rotary_factor {partial}; supported: 1.0")
+    kind = rope.raw("rope_type") or rope.raw("type") or "default"
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, LinearScaling(float(_required(rope, "factor")))
+        return theta, LinearScaling(rope.number("factor"))
     if kind == "llama3":
-        original = rope.get("original_max_position_embeddings") or max_len
-        low, high = (
-            float(_required(rope, "low_freq_factor")),
-            float(_required(rope, "high_freq_factor")),
-        )
-        return theta, Llama3Scaling(float(_required(rope, "factor")), low, high, int(original))
+        original = rope.size("original_max_position_embeddings", max_len)
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise ModelLoadError(
+                f"rope high_freq_factor {high} must be above low_freq_factor {low}"
+            )
+        return theta, Llama3Scaling(rope.number("factor"), low, high, original)
     raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
 
 
-def _hf_windows(
-    config: Mapping[str, Any], architecture: str, num_layers: int
-) -> tuple[int | None, ...]:
-    window = config.get("sliding_window")
+def _hf_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    window = fields.optional_size("sliding_window")
     if architecture == "llama" or window is None:
         return (None,) * num_layers
     if architecture == "mistral":
         return (window,) * num_layers
-    if not config.get("use_sliding_window", False):
+    if not fields.raw("use_sliding_window"):
         return (None,) * num_layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", num_layers)
-        kinds = [
+    kinds = fields.strings("layer_types")
+    if not kinds:
+        first = fields.size("max_window_layers", num_layers)
+        kinds = tuple(
             "sliding_attention" if layer >= first else "full_attention"
             for layer in range(num_layers)
-        ]
+        )
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
         raise ModelLoadError(f"unsupported layer_types: {', '.join(sorted(unknown))}")
+    if len(kinds) != num_layers:
+        raise ModelLoadError(f"layer_types names {len(kinds)} layers of {num_layers}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -215,29 +232,30 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -
             f"unsupported GGUF architecture {architecture!r}; "
             f"supported: {', '.join(GGUF_ARCHITECTURES)}"
         )
-    keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    if keys.get("expert_count"):
+    fields = Fields({key.removeprefix(f"{architecture}."): v for key, v in metadata.items()})
+    if fields.raw("expert_count"):
         raise ModelLoadError(f"GGUF {architecture} with experts is not supported, only dense")
-    num_layers = _required(keys, "block_count")
-    num_heads = _required(keys, "attention.head_count")
-    hidden_size = _required(keys, "embedding_length")
-    head_dim = keys.get("attention.key_length") or hidden_size // num_heads
-    if keys.get("rope.dimension_count", head_dim) != head_dim:
+    num_layers = _num_layers(fields, "block_count")
+    num_heads = fields.size("attention.head_count")
+    hidden_size = fields.size("embedding_length")
+    head_dim = fields.size("attention.key_length", hidden_size // num_heads)
+    if fields.raw("rope.dimension_count") not in (None, head_dim):
         raise ModelLoadError("GGUF rope.dimension_count differs from the head size: unsupported")
+    num_tokens = len(fields.strings("tokenizer.ggml.tokens"))
     return ModelSpec(
         architecture=architecture,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=keys.get("attention.head_count_kv") or num_heads,
+        num_kv_heads=fields.size("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        intermediate_size=_required(keys, "feed_forward_length"),
-        vocab_size=keys.get("vocab_size") or len(_required(keys, "tokenizer.ggml.tokens")),
-        max_model_len=_required(keys, "context_length"),
-        rms_norm_eps=_required(keys, "attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.get("rope.freq_base", 10_000.0),
-        rope_scaling=_gguf_scaling(keys, tensor_names),
-        windows=(keys.get("attention.sliding_window") or None,) * num_layers,
+        intermediate_size=fields.size("feed_forward_length"),
+        vocab_size=fields.size("vocab_size", num_tokens or None),
+        max_model_len=fields.size("context_length"),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number("rope.freq_base", 10_000.0),
+        rope_scaling=_gguf_scaling(fields, tensor_names),
+        windows=(fields.optional_size("attention.sliding_window"),) * num_layers,
         tie_embeddings="output.weight" not in tensor_names,
         has_qkv_bias="blk.0.attn_q.bias" in tensor_names,
         has_o_bias="blk.0.attn_output.bias" in tensor_names,
@@ -246,19 +264,12 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -
     )
 
 
-def _gguf_scaling(keys: Mapping[str, Any], tensor_names: Collection[str]) -> RopeScaling | None:
+def _gguf_scaling(fields: Fields, tensor_names: Collection[str]) -> RopeScaling | None:
     if "rope_freqs.weight" in tensor_names:
         return TensorScaling()
-    kind = keys.get("rope.scaling.type", "none")
+    kind = fields.raw("rope.scaling.type") or "none"
     if kind == "none":
         return None
     if kind == "linear":
-        return LinearScaling(float(_required(keys, "rope.scaling.factor")))
+        return LinearScaling(fields.number("rope.scaling.factor"))
     raise ModelLoadError(f"unsupported GGUF rope scaling {kind!r}; supported: none, linear")
-
-
-def _required(values: Mapping[str, Any], key: str) -> Any:
-    value = values.get(key)
-    if value is None:
-        raise ModelLoadError(f"the model's configuration lacks {key!r}")
-    return value

@@ -5,7 +5,7 @@ Formats are safetensors and GGUF; both are data, neither can run code when read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -26,7 +26,9 @@ class Checkpoint(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
-    def names(self) -> frozenset[str]: ...
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What the headers say of every tensor, by canonical name."""
+        ...
 
     def read(self, name: str) -> torch.Tensor: ...
 
@@ -70,13 +72,23 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     return replace(checkpoint.spec.facts, quantization=quantization)
 
 
-def check_names(expected: Iterable[str], found: frozenset[str]) -> None:
-    """Refuse a checkpoint that lacks a tensor or has one nobody would read."""
-    wanted = set(expected)
-    if missing := sorted(wanted - found):
+def check_shapes(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a checkpoint that lacks a tensor, has one nobody reads, or one of another shape.
+
+    Before any memory is allocated: what the configuration asks for need not be what is there.
+    """
+    if missing := sorted(expected.keys() - found.keys()):
         raise ModelLoadError(f"the checkpoint lacks {_listed(missing)}")
-    if extra := sorted(found - wanted):
+    if extra := sorted(found.keys() - expected.keys()):
         raise ModelLoadError(f"the checkpoint has unexpected {_listed(extra)}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ModelLoadError(
+                f"tensor {name} has shape {list(found[name])}; "
+                f"the configuration asks for {list(shape)}"
+            )
 
 
 def _listed(names: list[str]) -> str:

@@ -53,6 +53,8 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         header = read_header(path)
         self._data = np.memmap(path, mode="r")
+        for name, entry in header.tensors.items():
+            _check_entry(name, entry)
         end = max((e.offset + _num_bytes(e) for e in header.tensors.values()), default=0)
         if end > len(self._data):
             raise ModelLoadError(f"{path} is truncated: {len(self._data)} of {end} bytes")
@@ -60,13 +62,15 @@ class GgufCheckpoint:
             raise ModelLoadError(f"{path} is one of several parts; merge them with gguf-split")
         self._spec = spec_from_gguf(header.metadata, header.tensors)
         self._tensors = {_canonical(name): entry for name, entry in header.tensors.items()}
+        if len(self._tensors) != len(header.tensors):
+            raise ModelLoadError(f"{path} has a tensor under two names")
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._tensors.items()}
 
     @property
     def quantization(self) -> str | None:
@@ -107,21 +111,30 @@ class GgufCheckpoint:
             num_heads = self._spec.num_kv_heads
         else:
             return rows
-        entry = self._tensors[name]
-        if entry.shape[0] != num_heads * self._spec.head_dim:
-            raise ModelLoadError(f"tensor {name} has shape {list(entry.shape)}: not one row a head")
         if rows.ndim == 1:  # a bias: one number, of however many bytes, in a row
             rows = rows.reshape(num_heads * self._spec.head_dim, -1)
         pairs = rows.reshape(num_heads, self._spec.head_dim // 2, 2, -1)
         return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
-def _num_bytes(entry: TensorEntry) -> int:
+def _check_entry(name: str, entry: TensorEntry) -> None:
+    """Refuse a tensor whose rows are no whole blocks of its type."""
     try:
         kind = GGMLQuantizationType(entry.type_id)
     except ValueError as error:
-        raise ModelLoadError(f"ggml type {entry.type_id} is not known") from error
-    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+        raise ModelLoadError(f"{name}: ggml type {entry.type_id} is not known") from error
+    block_elements, _ = GGML_QUANT_SIZES[kind]
+    if not entry.shape or min(entry.shape) < 1 or entry.shape[-1] % block_elements:
+        raise ModelLoadError(
+            f"{name}: shape {list(entry.shape)} has no rows of whole {kind.name} blocks "
+            f"of {block_elements}"
+        )
+    if len(entry.shape) == 1 and block_elements > 1:
+        raise ModelLoadError(f"{name}: a vector of {kind.name} is not supported")
+
+
+def _num_bytes(entry: TensorEntry) -> int:
+    block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type_id)]
     return prod(entry.shape) // block_elements * block_bytes
 
 

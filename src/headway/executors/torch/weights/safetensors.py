@@ -14,6 +14,7 @@ from headway.executors.torch.spec import ModelSpec, spec_from_config
 from headway.executors.torch.weights.names import HEAD
 
 _INDEX = "model.safetensors.index.json"
+_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsCheckpoint:
@@ -24,11 +25,12 @@ class SafetensorsCheckpoint:
         self._spec = spec_from_config(_read_json(folder / "config.json"))
         weight_map = _weight_map(folder / _INDEX)
         self._files = {path: _open(path) for path in _shards(folder, weight_map)}
-        self._file_of = {
-            name: path
-            for path, file in self._files.items()
-            for name in file.keys()  # noqa: SIM118, not a dict: it has keys but no iterator
-        }
+        self._file_of: dict[str, Path] = {}
+        for path, file in self._files.items():
+            for name in file.keys():  # noqa: SIM118, not a dict: it has keys but no iterator
+                if name in self._file_of:
+                    raise ModelLoadError(f"{name} is in {self._file_of[name].name} and {path.name}")
+                self._file_of[name] = path
         for tensor, shard in weight_map.items():
             if self._file_of.get(tensor) != folder / shard:
                 raise ModelLoadError(
@@ -39,21 +41,27 @@ class SafetensorsCheckpoint:
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def names(self) -> frozenset[str]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         # Old exports store the rotary table, and tied ones repeat the embedding as the head.
-        return frozenset(
-            name
-            for name in self._file_of
+        return {
+            name: tuple(self._files[path].get_slice(name).get_shape())
+            for name, path in self._file_of.items()
             if not name.endswith("rotary_emb.inv_freq")
             and not (name == HEAD and self._spec.tie_embeddings)
-        )
+        }
 
     def read(self, name: str) -> torch.Tensor:
         path = self._file_of.get(name)
         if path is None:
             raise ModelLoadError(f"there is no tensor {name} in {self._folder}")
         try:
-            return self._files[path].get_tensor(name)
+            file = self._files[path]
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _DTYPES:
+                raise ModelLoadError(
+                    f"tensor {name} is stored as {dtype}; supported: {', '.join(_DTYPES)}"
+                )
+            return file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read tensor {name} of {path}: {error}") from error
 
@@ -84,7 +92,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _check_shard_name(index: Path, tensor: str, name: Any) -> None:
     """Refuse a shard that is not a plain file name: the index comes with the model."""
-    is_plain = isinstance(name, str) and Path(name).name == name
+    is_plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
     if not is_plain or not name.endswith(".safetensors"):
         raise ModelLoadError(
             f"{index} says that {tensor} is in {name!r}; "

@@ -1,0 +1,182 @@
+// Runs the thread pool and whole steps of a small model, for a sanitizer to watch.
+//
+// Every thread reads what another wrote before a barrier, so that a barrier which orders too little
+// is a data race; a step computed by several threads must equal that of one, bit for bit.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "headway.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int HIDDEN = 64, INNER = 96, LAYERS = 2, HEADS = 6, KV_HEADS = 2, HEAD_DIM = 32;
+constexpr int VOCAB = 48, BLOCK = 16, BLOCKS = 16, POSITIONS = 128;
+
+void require(bool is_true, const char* what) {
+  if (is_true) return;
+  std::fprintf(stderr, "driver: %s\n", what);
+  std::exit(1);
+}
+
+void run_pool(int num_threads, int num_rounds) {
+  headway::Pool pool(num_threads);
+  std::vector<int> slots(num_threads), seen(num_threads);
+  for (int round = 0; round < num_rounds; round++) {
+    pool.run([&](int thread) {
+      slots[thread] = round + thread;
+      pool.sync();
+      seen[thread] = slots[(thread + 1) % num_threads];
+      pool.sync();
+      slots[thread] = -1;
+    });
+    for (int t = 0; t < num_threads; t++) {
+      require(seen[t] == round + (t + 1) % num_threads, "a barrier let a thread through early");
+    }
+  }
+}
+
+// A model's arrays, of exactly the size that the kernels are told.
+struct Model {
+  std::mt19937 random{7};
+  std::vector<std::unique_ptr<uint8_t, decltype(&std::free)>> bytes;
+  std::vector<std::vector<float>> floats;
+  std::vector<HwLayer> layers{LAYERS};
+  HwModel model{};
+  int isa;
+
+  const float* values(int count, float center, float spread) {
+    std::normal_distribution<float> draw(center, spread);
+    std::vector<float> made(count);
+    for (float& value : made) value = draw(random);
+    floats.push_back(std::move(made));
+    return floats.back().data();
+  }
+
+  uint8_t* room(int64_t count) {
+    // Aligned as the product's memory is, and ending where the kernels must stop.
+    require(count % 64 == 0, "a size that is no multiple of a cache line");
+    bytes.emplace_back(static_cast<uint8_t*>(std::aligned_alloc(64, count)), std::free);
+    std::memset(bytes.back().get(), 0xFF, count);
+    return bytes.back().get();
+  }
+
+  HwLinear linear(int num_outputs, int num_inputs, int format, bool has_bias = false) {
+    const float* rows = values(num_outputs * num_inputs, 0.0f, 0.15f);
+    uint8_t* data = room(hw_packed_bytes(format, num_outputs, num_inputs));
+    std::vector<int32_t> outputs(num_outputs);
+    for (int i = 0; i < num_outputs; i++) outputs[i] = i;
+    hw_pack(data, format, HW_F32, rows, num_outputs, num_inputs, outputs.data());
+    return {data,        has_bias ? values(num_outputs, 0, 0.1f) : nullptr,
+            num_outputs, num_inputs,
+            format,      0};
+  }
+
+  Model(int isa, int format, int kv_format, int window) : isa(isa) {
+    floats.reserve(1000);
+    const int table = format == HW_BF16 ? HW_BF16 : HW_INT8;
+    for (HwLayer& layer : layers) {
+      layer.attention_norm = values(HIDDEN, 1.0f, 0.2f);
+      layer.q_norm = values(HEAD_DIM, 1.0f, 0.2f);
+      layer.k_norm = values(HEAD_DIM, 1.0f, 0.2f);
+      layer.mlp_norm = values(HIDDEN, 1.0f, 0.2f);
+      layer.qkv = linear((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, format, true);
+      layer.o = linear(HIDDEN, HEADS * HEAD_DIM, format);
+      layer.gate_up = linear(2 * INNER, HIDDEN, format);
+      layer.down = linear(HIDDEN, INNER, format, true);
+      layer.window = window;
+    }
+    model.hidden_size = HIDDEN;
+    model.inner_size = INNER;
+    model.num_layers = LAYERS;
+    model.num_heads = HEADS;
+    model.num_kv_heads = KV_HEADS;
+    model.head_dim = HEAD_DIM;
+    model.vocab_size = VOCAB;
+    model.max_positions = POSITIONS;
+    model.norm_eps = 1e-5f;
+    model.kv_format = kv_format;
+    model.block_size = BLOCK;
+    model.num_blocks = BLOCKS;
+    model.layers = layers.data();
+    model.embedding = linear(VOCAB, HIDDEN, table);
+    model.head = linear(VOCAB, HIDDEN, table);
+    model.final_norm = values(HIDDEN, 1.0f, 0.2f);
+    model.cosines = values(POSITIONS * HEAD_DIM / 2, 0.5f, 0.1f);
+    model.sines = values(POSITIONS * HEAD_DIM / 2, 0.5f, 0.1f);
+    model.kv = room(hw_block_bytes(&model) * BLOCKS * LAYERS);
+  }
+
+  std::vector<float> step(void* engine, const std::vector<std::vector<int32_t>>& spans,
+                          const std::vector<int32_t>& starts,
+                          const std::vector<std::vector<int32_t>>& tables) {
+    std::vector<int32_t> tokens, lengths, rows;
+    std::vector<int64_t> addresses;
+    for (size_t i = 0; i < spans.size(); i++) {
+      tokens.insert(tokens.end(), spans[i].begin(), spans[i].end());
+      lengths.push_back(int32_t(spans[i].size()));
+      addresses.push_back(reinterpret_cast<int64_t>(tables[i].data()));
+    }
+    for (size_t i = 0; i < tokens.size(); i++) rows.push_back(int32_t(i));
+    std::vector<float> logits(rows.size() * VOCAB), best(rows.size());
+    std::vector<int32_t> best_ids(rows.size());
+    const HwStep step{
+        int32_t(spans.size()), int32_t(tokens.size()), int32_t(rows.size()), 0,
+        tokens.data(),         starts.data(),          lengths.data(),       addresses.data(),
+        rows.data(),           logits.data(),          best_ids.data(),      best.data()};
+    require(hw_step(engine, &step) == HW_DONE, "a step failed");
+    return logits;
+  }
+
+  std::vector<float> run(int num_threads) {
+    void* engine = nullptr;
+    require(hw_create(&model, isa, num_threads, &engine) == HW_DONE, "no engine");
+    std::vector<int32_t> prompt(37), other(5);
+    for (int i = 0; i < 37; i++) prompt[i] = (i * 11) % VOCAB;
+    for (int i = 0; i < 5; i++) other[i] = (i * 7) % VOCAB;
+    const std::vector<int32_t> a{5, 0, 9}, b{2}, c{5, 0, 11};
+    std::vector<float> all = step(engine, {prompt, other}, {0, 0}, {a, b});
+    const int32_t sources[] = {9}, targets[] = {11};
+    require(hw_copy_blocks(engine, sources, targets, 1) == HW_DONE, "a copy failed");
+    for (int i = 0; i < 4; i++) {
+      auto more = step(engine, {{i}, {i + 1}, {i}}, {37 + i, 5 + i, 37 + i}, {a, b, c});
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    double seconds[HW_NUM_PARTS];
+    hw_profile(engine, seconds);
+    hw_destroy(engine);
+    return all;
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int num_rounds = argc > 1 ? std::atoi(argv[1]) : 500;
+  for (int num_threads = 1; num_threads <= 5; num_threads++) run_pool(num_threads, num_rounds);
+  for (int i = 0; i < 50; i++) headway::Pool idle(1 + i % 4);
+  int num_forms = 0;
+  for (int isa = HW_PLAIN; isa <= hw_best_isa(); isa++) {
+    for (int format : {HW_BF16, HW_INT8, HW_INT4}) {
+      for (int kv_format : {HW_BF16, HW_INT8}) {
+        for (int window : {0, 19}) {
+          Model model(isa, format, kv_format, window);
+          const auto alone = model.run(1);
+          for (int num_threads : {2, 3}) {
+            const auto together = model.run(num_threads);
+            require(!std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)),
+                    "several threads computed something else than one");
+          }
+          num_forms++;
+        }
+      }
+    }
+  }
+  std::printf("driver: %d rounds of the pool, %d forms of a model on instruction sets 0 - %d\n",
+              num_rounds, num_forms, hw_best_isa());
+}

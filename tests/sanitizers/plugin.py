@@ -1,0 +1,39 @@
+"""Puts a sanitized build of the kernels in the place of the usual one; a pytest plugin too.
+
+AddressSanitizer guards what malloc hands out. The product packs weights into large mappings and
+reads blocks of a file where they are mapped, where nothing is guarded: here each piece gets memory
+of its own, of exactly its size.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headway.executors.torch import kernels
+from headway.executors.torch.compiled import _Packer
+from headway.executors.torch.weights import Quantized
+from headway.executors.torch.weights.gguf import GgufCheckpoint
+
+LIBRARY = "HEADWAY_SANITIZED_KERNELS"
+read_in_place = GgufCheckpoint.read_quantized
+
+
+def allocate(self: _Packer, num_bytes: int) -> int:
+    return self.keep(torch.empty(num_bytes, dtype=torch.uint8))
+
+
+def read_quantized(self: GgufCheckpoint, name: str) -> Quantized:
+    quantized = read_in_place(self, name)
+    return Quantized(quantized.kind, np.array(quantized.rows), quantized.shape)
+
+
+kernels.LIBRARY = Path(os.environ[LIBRARY])
+kernels.load_kernels.cache_clear()
+if kernels.load_kernels() is None:
+    raise RuntimeError(f"cannot load {kernels.LIBRARY}")
+_Packer.allocate = allocate
+GgufCheckpoint.read_quantized = read_quantized
