@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks.support.servers import Launcher, RunningServer, start_model_server
+from benchmarks.support.tiny_tokenizers import write_byte_level
+from headway.text import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,3 +24,49 @@ def model_path() -> Path:
     if result.returncode != 0:
         pytest.fail(f"the test model is out of reach: {result.stderr.strip()}")
     return Path(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_level(tmp_path_factory.mktemp("server") / "tokenizer.gguf", pre="gpt-2")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(tokenizer_path)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path, tokenizer_path)
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def fake_server(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path
+) -> Iterator[RunningServer]:
+    launcher = Launcher(tmp_path_factory.mktemp("fake-server"), tokenizer_path)
+    server = launcher().wait_ready()
+    yield server
+    assert server.stop() == 0, server.log
+
+
+@pytest.fixture(scope="session")
+def model_server(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """In fp32, where ties are rare enough for greedy output not to depend on how much of a prompt
+    was cached."""
+    log_path = tmp_path_factory.mktemp("model-server") / "server.log"
+    flags = ("--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+    # Hundreds of requests at once are part of what is tested, not too many.
+    server = start_model_server(model_path, log_path, *flags, "--max-queue-age-s", "600")
+    try:
+        yield server.wait_ready()
+        assert server.stop() == 0, server.log
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()

@@ -1,6 +1,6 @@
 """Every route, asked for in every way that might get around the keys; nothing may open.
 
-    python -m tests.faults.auth_sweep MODEL [--json FILE]
+    python -m benchmarks.faults.auth_sweep MODEL [--json FILE]
 
 The server has a key. Each route of both listeners, and some that do not exist, is asked for over a
 raw connection: by eight methods, under several spellings of its path, without a key, with wrong
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.server.conftest import RunningServer, start_model_server
+from benchmarks.support.servers import RunningServer, start_model_server
 
 KEY = "hw-the-right-key"
 OTHER_KEY = "hw-the-key-of-somebody-else"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.faults.bad_inputs_content import content_cases
-from tests.faults.bad_inputs_fields import field_cases
-from tests.faults.bad_inputs_http import http_cases
-from tests.faults.bad_inputs_json import json_cases
-from tests.faults.cases import Case
+from benchmarks.faults.bad_inputs_content import content_cases
+from benchmarks.faults.bad_inputs_fields import field_cases
+from benchmarks.faults.bad_inputs_http import http_cases
+from benchmarks.faults.bad_inputs_json import json_cases
+from benchmarks.faults.cases import Case
 
 
 def corpus() -> list[Case]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.cases import CHAT_ENDPOINT, COMPLETION_ENDPOINT, ENDPOINTS, Case
+from benchmarks.faults.cases import CHAT_ENDPOINT, COMPLETION_ENDPOINT, ENDPOINTS, Case
 
 EVIL_PATTERN = "^(((a+)+)+)+$"
 EVIL_SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": EVIL_PATTERN}}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.cases import (
+from benchmarks.faults.cases import (
     CHAT_ENDPOINT,
     COMPLETION_ENDPOINT,
     ENDPOINTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.faults.cases import (
+from benchmarks.faults.cases import (
     CHAT,
     CHAT_ENDPOINT,
     CLOSED,

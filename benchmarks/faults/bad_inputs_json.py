@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator
 
-from tests.faults.cases import (
+from benchmarks.faults.cases import (
     CHAT_ENDPOINT,
     COMPLETION_ENDPOINT,
     ENDPOINTS,

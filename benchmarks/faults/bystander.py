@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.faults.cases import COMPLETIONS, Target
-from tests.faults.exchange import TIMEOUT_S
+from benchmarks.faults.cases import COMPLETIONS, Target
+from benchmarks.faults.exchange import TIMEOUT_S
 
 NUM_TOKENS = 200
 TPOT_MS = 40

@@ -6,8 +6,8 @@ import http.client
 import time
 from types import TracebackType
 
-from tests.faults.cases import Target
-from tests.faults.exchange import TIMEOUT_S, Answer
+from benchmarks.faults.cases import Target
+from benchmarks.faults.exchange import TIMEOUT_S, Answer
 
 
 class Poster:

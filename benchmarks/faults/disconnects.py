@@ -1,7 +1,7 @@
 """Clients that leave at random points, and what remains of them.
 
-    python -m tests.faults.disconnects MODEL [--clients 5000] [--solo 100] [--json FILE]
-    python -m tests.faults.disconnects --fake --clients 500 --solo 30
+    python -m benchmarks.faults.disconnects MODEL [--clients 5000] [--solo 100] [--json FILE]
+    python -m benchmarks.faults.disconnects --fake --clients 500 --solo 30
 
 The crowd: more clients at once than the server has seats, so that many leave while they wait.
 Others leave in a long prefill, at their first token, in the middle of a stream, with two samples,
@@ -40,10 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.bench.http import Connection, HttpClient, HttpFailure, Origin
-from headway.workload import Vocabulary
-from tests.faults.cases import COMPLETIONS
-from tests.faults.proc_stats import (
+from benchmarks.faults.cases import COMPLETIONS
+from benchmarks.support.proc_stats import (
     LETTERS,
     MODEL_SETTINGS,
     Scrape,
@@ -60,7 +58,9 @@ from tests.faults.proc_stats import (
     started,
     until_quiet,
 )
-from tests.server.conftest import RunningServer
+from benchmarks.support.servers import RunningServer
+from headway.bench.http import Connection, HttpClient, HttpFailure, Origin
+from headway.workload import Vocabulary
 
 SETTINGS = {"max_num_queued_reqs": 100_000, "max_num_queued_tokens": 100_000_000}
 SETTINGS |= {"max_queue_wait_s": 600, "max_queue_age_s": 600}

@@ -1,6 +1,6 @@
 """Faults in the engine under streams that must not notice: who is lost, and how long it takes.
 
-    python -m tests.faults.engine_faults MODEL [--each 20] [--streams 16] [--json FILE]
+    python -m benchmarks.faults.engine_faults MODEL [--each 20] [--streams 16] [--json FILE]
 
 Each kind of fault is injected so many times, in random order and at random moments, under streams
 whose every answer is compared with the one an undisturbed run gave. Ends with 1 if a stream was
@@ -26,10 +26,10 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.faults import proc_stats
-from tests.faults.injection import FOLDER_VARIABLE, inject, is_pending
-from tests.faults.streams import Crowd, make_jobs, undisturbed
-from tests.server.conftest import RunningServer, free_port, start_process
+from benchmarks.faults.injection import FOLDER_VARIABLE, inject, is_pending
+from benchmarks.faults.streams import Crowd, make_jobs, undisturbed
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer, free_port, start_process
 
 KINDS = {
     "SIGKILL": "replaces the engine",
@@ -119,7 +119,13 @@ def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     given |= {"kv_cache_memory_bytes": "512M", "max_engine_restarts": 10_000}
     given |= {"max_queue_age_s": 600, "max_queue_wait_s": 600}
     os.environ[FOLDER_VARIABLE] = str(folder)
-    command = [sys.executable, "-m", "tests.faults.faulty_server", str(model), json.dumps(given)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults.faulty_server",
+        str(model),
+        json.dumps(given),
+    ]
     return start_process(command, port, folder / "server.log", admin_port)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.cases import CLOSED, Case, Outcome, Target
+from benchmarks.faults.cases import CLOSED, Case, Outcome, Target
 
 MAX_REFUSAL_BYTES = 4096
 TIMEOUT_S = 20.0

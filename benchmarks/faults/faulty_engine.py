@@ -1,4 +1,4 @@
-"""The real engine process, with faults on demand: `python -m tests.faults.faulty_engine`."""
+"""The real engine process, with faults on demand: `python -m benchmarks.faults.faulty_engine`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.faults.injection import Inbox
 from headway.core.executor import Capacity, Executor, Ticket
 from headway.core.plan import StepPlan, StepResult
 from headway.engine import process
 from headway.engine_main import main
 from headway.executors.torch.executor import TorchExecutor
 from headway.executors.torch.step_model import Scores
-from tests.faults.injection import Inbox
 
 SLOWNESS = 100
 

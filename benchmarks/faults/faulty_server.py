@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.faults.injection import Inbox
 from headway.build import run_server
 from headway.config import load_config
 from headway.engine import launcher
 from headway.text import output
-from tests.faults.injection import Inbox
 
-ENGINE_COMMAND = (sys.executable, "-m", "tests.faults.faulty_engine")
+ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.faults.faulty_engine")
 
 
 def corrupt_commands(inbox: Inbox) -> None:

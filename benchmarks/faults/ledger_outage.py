@@ -1,6 +1,6 @@
 """Is what was streamed in the ledger, once, when its database has been away and engines have died?
 
-    python -m tests.faults.ledger_outage MODEL [--down 30] [--kills 20] [--json FILE]
+    python -m benchmarks.faults.ledger_outage MODEL [--down 30] [--kills 20] [--json FILE]
 
 A server with the real model keeps its ledger in a PostgreSQL server of the battery's own. Callers
 stream without a break, some with several samples, some leaving halfway, with so few KV blocks that
@@ -29,10 +29,10 @@ import httpx
 import psutil
 import psycopg
 
-from tests.faults import proc_stats
-from tests.observe.postgres import PostgresServer, find_binaries
-from tests.server.conftest import RunningServer
-from tests.server.test_ledger import Told, ask
+from benchmarks.support import proc_stats
+from benchmarks.support.postgres import PostgresServer, find_binaries
+from benchmarks.support.servers import RunningServer
+from benchmarks.support.streamed import Told, ask
 
 SETTINGS: dict[str, object] = {
     "kv_cache_memory_bytes": "12M",

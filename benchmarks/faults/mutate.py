@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faults.cases import CHAT, COMPLETIONS, Outcome
-from tests.faults.exchange import Answer, problems_of_answer
+from benchmarks.faults.cases import CHAT, COMPLETIONS, Outcome
+from benchmarks.faults.exchange import Answer, problems_of_answer
 
 MAX_BODY_BYTES = 64 * 1024
 SHORT = 4

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.faults.cases import Case, Outcome, Target
-from tests.faults.client import Poster
-from tests.faults.exchange import Answer, exchange, problems_of
-from tests.faults.mutate import Mutant, is_busy, mutants, problems_of_mutant
+from benchmarks.faults.cases import Case, Outcome, Target
+from benchmarks.faults.client import Poster
+from benchmarks.faults.exchange import Answer, exchange, problems_of
+from benchmarks.faults.mutate import Mutant, is_busy, mutants, problems_of_mutant
 
 MAX_LISTED = 100
 BUSY_TRIES = 20

@@ -1,6 +1,6 @@
 """The whole bad-input battery, with a bystander who must not notice it:
 
-python -m tests.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
+python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
     [--schemathesis-examples N] [--json FILE]
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.bad_inputs import corpus
-from tests.faults.bystander import Bystander, Watch
-from tests.faults.cases import Target
-from tests.faults.phases import Findings, Progress, run_corpus, run_mutants
-from tests.faults.schema_fuzz import NoDocument, SchemaResult, fetch_document, fuzz
-from tests.faults.servers import Subject, subject
+from benchmarks.faults.bad_inputs import corpus
+from benchmarks.faults.bystander import Bystander, Watch
+from benchmarks.faults.cases import Target
+from benchmarks.faults.phases import Findings, Progress, run_corpus, run_mutants
+from benchmarks.faults.schema_fuzz import NoDocument, SchemaResult, fetch_document, fuzz
+from benchmarks.faults.servers import Subject, subject
 
 PROGRESS_S = 0.5
 

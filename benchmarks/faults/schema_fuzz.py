@@ -27,8 +27,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.faults.cases import Target
-from tests.faults.mutate import BUSY, shortened
+from benchmarks.faults.cases import Target
+from benchmarks.faults.mutate import BUSY, shortened
 
 CHECKS = [
     not_a_server_error,

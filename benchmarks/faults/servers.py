@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks.faults.cases import Target
+from benchmarks.support.servers import Launcher, RunningServer, start_model_server
+from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.config import ServerConfig
-from tests.faults.cases import Target
-from tests.server.conftest import Launcher, RunningServer, start_model_server
-from tests.text.tiny_tokenizers import write_byte_level
 
 RESTARTS = "headway_engine_restarts_total"
 DEFAULT_MAX_BODY_BYTES = ServerConfig().max_body_bytes

@@ -1,7 +1,8 @@
 """Readers of one byte per second, and whether those beside them notice.
 
-    python -m tests.faults.slow_readers MODEL [--slow 100] [--normal 16] [--rounds 3] [--json FILE]
-    python -m tests.faults.slow_readers --fake --slow 20 --normal 4 --tokens 64
+    python -m benchmarks.faults.slow_readers MODEL [--slow 100] [--normal 16] [--rounds 3]
+        [--json FILE]
+    python -m benchmarks.faults.slow_readers --fake --slow 20 --normal 4 --tokens 64
 
 A round has two phases. In the disturbed one, 100 readers with tiny receive buffers take one byte
 per second; one whose connection the server ended asks again at once, so there are always 100. In
@@ -38,15 +39,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.bench.http import HttpClient
-from headway.bench.load_records import LoadRecord, Outcome
-from headway.bench.openai import WORDS, Target, ask
-from headway.bench.records import percentile
-from headway.clock import SystemClock
-from headway.workload import Vocabulary, WorkItem
-from tests.faults.cases import CHAT
-from tests.faults.disconnects import LINGER_NOT, encode
-from tests.faults.proc_stats import (
+from benchmarks.faults.cases import CHAT
+from benchmarks.faults.disconnects import LINGER_NOT, encode
+from benchmarks.support.proc_stats import (
     LETTERS,
     MIB,
     MODEL_SETTINGS,
@@ -60,7 +55,13 @@ from tests.faults.proc_stats import (
     until_quiet,
     usage_of,
 )
-from tests.server.conftest import RunningServer
+from benchmarks.support.servers import RunningServer
+from headway.bench.http import HttpClient
+from headway.bench.load_records import LoadRecord, Outcome
+from headway.bench.openai import WORDS, Target, ask
+from headway.bench.records import percentile
+from headway.clock import SystemClock
+from headway.workload import Vocabulary, WorkItem
 
 RECEIVE_BUFFER_BYTES = 4096
 NUM_PROMPT_TOKENS = 16

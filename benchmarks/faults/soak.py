@@ -1,7 +1,7 @@
 """An hour of ordinary and less ordinary work, and whether anything grows or goes missing.
 
-    python -m tests.faults.soak MODEL [--minutes 60] [--capacity R] [--json FILE] [--plot FILE]
-    python -m tests.faults.soak --fake --minutes 1 --capacity 8 --fault-every 10
+    python -m benchmarks.faults.soak MODEL [--minutes 60] [--capacity R] [--json FILE] [--plot FILE]
+    python -m benchmarks.faults.soak --fake --minutes 1 --capacity 8 --fault-every 10
 
 Open loop at 80 % of the capacity (given in requests/s, or measured first). One client in ten
 leaves at a random point, one in ten wants a whole answer, one in ten two samples. Every few
@@ -37,19 +37,18 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overload import measure_capacity, workload
-
+from benchmarks.faults.bad_inputs import corpus
+from benchmarks.faults.cases import Target
+from benchmarks.faults.disconnects import Leave, Visit, accounts, unbalanced, visit
+from benchmarks.faults.engine_faults import INBOX, KINDS
+from benchmarks.faults.exchange import exchange, problems_of
+from benchmarks.faults.injection import FOLDER_VARIABLE, inject, is_pending
+from benchmarks.faults.servers import DEFAULT_MAX_BODY_BYTES
+from benchmarks.live.overload import measure_capacity, workload
+from benchmarks.support import proc_stats
+from benchmarks.support.proc_stats import Sample, draw_samples, engines_of, slope_per_s, take_sample
+from benchmarks.support.servers import RunningServer, free_port, start_process
 from headway.workload import Poisson, Vocabulary, WorkItem
-from tests.faults import proc_stats
-from tests.faults.bad_inputs import corpus
-from tests.faults.cases import Target
-from tests.faults.disconnects import Leave, Visit, accounts, unbalanced, visit
-from tests.faults.engine_faults import INBOX, KINDS
-from tests.faults.exchange import exchange, problems_of
-from tests.faults.injection import FOLDER_VARIABLE, inject, is_pending
-from tests.faults.proc_stats import Sample, draw_samples, engines_of, slope_per_s, take_sample
-from tests.faults.servers import DEFAULT_MAX_BODY_BYTES
-from tests.server.conftest import RunningServer, free_port, start_process
 
 LOAD = 0.8
 FAULTS = [kind for kind in KINDS if kind not in ("SIGSTOP", "MemoryError in the step")]
@@ -269,7 +268,13 @@ def faulty(model: Path | None, folder: Path) -> Iterator[RunningServer]:
     given = {"port": port, "admin_port": admin_port, **proc_stats.MODEL_SETTINGS, **SETTINGS}
     given["ledger_url"] = f"sqlite://{folder}/ledger.db"
     os.environ[FOLDER_VARIABLE] = str(folder)
-    command = [sys.executable, "-m", "tests.faults.faulty_server", str(model), json.dumps(given)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults.faulty_server",
+        str(model),
+        json.dumps(given),
+    ]
     server = start_process(command, port, folder / "server.log", admin_port)
     with proc_stats.ended(server):
         yield server.wait_ready()

@@ -1,6 +1,6 @@
 """A server with tenants of every kind, and clients that remember what they sent to it.
 
-For benchmarks/accounts.py.
+For benchmarks/live/accounts.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.faults import proc_stats
-from tests.server.conftest import RunningServer
 
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer
 from headway.tenancy.keys import digest_of_text, write_digest
 
 TENANTS = {

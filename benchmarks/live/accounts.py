@@ -1,7 +1,7 @@
 """Does the account of a request add up, and does it name the true cause of its wait?
 
-    python -m benchmarks.accounts MODEL [--requests 2000] [--json FILE]
-    python -m benchmarks.accounts --fake --requests 200
+    python -m benchmarks.live.accounts MODEL [--requests 2000] [--json FILE]
+    python -m benchmarks.live.accounts --fake --requests 200
 
 A real server over real sockets, with more demand than it has seats and KV blocks: tenants of
 unequal weight, one that may hold few blocks, one of a spot tier, priorities, several samples,
@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from benchmarks.account_clients import NUM_SEATS, TENANTS, Caller, Sent, started
-from tests.faults import proc_stats
-from tests.server.conftest import RunningServer
-from tests.sharing.wait_books import SECONDS, differ
 
+from benchmarks.live.account_clients import NUM_SEATS, TENANTS, Caller, Sent, started
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer
+from benchmarks.support.wait_books import SECONDS, differ
 from headway.tenancy.keys import make_key
 
 NUM_CLIENTS = 96

@@ -1,6 +1,6 @@
 """Can a tenant tell by the time to first token what another tenant has asked before?
 
-    python -m benchmarks.cache_probe MODEL [--probes 1000] [--json FILE]
+    python -m benchmarks.live.cache_probe MODEL [--probes 1000] [--json FILE]
 
 A real server over real sockets, two pairs of tenants. The tenants of the first pair are as tenants
 are by default, those of the second name the same cache group. In each probe a victim sends a
@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.faults import proc_stats
-from tests.server.conftest import Launcher, RunningServer, start_model_server
-from tests.text.tiny_tokenizers import write_byte_level
 
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import Launcher, RunningServer, start_model_server
+from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.http import HttpClient
 from headway.bench.load_records import LoadRecord, Outcome
 from headway.bench.openai import Access, Target, ask, first_model

@@ -1,6 +1,6 @@
 """How a step's time grows: with the number of running requests, and with their context.
 
-python -m benchmarks.growth MODEL [--json out.json] [--plot out.png]
+python -m benchmarks.live.growth MODEL [--json out.json] [--plot out.png]
 
 Decode steps of made-up tokens on the real model, without a scheduler around them. The roofline is
 the larger of two times: to read the weights and the keys and values at the bandwidth this machine
@@ -28,7 +28,6 @@ from benchmarks.peers.roofline import (
     measure_bandwidths,
     measure_products,
 )
-
 from headway.config import load_config
 from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware

@@ -1,7 +1,8 @@
 """What a server does with more requests than it can serve.
 
-    python -m benchmarks.overload MODEL [--duration 120] [--rounds 1] [--json FILE] [--plot FILE]
-    python -m benchmarks.overload --fake --duration 5 --capacity-s 5
+    python -m benchmarks.live.overload MODEL [--duration 120] [--rounds 1]
+        [--json FILE] [--plot FILE]
+    python -m benchmarks.live.overload --fake --duration 5 --capacity-s 5
 
 First the capacity: as many callers as there are seats, each asking again when answered. Then open
 loop: Poisson arrivals at 0.5, 1, 2, 3 and 10 times the requests/s just measured, whatever the
@@ -34,9 +35,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults import proc_stats
-from tests.server.conftest import RunningServer
-
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer
 from headway.bench.http import HttpClient
 from headway.bench.load import Limits, LoadRun, run_load
 from headway.bench.load_records import LoadRecord, Outcome

@@ -1,6 +1,6 @@
 """What each form of weights and KV cache costs in quality, against fp32 in plain torch.
 
-    python -m benchmarks.quality MODEL [--max-tokens N] [--json FILE]
+    python -m benchmarks.live.quality MODEL [--max-tokens N] [--json FILE]
 
 Perplexity of the fixed text of the quality tests, and the share of its places where the form's
 likeliest token is also that of fp32. MODEL is a GGUF file, a folder or a Hugging Face id. A form
@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.quality.loading import load
-from tests.quality.perplexity import Quality, Text, perplexity, read_text
-
+from benchmarks.live.loading import load
+from benchmarks.live.perplexity import Quality, Text, perplexity, read_text
 from headway.errors import ConfigError, HeadwayError
 from headway.executors.source import locate
 from headway.text import Tokenizer

@@ -1,17 +1,17 @@
 """Pace and promises over real sockets: a real server and a real model, judged by the client.
 
-    python -m benchmarks.served_pace control MODEL [--phase 40] [--target-ms T] [--rounds 1]
+    python -m benchmarks.live.served_pace control MODEL [--phase 40] [--target-ms T] [--rounds 1]
                                                    [--fixed 16,512 32,256 ...]
-    python -m benchmarks.served_pace deadlines MODEL [--loads 0.8 1.2 1.5] [--duration 60]
-    python -m benchmarks.served_pace control --fake --phase 1 --target-ms 50
+    python -m benchmarks.live.served_pace deadlines MODEL [--loads 0.8 1.2 1.5] [--duration 60]
+    python -m benchmarks.live.served_pace control --fake --phase 1 --target-ms 50
 
-What benchmarks/control.py and benchmarks/deadlines.py do on a virtual clock, with the same draws
+What sim/control.py and sim/deadlines.py do on a virtual clock, with the same draws
 and the same bars. Every setting has a server process of its own, warmed up by a few requests.
 
 control: 4 callers, then 64, then 4 again, each promised a time per output token; all settings
 once, then again. The gate's bounds on the wait are out of the way, so that all settings serve the
 same callers. Without a target given, the widest fixed setting is run first, without promises:
-the target is the share of its p95 TPOT with 64 callers that the target of benchmarks/control.py is
+the target is the share of its p95 TPOT with 64 callers that the target of sim/control.py is
 of that setting's p95 on the virtual clock, with phases as long. So that setting misses it, whatever
 the machine, and what the others do is not looked at. Every other round goes through the settings
 from the last to the first.
@@ -36,9 +36,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import control, deadlines
-from benchmarks.pace_rig import NUM_SEATS, Record
-from benchmarks.served_rig import (
+from benchmarks.live.served_rig import (
     MODEL_ERROR,
     REFUSED,
     Served,
@@ -47,8 +45,9 @@ from benchmarks.served_rig import (
     record_of,
     scaled,
 )
-from tests.faults import proc_stats
-
+from benchmarks.sim import control, deadlines
+from benchmarks.sim.pace_rig import NUM_SEATS, Record
+from benchmarks.support import proc_stats
 from headway.bench.load import LoadRun
 from headway.bench.load_records import Outcome
 from headway.bench.load_stats import summarize_load

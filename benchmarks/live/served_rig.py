@@ -1,8 +1,8 @@
 """A real server under the requests of the virtual benchmarks of pace.
 
-Shared by the commands of benchmarks/served_pace.py. The requests are those that
-benchmarks/control.py and benchmarks/deadlines.py draw, with random prompts; what became of them is
-told in the records of benchmarks/pace_rig.py, from the times at which the client's socket had each
+Shared by the commands of benchmarks/live/served_pace.py. The requests are those that
+sim/control.py and sim/deadlines.py draw, with random prompts; what became of them is
+told in the records of headway.sim, from the times at which the client's socket had each
 token, so that both kinds of benchmark are judged by the same code.
 
 One thing differs: an answer is as long as it may be, because nothing makes a real model stop at a
@@ -21,12 +21,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.account_clients import write_tenants
-from benchmarks.overload import SMALL
-from benchmarks.pace_rig import Record
-from tests.faults import proc_stats
-from tests.server.conftest import RunningServer
-
+from benchmarks.live.account_clients import write_tenants
+from benchmarks.live.overload import SMALL
+from benchmarks.sim.pace_rig import Record
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer
 from headway.bench.load import Limits, LoadRun, run_load
 from headway.bench.load_records import LoadRecord, Outcome
 from headway.bench.openai import Access, Target

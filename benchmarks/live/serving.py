@@ -1,6 +1,7 @@
 """What HTTP costs: the same requests offline, and as streams of concurrent clients.
 
-python -m benchmarks.serving MODEL [--rounds 3] [--clients 64] [--requests 256] [--json out.json]
+python -m benchmarks.live.serving MODEL [--rounds 3] [--clients 64] [--requests 256]
+    [--json out.json]
 
 The server and the offline engine have the same settings. Rounds are interleaved, each offline run
 in a process of its own while the server idles. Client, API process and engine share the machine;
@@ -23,8 +24,8 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from tests.server.conftest import RunningServer, start_model_server
 
+from benchmarks.support.servers import RunningServer, start_model_server
 from headway.bench.http import parse_url
 from headway.bench.load import Limits, run_load
 from headway.bench.load_records import Outcome
@@ -70,7 +71,7 @@ def main() -> None:
     with serving(args.model, args.clients) as server:
         asyncio.run(stream(server, batch[: args.clients], args.clients))  # to warm up
         for number in range(args.rounds):
-            command = [sys.executable, "-m", "benchmarks.serving", args.model, "--offline"]
+            command = [sys.executable, "-m", "benchmarks.live.serving", args.model, "--offline"]
             command += ["--requests", str(args.requests), "--clients", str(args.clients)]
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             offline.append(float(json.loads(out)))

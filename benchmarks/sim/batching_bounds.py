@@ -1,6 +1,6 @@
 """What static and continuous batching compute on a workload, counted without a model.
 
-    python benchmarks/batching_bounds.py [WORKLOAD]
+    python benchmarks/sim/batching_bounds.py [WORKLOAD]
 
 The counts depend on the workload and the limits alone, so they bound the gain of any executor.
 """

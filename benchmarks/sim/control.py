@@ -1,12 +1,12 @@
 """Does the size of a step follow the load? From 4 to 64 callers and back, by setting.
 
-    python -m benchmarks.control [--phase 120] [--target 0.1] [--json FILE] [--plot FILE]
+    python -m benchmarks.sim.control [--phase 120] [--target 0.1] [--json FILE] [--plot FILE]
 
 Callers ask again as soon as they are answered; each is promised a time per output token. For a
 third of the time there are 4 of them, then 64, then 4 again. The fixed settings are pairs of a
 limit on running requests and a token budget; `auto` begins with the server's default of both.
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (benchmarks/pace_rig.py).
+model (benchmarks/sim/pace_rig.py).
 
 Throughput counts output tokens over the whole run. p95 TPOT is over the requests that began in
 the middle phase, and over those of the others.
@@ -25,8 +25,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pace_rig import Record, Rig, Tier, draw_record, percentile
-
+from benchmarks.sim.pace_rig import Record, Rig, Tier, draw_record, percentile
 from headway.core.terms import Targets
 
 FEW, MANY = 4, 64

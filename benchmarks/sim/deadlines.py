@@ -1,9 +1,9 @@
 """Goodput of three tiers at loads from 0.7 to 2 times the capacity, by scheduling policy.
 
-    python -m benchmarks.deadlines [--duration 240] [--seeds 3] [--json FILE] [--plot FILE]
+    python -m benchmarks.sim.deadlines [--duration 240] [--seeds 3] [--json FILE] [--plot FILE]
 
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (benchmarks/pace_rig.py). Capacity is what a full engine finishes under fcfs without
+model (benchmarks/sim/pace_rig.py). Capacity is what a full engine finishes under fcfs without
 promises, as many callers as seats. Then Poisson arrivals of a mix of tiers: interactive (tight
 first token and pace), standard (looser), batch (a deadline only). Each policy gets the same
 requests at the same times:
@@ -36,8 +36,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pace_rig import NUM_SEATS, Record, Rig, Tier, draw_record, percentile
-
+from benchmarks.sim.pace_rig import NUM_SEATS, Record, Rig, Tier, draw_record, percentile
 from headway.core.terms import NO_TARGETS, Targets
 from headway.server.gate import DrainRate
 

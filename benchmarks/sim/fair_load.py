@@ -1,11 +1,11 @@
-"""The situations between tenants that benchmarks/fairness.py looks at, and their requests.
+"""The situations between tenants that benchmarks/sim/fairness.py looks at, and their requests.
 
 What a tenant sends depends on the scenario, the tenant and the seed, never on the policy: the same
 lengths in the same order, and in an open loop at the same times.
 
 A tenant either always has a number of requests in the engine (a closed loop: it is backlogged), or
 sends at a rate. Rates are given as a load: 1.0 is as many requests of its kind as the whole engine
-serves when it is full of them (`measure_capacity` in benchmarks/fair_rig.py). A tenant behaves
+serves when it is full of them (`measure_capacity` in benchmarks/sim/fair_rig.py). A tenant behaves
 well if its load is not above its share, its weight among those of all tenants.
 
 Priorities matter to the policy `priority` only, where a tenant's requests all have the same one:

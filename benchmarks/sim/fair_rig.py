@@ -1,4 +1,4 @@
-"""One scenario of benchmarks/fair_load.py on the virtual engine, and what came of it.
+"""One scenario of benchmarks/sim/fair_load.py on the virtual engine, and what came of it.
 
 Service is counted here, from the plans and the events, in the units of headway.core.service: the
 prompt tokens when they are computed for the first time (those from the cache when the request gets
@@ -16,9 +16,9 @@ from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
-from benchmarks.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
-from benchmarks.pace_rig import CAPACITY, MEASURED, NOISE, NUM_SEATS, SLOW_FACTOR, SLOW_SHARE
 
+from benchmarks.sim.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
+from benchmarks.sim.pace_rig import CAPACITY, MEASURED, NOISE, NUM_SEATS, SLOW_FACTOR, SLOW_SHARE
 from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore

@@ -1,10 +1,10 @@
 """Tenants that share an engine: fair shares beside first come, first served and priorities.
 
-    python -m benchmarks.fairness [--seeds 5] [--duration 300] [--json FILE] [--plot FILE]
+    python -m benchmarks.sim.fairness [--seeds 5] [--duration 300] [--json FILE] [--plot FILE]
 
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (benchmarks/pace_rig.py). The scenarios are in benchmarks/fair_load.py; each policy gets the
-same requests. How service is counted is in benchmarks/fair_rig.py. `priority` is plain: nobody
+model (headway.sim). The scenarios are in sim/fair_load.py; each policy gets the
+same requests. How service is counted is in sim/fair_rig.py. `priority` is plain: nobody
 ages, since where all wait for long, ageing turns priorities into first come, first served.
 
     gap         the largest difference of service, by weight, given to two tenants over any stretch
@@ -39,9 +39,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fair_load import SCENARIOS, Scenario, Tenant
-from benchmarks.fair_rig import WARM_UP_S, Asked, TenantRig, jain, widest_gap
-from benchmarks.pace_rig import percentile
+from benchmarks.sim.fair_load import SCENARIOS, Scenario, Tenant
+from benchmarks.sim.fair_rig import WARM_UP_S, Asked, TenantRig, jain, widest_gap
+from benchmarks.sim.pace_rig import percentile
 
 POLICIES = ("fair", "fcfs", "priority")
 MAX_GAP, MIN_JAIN, MAX_TTFT_RATIO, MIN_THROUGHPUT = 1.0, 0.95, 1.5, 0.95

@@ -1,8 +1,8 @@
 """The engine core on a virtual clock, with steps that take what they take on the real model.
 
-Shared by benchmarks/deadlines.py and benchmarks/control.py. Nothing is computed: an executor
+Shared by sim/deadlines.py and sim/control.py. Nothing is computed: an executor
 answers at once, and says how long the step would have taken by coefficients that were fitted to
-steps measured on SmolLM2-135M (benchmarks/step_times.py), with noise. The scheduler learns them
+steps measured on SmolLM2-135M (benchmarks/sim/step_times.py), with noise. The scheduler learns them
 anew in each run.
 """
 

@@ -1,11 +1,11 @@
 """What too little KV memory costs, by the method blocks are given up with.
 
-    python -m benchmarks.preemption [--requests 2000] [--json FILE] [--plot FILE]
-    python -m benchmarks.preemption --model "$(scripts/get-test-model)" [--requests 48]
+    python -m benchmarks.sim.preemption [--requests 2000] [--json FILE] [--plot FILE]
+    python -m benchmarks.sim.preemption --model "$(scripts/get-test-model)" [--requests 48]
 
 Without a model: an executor that keeps token ids where a real one keeps keys and values, so that a
 block saved, loaded or kept wrongly shows as a wrong token, and a clock that moves by a cost model
-of about the figures of `benchmarks.growth`. All requests are there from the start. Demand is what
+of about the figures of live/growth.py. All requests are there from the start. Demand is what
 the seats would need if each held the mean request at its full length, in percent of the pool.
 With a model: its own executor and the machine's clock, rounds of methods in turn.
 

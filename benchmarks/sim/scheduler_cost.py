@@ -6,9 +6,9 @@ waiting line, and prompts share prefixes. All engines are built first; then shor
 the cells of the table in turn, so that a slow moment of the machine does not fall on one cell
 alone. Given are medians over rounds, of means over the steps of one, and the middle half of them.
 
-    python benchmarks/scheduler_cost.py [--policy fair|deadline|fcfs|priority] [--tenants 10000]
+    python benchmarks/sim/scheduler_cost.py [--policy fair|deadline|fcfs|priority] [--tenants 10000]
                                         [--json FILE] [--profile]
-    python benchmarks/scheduler_cost.py --model "$(scripts/get-test-model)"
+    python benchmarks/sim/scheduler_cost.py --model "$(scripts/get-test-model)"
 
 With a model, the cost is also put beside the time its executor takes for 64 decodes.
 """

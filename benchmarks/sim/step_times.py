@@ -1,7 +1,7 @@
 """How well the step-time model predicts the steps of a real model.
 
-    python -m benchmarks.step_times MODEL [--steps 1200] [--csv FILE]
-    python -m benchmarks.step_times --from FILE
+    python -m benchmarks.sim.step_times MODEL [--steps 1200] [--csv FILE]
+    python -m benchmarks.sim.step_times --from FILE
 
 Runs bursts of requests of mixed lengths through the engine core and notes the shape and the time
 of every step; then lets the model predict each step from those before it. The noted steps may be

@@ -43,7 +43,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "tests.server.fake_engine"]
+    command = [sys.executable, "-m", "benchmarks.support.fake_engine"]
     limits = RestartLimits(
         config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
-import pytest
 
 ACCOUNTS = ("postgres", "nobody")
 
@@ -91,10 +90,3 @@ def _exists(account: str) -> bool:
     except KeyError:
         return False
     return True
-
-
-def make_server(folder: Path) -> PostgresServer:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server here: install Debian's package postgresql")
-    return PostgresServer(folder, binaries)

@@ -24,12 +24,12 @@ import httpx
 import psutil
 import uvloop
 
+from benchmarks.support.servers import Launcher, RunningServer, start_model_server
+from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.http import HttpClient, Origin
 from headway.bench.openai import Target, first_model
 from headway.bench.records import percentile
 from headway.workload import Vocabulary
-from tests.server.conftest import Launcher, RunningServer, start_model_server
-from tests.text.tiny_tokenizers import write_byte_level
 
 T = TypeVar("T")
 MIB = 2**20

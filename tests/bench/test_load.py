@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.servers import RunningServer
 from headway.bench.http import parse_url
 from headway.bench.load import Limits, LoadRun, run_load
 from headway.bench.load_records import Outcome
@@ -31,7 +32,6 @@ from headway.workload import (
 )
 from tests.bench.conftest import Serve
 from tests.bench.endpoint import Call, spell
-from tests.server.conftest import RunningServer
 
 MakeTarget = Callable[..., Target]
 

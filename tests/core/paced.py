@@ -10,7 +10,7 @@ from headway.core.plan import StepPlan
 from headway.core.steptime import StepCost, StepShape, shape_of
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
 """A prefill token and a decode take a millisecond each, a step 10 ms by itself."""

@@ -11,7 +11,7 @@ from headway.core.events import Admitted, Arrived, Refused
 from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
 from headway.errors import NeverFitsError
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 CAPACITY = Capacity(num_blocks=4, block_size=4, max_model_len=100)
 

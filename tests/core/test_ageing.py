@@ -9,7 +9,7 @@ import pytest
 from headway.core.events import Admitted, Preempted
 from headway.core.line import MAX_AGED
 from headway.core.terms import Terms
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 def endless(engine: Harness, num_steps: int = 1000, **fields: Any) -> float:

@@ -12,7 +12,7 @@ from headway.core.queue import HeapQueue
 from headway.core.request import FinishReason, Request
 from headway.errors import EngineError, EngineStalledError
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 class StuckQueue(HeapQueue):

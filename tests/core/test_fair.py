@@ -23,7 +23,7 @@ from headway.core.service import (
 )
 from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 
 def terms(tenant: str, **fields: Any) -> Terms:

@@ -11,7 +11,7 @@ from headway.core.request import FinishReason
 from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from tests.core.paced import Paced
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 
 def test_what_cannot_be_promised_is_refused_with_a_reason():

@@ -13,7 +13,7 @@ from headway.core.plan import ScheduledRequest, StepPlan
 from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
 
 STEPS = Path(__file__).parent / "data" / "steps.csv"
-"""Steps of SmolLM2-135M on a shared machine, noted by benchmarks/step_times.py."""
+"""Steps of SmolLM2-135M on a shared machine, noted by benchmarks/sim/step_times.py."""
 TRUE = StepCost(0.02, 0.5e-3, 0.1e-3, 3e-6, 0.02e-6)
 """Far from what the model begins with, in every coefficient."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.bad_inputs import corpus
-from tests.faults.cases import Case, Target
-from tests.faults.exchange import exchange, problems_of
+from benchmarks.faults.bad_inputs import corpus
+from benchmarks.faults.cases import Case, Target
+from benchmarks.faults.exchange import exchange, problems_of
 
 CASES = corpus()
 

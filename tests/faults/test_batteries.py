@@ -6,37 +6,23 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import overload
 
+from benchmarks.faults import auth_sweep, disconnects, ledger_outage, slow_readers, soak
+from benchmarks.faults.disconnects import Crowd, Visit
+from benchmarks.live import overload
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import Launcher
 from headway.bench.load_records import LoadRecord
 from headway.bench.load_stats import Targets
-from tests.faults import (
-    auth_sweep,
-    disconnects,
-    ledger_outage,
-    proc_stats,
-    slow_readers,
-    soak,
-)
-from tests.faults.disconnects import Crowd, Visit
-from tests.observe.postgres import make_server
-from tests.server.conftest import Launcher
+from tests.support.postgres import make_server
 
 ANY_NUMBER_OF_STEPS = 1000.0
 ANY_RATIO = 1000.0
 """How late something is cannot be judged on a machine that runs other tests."""
-
-
-@pytest.fixture
-def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path, tokenizer_path)
-    yield launcher
-    launcher.close()
 
 
 async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None:

@@ -24,7 +24,7 @@ from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
 from headway.executors.torch.model import Decoder
 from headway.text import Tokenizer
-from tests.parity.runs import (
+from tests.support.parity_runs import (
     Collected,
     Schedule,
     Tokens,

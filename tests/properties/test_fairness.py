@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.plan import StepPlan
 from headway.core.service import BLOCK_S_COST, OUTPUT_COST, PROMPT_COST
 from headway.core.terms import Terms
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 STEP_S = 0.02
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.live.loading import load
+from benchmarks.live.perplexity import Quality, Text, perplexity, read_text
 from headway.executors.torch.kernels import best_isa
 from headway.text import Tokenizer
-from tests.quality.loading import load
-from tests.quality.perplexity import Quality, Text, perplexity, read_text
 
 pytestmark = pytest.mark.model
 

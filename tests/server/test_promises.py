@@ -17,7 +17,7 @@ from headway.engine.streams import RequestStream
 from headway.errors import DeadlineError
 from headway.server.errors import refusal_reason, translate
 from headway.text import Tokenizer
-from tests.server.local_engine import make_local
+from tests.support.local_engine import make_local
 
 SLOW = StepCost(0.01, 1e-3, 0.05, 0.0, 0.0)
 """A prompt token takes 50 ms: one of 30 takes a second and a half."""

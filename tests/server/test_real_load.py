@@ -15,8 +15,8 @@ import openai
 import psutil
 import pytest
 
+from benchmarks.support.servers import RunningServer, start_model_server
 from headway import LLM, SamplingParams
-from tests.server.conftest import RunningServer, start_model_server
 
 pytestmark = pytest.mark.model
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.servers import RunningServer, free_port
 from tests.conftest import ROOT
-from tests.server.conftest import RunningServer, free_port
 
 PATH = "/v1/completions"
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
 from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
 
 NUM_BLOCKS, NUM_SEATS = 400, 32
 STEM_TOKENS = 64

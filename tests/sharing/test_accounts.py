@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Event, Preempted
 from headway.core.request import Request
 from headway.core.terms import Terms
-from tests.harness import make_request
 from tests.sharing.mixed_run import run_mixed
 from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
+from tests.support.harness import make_request
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from itertools import count, takewhile
 
 import pytest
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
 from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
 
 MAX_STEPS = 2
 MAX_WAIT_S = 8.0

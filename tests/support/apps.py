@@ -17,7 +17,7 @@ from headway.server.app import apps_for
 from headway.server.gate import Gate
 from headway.server.services import Services
 from headway.text import ChatTemplate
-from tests.server.local_engine import TEMPLATE
+from tests.support.local_engine import TEMPLATE
 
 NAMES = ("tiny", "alias/tiny")
 BASE_URL = "http://localhost"

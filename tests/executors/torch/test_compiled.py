@@ -18,7 +18,7 @@ from headway.executors.torch.load import LoadOptions, load_model
 from headway.executors.torch.spec import LinearScaling, Llama3Scaling, ModelSpec
 from headway.executors.torch.step_model import Scores, StepModel
 from headway.executors.torch.weights.names import EMBEDDING, HEAD, model_shapes
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec
+from tests.support.tiny import MemoryCheckpoint, tiny_spec
 
 BEST = kernels.best_isa()
 if BEST is None:

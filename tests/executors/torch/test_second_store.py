@@ -33,7 +33,7 @@ from tests.executors.torch.test_compiled import (
     logits_of,
     poison,
 )
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 BLOCK = 4
 PROMPT = (3, 14, 15, 9, 26, 5)

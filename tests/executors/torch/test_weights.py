@@ -15,7 +15,7 @@ from headway.executors.torch.load import load_decoder, open_checkpoint
 from headway.executors.torch.spec import ModelSpec, TensorScaling
 from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
 from headway.gguf_header import TensorEntry
-from tests.executors.torch.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
 
 CPU = torch.device("cpu")
 
