@@ -46,13 +46,14 @@ from benchmarks.live.served_rig import (
     scaled,
 )
 from benchmarks.sim import control, deadlines
-from benchmarks.sim.pace_rig import NUM_SEATS, Record
+from benchmarks.sim.pace_rig import NUM_SEATS
 from benchmarks.support import proc_stats
 from headway.bench.load import LoadRun
 from headway.bench.load_records import Outcome
 from headway.bench.load_stats import summarize_load
 from headway.clock import SystemClock
 from headway.core.terms import Targets, Terms
+from headway.sim import Record
 
 FIXED = ((16, 512), (32, 256), (64, 512), (64, 1024))
 CALLERS = ("callers",)

@@ -23,13 +23,13 @@ from typing import Any
 
 from benchmarks.live.account_clients import write_tenants
 from benchmarks.live.overload import SMALL
-from benchmarks.sim.pace_rig import Record
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
 from headway.bench.load import Limits, LoadRun, run_load
 from headway.bench.load_records import LoadRecord, Outcome
 from headway.bench.openai import Access, Target
 from headway.core.terms import NO_TERMS, Targets, Terms
+from headway.sim import Record
 from headway.tenancy.keys import make_key
 from headway.workload import Vocabulary, WorkItem
 

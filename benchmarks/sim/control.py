@@ -6,7 +6,7 @@ Callers ask again as soon as they are answered; each is promised a time per outp
 third of the time there are 4 of them, then 64, then 4 again. The fixed settings are pairs of a
 limit on running requests and a token budget; `auto` begins with the server's default of both.
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (benchmarks/sim/pace_rig.py).
+model (headway.sim).
 
 Throughput counts output tokens over the whole run. p95 TPOT is over the requests that began in
 the middle phase, and over those of the others.
@@ -25,8 +25,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.pace_rig import Record, Rig, Tier, draw_record, percentile
+from benchmarks.sim.pace_rig import Tier, draw_record, make_simulation
+from headway.core.plan import StepPlan
 from headway.core.terms import Targets
+from headway.sim import Record, Simulation, percentile
 
 FEW, MANY = 4, 64
 TARGET_S = 0.1
@@ -61,7 +63,7 @@ def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
 def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int) -> dict[str, Any]:
     """The three phases under one setting."""
     asked = asked_for(target_s, seed)
-    rig = Rig(settings, seed)
+    rig = make_simulation(settings, seed)
 
     def ask(at: float) -> Record:
         return replace(next(asked), arrived_at=at)
@@ -71,7 +73,7 @@ def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int
 
     num_live = FEW
     for _ in range(FEW):
-        rig.upcoming.append(ask(0.0))
+        rig.send([ask(0.0)])
 
     def on_finish(record: Record) -> None:
         nonlocal num_live
@@ -79,15 +81,15 @@ def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int
         if num_live > callers(at):
             num_live -= 1
         else:
-            rig.upcoming.append(ask(at))
+            rig.send([ask(at)])
 
-    def on_step() -> None:
+    def on_step(_plan: StepPlan) -> None:
         nonlocal num_live
-        while num_live < callers(rig.clock.now()):
+        while num_live < callers(rig.engine.clock.now()):
             num_live += 1
-            rig.upcoming.append(ask(rig.clock.now()))
+            rig.send([ask(rig.engine.clock.now())])
 
-    rig.on_finish, rig.on_step = on_finish, on_step
+    rig.on_finish, rig.engine.on_step = on_finish, on_step
     rig.run(3 * phase_s, drain=False)
     report = report_of(list(rig.records.values()), phase_s, target_s)
     return {**report, "trace": trace_of(rig)}
@@ -110,10 +112,10 @@ def report_of(records: Sequence[Record], phase_s: float, target_s: float) -> dic
     }
 
 
-def trace_of(rig: Rig) -> list[tuple[float, float, int, int]]:
+def trace_of(rig: Simulation) -> list[tuple[float, float, int, int]]:
     """About one step in a hundred: when it began, how long it took, running, limit."""
     chosen = rig.steps[:: max(1, len(rig.steps) // 400)]
-    return [(step.began_at, step.elapsed_s, step.num_running, step.num_seats) for step in chosen]
+    return [(step.began_at, step.elapsed_s, step.num_running, step.max_num_seqs) for step in chosen]
 
 
 def run(phase_s: float, seeds: int, target_s: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python -m benchmarks.sim.deadlines [--duration 240] [--seeds 3] [--json FILE] [--plot FILE]
 
 The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (benchmarks/sim/pace_rig.py). Capacity is what a full engine finishes under fcfs without
+model (headway.sim). Capacity is what a full engine finishes under fcfs without
 promises, as many callers as seats. Then Poisson arrivals of a mix of tiers: interactive (tight
 first token and pace), standard (looser), batch (a deadline only). Each policy gets the same
 requests at the same times:
@@ -36,9 +36,11 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.pace_rig import NUM_SEATS, Record, Rig, Tier, draw_record, percentile
+from benchmarks.sim.pace_rig import NUM_SEATS, Tier, draw_record, make_simulation
+from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
 from headway.server.gate import DrainRate
+from headway.sim import Record, Simulation, percentile
 
 TIERS = (
     Tier("interactive", 0.4, 120, 40, Targets(ttft_s=1.0, tpot_s=0.08), priority=0),
@@ -84,24 +86,24 @@ def draw_tier(draw: random.Random) -> Tier:
 class Bounds:
     """The bounds of the server's gate: requests waiting, and the wait that is to be expected."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Simulation) -> None:
         self._rig = rig
         self._rate = DrainRate(0.0)
         self._num_admitted = 0
-        rig.may_join, rig.on_step = self.may_join, self.observe
+        rig.may_join, rig.engine.on_step = self.may_join, self.observe
 
     def may_join(self, _record: Record) -> bool:
-        now, num_queued = self._rig.clock.now(), self._rig.num_queued
+        now, num_queued = self._rig.engine.clock.now(), self._rig.engine.num_queued
         if not num_queued:
             self._rate.start(now)
         per_second = self._rate.per_second if self._rate.is_backed_up(now) else None
         wait_s = 0.0 if per_second is None else num_queued / per_second
         return num_queued < MAX_NUM_QUEUED and wait_s <= MAX_QUEUE_WAIT_S
 
-    def observe(self) -> None:
+    def observe(self, _plan: StepPlan) -> None:
         rig = self._rig
         num_left, self._num_admitted = rig.num_admitted - self._num_admitted, rig.num_admitted
-        self._rate.observe(rig.clock.now(), num_left, rig.num_queued)
+        self._rate.observe(rig.engine.clock.now(), num_left, rig.engine.num_queued)
 
 
 def unpromised(seed: int) -> Iterator[Record]:
@@ -132,9 +134,9 @@ def full_engine(duration_s: float, seed: int) -> list[Record]:
         records.append(replace(next(asked), arrived_at=at))
         return records[-1]
 
-    rig = Rig(POLICIES["fcfs"], seed)
-    rig.upcoming.extend(ask(0.0) for _ in range(NUM_SEATS))
-    rig.on_finish = lambda record: rig.upcoming.append(ask(record.finished_at or 0.0))
+    rig = make_simulation(POLICIES["fcfs"], seed)
+    rig.send(ask(0.0) for _ in range(NUM_SEATS))
+    rig.on_finish = lambda record: rig.send([ask(record.finished_at or 0.0)])
     rig.run(duration_s, drain=False)
     return finished_after_ramp(records, duration_s)
 
@@ -155,10 +157,10 @@ def measure_capacity(duration_s: float, seed: int) -> float:
 
 def run_level(policy: str, rate: float, duration_s: float, seed: int) -> dict[str, Any]:
     """One policy at one rate of arrivals."""
-    rig = Rig(POLICIES[policy], seed)
+    rig = make_simulation(POLICIES[policy], seed)
     if "bounded" in policy:
         Bounds(rig)
-    rig.upcoming.extend(arrivals(rate, duration_s, seed))
+    rig.send(arrivals(rate, duration_s, seed))
     rig.run(duration_s)
     return level_report(rig, duration_s)
 
@@ -175,14 +177,14 @@ def requests_report(records: Sequence[Record], duration_s: float) -> dict[str, A
     }
 
 
-def level_report(rig: Rig, duration_s: float) -> dict[str, Any]:
+def level_report(rig: Simulation, duration_s: float) -> dict[str, Any]:
     records = list(rig.records.values())
     errors = [abs(step.predicted_s / step.elapsed_s - 1) for step in rig.steps[100:]]
     return {
         **requests_report(records, duration_s),
         "preemptions": sum(one.num_preemptions for one in records),
         "running": statistics.fmean(step.num_running for step in rig.steps),
-        "seats": statistics.fmean(step.num_seats for step in rig.steps),
+        "seats": statistics.fmean(step.max_num_seqs for step in rig.steps),
         "model_error": statistics.median(errors),
         "step_p50_s": statistics.median(step.elapsed_s for step in rig.steps),
     }

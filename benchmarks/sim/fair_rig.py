@@ -7,32 +7,25 @@ its seat), output tokens when they are emitted, blocks for as long as they are h
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from typing import Any
 
 import numpy as np
 
 from benchmarks.sim.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
-from benchmarks.sim.pace_rig import CAPACITY, MEASURED, NOISE, NUM_SEATS, SLOW_FACTOR, SLOW_SHARE
-from headway.clock import VirtualClock
+from benchmarks.sim.pace_rig import CAPACITY, NUM_SEATS
 from headway.config import SchedulerConfig
-from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Arrived, Event, Finished, Preempted, TokensEmitted
-from headway.core.executor import Capacity, Ticket
 from headway.core.params import SamplingParams
-from headway.core.plan import Sample, StepPlan, StepResult
+from headway.core.plan import StepPlan
 from headway.core.request import Request
-from headway.core.scheduler import Scheduler
 from headway.core.service import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
-from headway.core.steptime import shape_of
 from headway.core.terms import Terms
+from headway.sim import SMOLLM2_135M, CannedExecutor, TimedExecutor, VirtualEngine
 
-SAMPLE = Sample((7,))
 SETTINGS: dict[str, Any] = {"max_num_seqs": NUM_SEATS, "max_num_batched_tokens": 512}
 OF_POLICY: dict[str, dict[str, Any]] = {"priority": {"max_wait_s": 1e9}}
 CAPACITY_S, WARM_UP_S = 120.0, 20.0
@@ -57,35 +50,6 @@ class Asked:
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
-
-
-class TimedExecutor:
-    """Answers with the same token always, and with `slowness` times what a real step takes."""
-
-    def __init__(self, seed: int, slowness: float) -> None:
-        self._draw = random.Random(f"steps/{seed}")
-        self._slowness = slowness
-        self.plan: StepPlan | None = None
-        """Of the step it was given last."""
-        self.elapsed_s = 0.0
-
-    def capacity(self) -> Capacity:
-        return CAPACITY
-
-    def submit(self, plan: StepPlan) -> Ticket:
-        elapsed_s = MEASURED.predict(shape_of(plan)) * self._draw.lognormvariate(0.0, NOISE)
-        if self._draw.random() < SLOW_SHARE:
-            elapsed_s *= SLOW_FACTOR
-        self.plan, self.elapsed_s = plan, self._slowness * elapsed_s
-        return Ticket(plan.step_id)
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        assert self.plan is not None
-        outcomes = tuple([SAMPLE if item.has_sample else None for item in self.plan.scheduled])
-        return StepResult(ticket.step_id, outcomes, self.elapsed_s)
-
-    def close(self) -> None:
-        self.plan = None
 
 
 @dataclass(slots=True)
@@ -126,14 +90,14 @@ class TenantRig:
         slowness: float = 1.0,
     ) -> None:
         config = SchedulerConfig(**SETTINGS, **OF_POLICY.get(policy, {}), scheduling_policy=policy)
-        self.clock = VirtualClock()
-        self.executor = TimedExecutor(seed, slowness)
-        self.scheduler = Scheduler(config, CAPACITY, scenario.has_cache)
-        self.core = EngineCore(self.scheduler, self.executor, self.clock, self._take_in)
+        profile = SMOLLM2_135M.scaled(slowness)
+        executor = TimedExecutor(CannedExecutor(CAPACITY), profile, seed)
+        self.engine = VirtualEngine(config, executor, self._take_in, scenario.has_cache)
+        self.engine.may_join, self.engine.on_step = self._arrive, self._note_step
         self.books = Books()
         self.records: dict[str, Asked] = {}
-        self._upcoming: deque[Asked] = deque()
-        """In order of arrival."""
+        self._sent: dict[str, Asked] = {}
+        self._numbered, self._again = count(), count()
         self._tenants = tenants
         self._numbers = {tenant.name: number for number, tenant in enumerate(tenants)}
         self._service = [0.0] * len(tenants)
@@ -157,37 +121,32 @@ class TenantRig:
                 Asked(f"{tenant.name}-{number}", ask.at, ask, tenant)
                 for number, ask in enumerate(chosen)
             ]
-        self._upcoming.extend(sorted(coming, key=lambda record: record.arrived_at))
+        for record in sorted(coming, key=lambda record: record.arrived_at):
+            self._send(record)
 
     def run(self, until_s: float, drain: bool) -> None:
         """Serve what arrives before `until_s`; then, if asked to, what is left."""
-        clock, upcoming = self.clock, self._upcoming
-        while clock.now() < until_s or (drain and self.core.has_work):
-            while upcoming and upcoming[0].arrived_at <= clock.now():
-                record = upcoming.popleft()
-                self.records[record.id] = record
-                self.core.add(self._request(record))
-            if self.core.begin_step() is not None:
-                clock.advance_to(clock.now() + self.executor.elapsed_s)
-                self.core.end_step()
-                self._note_step()
-            elif not self.core.has_work:
-                if not upcoming:
-                    return
-                clock.advance_to(upcoming[0].arrived_at)
+        self.engine.run(until_s, drain)
 
     def _ask_again(self, tenant: Tenant) -> None:
         if tenant.is_backlogged:
             ask = next(self._callers[tenant.name])
-            number = len(self.records) + len(self._upcoming)
-            record = Asked(f"{tenant.name}-again-{number}", self.clock.now(), ask, tenant)
-            self._upcoming.appendleft(record)
+            number, now = next(self._again), self.engine.clock.now()
+            self._send(Asked(f"{tenant.name}-again-{number}", now, ask, tenant))
+
+    def _send(self, record: Asked) -> None:
+        self._sent[record.id] = record
+        self.engine.send([self._request(record)])
+
+    def _arrive(self, request: Request) -> bool:
+        record = self.records[request.id] = self._sent.pop(request.id)
+        self.books.max_prompt = max(self.books.max_prompt, record.ask.num_prompt)
+        return True
 
     def _request(self, record: Asked) -> Request:
         ask, tenant = record.ask, record.tenant
-        self.books.max_prompt = max(self.books.max_prompt, ask.num_prompt)
         prefix = [self._numbers[tenant.name]] * (PREFIX_TOKENS * ask.has_prefix)
-        own = [1000 + len(self.records)] * (ask.num_prompt - len(prefix))
+        own = [1000 + next(self._numbered)] * (ask.num_prompt - len(prefix))
         return Request(
             id=record.id,
             token_ids=prefix + own,
@@ -199,7 +158,7 @@ class TenantRig:
         )
 
     def _take_in(self, events: Sequence[Event]) -> None:
-        now = self.clock.now()
+        now = self.engine.clock.now()
         for event in events:
             if isinstance(event, TokensEmitted):
                 record = self._record(event.request_id)
@@ -244,10 +203,9 @@ class TenantRig:
         (self._waiting_ids.add if is_waiting else self._waiting_ids.remove)(request_id)
         self._num_waiting[self._numbers[record.tenant.name]] += 1 if is_waiting else -1
 
-    def _note_step(self) -> None:
+    def _note_step(self, plan: StepPlan) -> None:
         """A step is over, and its events are in."""
-        assert self.executor.plan is not None
-        for item in self.executor.plan.scheduled:
+        for item in plan.scheduled:
             if "#" in item.request_id:  # the first sample computes the prompt for all
                 continue
             record = self._record(item.request_id)
@@ -256,17 +214,17 @@ class TenantRig:
                 num_fresh, record.num_charged = end - record.num_charged, end
                 self._work += PROMPT_COST * num_fresh
                 self._charge(record, PROMPT_COST * num_fresh)
-        elapsed_s = self.executor.elapsed_s
-        for name, blocks in self.scheduler.kv.held.items():
+        scheduler, elapsed_s = self.engine.scheduler, self.engine.executor.step_s
+        for name, blocks in scheduler.kv.held.items():
             number = self._numbers[name]
             cost = BLOCK_S_COST * len(blocks) * elapsed_s
             self._service[number] += cost / self._tenants[number].weight
         held = [0] * len(self._tenants)
-        for request in self.scheduler.running:
+        for request in scheduler.running:
             held[self._numbers[request.terms.tenant]] += request.num_tokens
         books = self.books
         books.max_held = max(books.max_held, *held)
-        books.times.append(self.clock.now())
+        books.times.append(self.engine.clock.now())
         books.service.append(self._service.copy())
         books.is_waiting.append([count > 0 for count in self._num_waiting])
         books.work.append(self._work)

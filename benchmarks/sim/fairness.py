@@ -41,7 +41,7 @@ from typing import Any
 
 from benchmarks.sim.fair_load import SCENARIOS, Scenario, Tenant
 from benchmarks.sim.fair_rig import WARM_UP_S, Asked, TenantRig, jain, widest_gap
-from benchmarks.sim.pace_rig import percentile
+from headway.sim import percentile
 
 POLICIES = ("fair", "fcfs", "priority")
 MAX_GAP, MIN_JAIN, MAX_TTFT_RATIO, MIN_THROUGHPUT = 1.0, 0.95, 1.5, 0.95

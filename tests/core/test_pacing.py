@@ -161,7 +161,7 @@ def test_prefill_is_cut_so_that_the_step_ends_in_time():
     for _ in range(3):
         step = engine.step()
         assert 40 < len(step["long"].token_ids) < 100
-        assert engine.plan_s <= 0.1
+        assert engine.timed.step_s <= 0.1
     engine.run()
 
 
