@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,50 @@ from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.text import Tokenizer
 
 ROOT = Path(__file__).parent.parent
+NEEDED_IN_CI = ("kernels", "PostgreSQL", "test model")
+"""A skip that names one of these is a failure where CI is set: they are what is to be tested."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="all cases of the tests that run a choice of them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full, leave out what is marked so."""
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if os.environ.get("CI") and report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if any(name in reason for name in NEEDED_IN_CI):
+            report.outcome = "failed"
+            report.longrepr = f"in CI this must not be missing: {reason}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    _forbid_skip(outcome.get_result())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    outcome = yield
+    _forbid_skip(outcome.get_result())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.fixture(scope="session")
+def is_full(request: pytest.FixtureRequest) -> bool:
+    """Whether all cases are asked for, not a choice of them."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")
