@@ -199,6 +199,7 @@ async def test_nobody_listening_is_an_error_per_request(target_of: MakeTarget):
     assert summarize_load(run.records).errors == {"connection refused": 5}
 
 
+@pytest.mark.timing
 async def test_a_request_that_takes_too_long_has_failed(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(lambda call: asyncio.sleep(5))
     target = target_of(endpoint.url, timeout_s=0.05)

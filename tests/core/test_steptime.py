@@ -132,6 +132,7 @@ def test_the_shape_of_a_plan():
     assert shape == StepShape(1, 3, 40, 11 + 12 + 13)
 
 
+@pytest.mark.timing
 def test_a_step_costs_microseconds_to_learn():
     model, shape = trained(50), StepShape(20, 100, 4000, 20_000)
     best_s = 1.0

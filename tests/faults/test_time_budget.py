@@ -18,6 +18,8 @@ from benchmarks.support.tiny_tokenizers import write_byte_level, write_spm
 from headway.text import ChatTemplate, Tokenizer
 from tests.faults.large_bodies import MAX_BODY_BYTES, SHAPES
 
+pytestmark = pytest.mark.timing
+
 MAX_LATENCY_S = 0.25
 NUM_TRIES = 3
 MAX_GROWTH = 9.0

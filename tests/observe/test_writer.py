@@ -50,6 +50,7 @@ def test_rows_are_written_and_nothing_is_left_behind(any_url: str, tmp_path: Pat
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+@pytest.mark.timing
 def test_a_locked_database_loses_and_doubles_nothing(sqlite_url: str, tmp_path: Path) -> None:
     folder, path = tmp_path / "spool", tmp_path / "ledger.db"
     writer = make_writer(sqlite_url, folder)

@@ -42,6 +42,7 @@ async def answer(local: SimpleNamespace, name: str, terms: Terms, num_prompt: in
     )
 
 
+@pytest.mark.timing
 async def test_the_hopeless_is_refused_before_the_engine_hears_of_it(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
     local.process.is_paused = True  # as if in the middle of a long step

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.support.servers import RunningServer, start_model_server
 from headway import LLM, SamplingParams
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timing]
 
 NUM_STREAMS = 64
 NUM_LEAVERS = 200

@@ -55,7 +55,7 @@ def test_a_slot_holds_a_block_of_all_layers_and_nothing_else_changes():
     assert torch.equal(store._data, expected)
 
 
-@pytest.fixture(params=FORMS, ids="-".join, scope="module", name="subject")
+@pytest.fixture(params=FORMS, scope="module", name="subject")
 def make_subject(request) -> Subject:
     return Subject(case_of(WIDE), *request.param)
 
