@@ -58,10 +58,13 @@ def tiny_decoder() -> Decoder:
     """Random weights, wide enough that no token hangs on the last bit of a sum."""
     spec = tiny_spec(max_model_len=512, windows=(20, None))
     generator = torch.Generator().manual_seed(11)
-    weights = {
-        name: torch.randn(shape, generator=generator) * (1.0 if name == EMBEDDING else 0.3)
-        for name, shape in model_shapes(spec).items()
-    }
+    weights = {}
+    for name, shape in model_shapes(spec).items():
+        values = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight"):
+            weights[name] = 1.0 + 0.3 * values
+        else:
+            weights[name] = values if name == EMBEDDING else 0.3 * values
     return load_decoder(MemoryCheckpoint(spec, weights), "fp32")
 
 
