@@ -2,12 +2,62 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.support.servers import Launcher, RunningServer, start_model_server
+from benchmarks.support.tiny_tokenizers import write_byte_level
+from headway.text import Tokenizer
+
 ROOT = Path(__file__).parent.parent
+NEEDED_IN_CI = ("kernels", "PostgreSQL", "test model")
+"""A skip that names one of these is a failure where CI is set: they are what is to be tested."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="all cases of the tests that run a choice of them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full, leave out what is marked so."""
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if os.environ.get("CI") and report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if any(name in reason for name in NEEDED_IN_CI):
+            report.outcome = "failed"
+            report.longrepr = f"in CI this must not be missing: {reason}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    _forbid_skip(outcome.get_result())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    outcome = yield
+    _forbid_skip(outcome.get_result())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.fixture(scope="session")
+def is_full(request: pytest.FixtureRequest) -> bool:
+    """Whether all cases are asked for, not a choice of them."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +69,49 @@ def model_path() -> Path:
     if result.returncode != 0:
         pytest.fail(f"the test model is out of reach: {result.stderr.strip()}")
     return Path(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_level(tmp_path_factory.mktemp("server") / "tokenizer.gguf", pre="gpt-2")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(tokenizer_path)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path, tokenizer_path)
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def fake_server(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path
+) -> Iterator[RunningServer]:
+    launcher = Launcher(tmp_path_factory.mktemp("fake-server"), tokenizer_path)
+    server = launcher().wait_ready()
+    yield server
+    assert server.stop() == 0, server.log
+
+
+@pytest.fixture(scope="session")
+def model_server(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """In fp32, where ties are rare enough for greedy output not to depend on how much of a prompt
+    was cached."""
+    log_path = tmp_path_factory.mktemp("model-server") / "server.log"
+    flags = ("--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+    # Hundreds of requests at once are part of what is tested, not too many.
+    server = start_model_server(model_path, log_path, *flags, "--max-queue-age-s", "600")
+    try:
+        yield server.wait_ready()
+        assert server.stop() == 0, server.log
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()

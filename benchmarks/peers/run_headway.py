@@ -17,7 +17,6 @@ from benchmarks.peers.runner import (
     Stream,
     serve,
 )
-
 from headway._version import __version__
 from headway.bench.modes import Bench
 from headway.build import load_model

@@ -1,4 +1,4 @@
-"""The fake server of the server's tests, and endpoints that follow a script."""
+"""Endpoints that follow a script."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import pytest
 from headway.bench.http import parse_url
 from headway.bench.openai import Target
 from tests.bench.endpoint import Endpoint, Script
-from tests.server.conftest import fake_server, tokenizer_path
-
-__all__ = ["fake_server", "tokenizer_path"]
 
 Serve = Callable[[Script], Awaitable[Endpoint]]
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.servers import RunningServer
 from headway.bench.http import parse_url
 from headway.bench.load import Limits, LoadRun, run_load
 from headway.bench.load_records import Outcome
@@ -31,7 +32,6 @@ from headway.workload import (
 )
 from tests.bench.conftest import Serve
 from tests.bench.endpoint import Call, spell
-from tests.server.conftest import RunningServer
 
 MakeTarget = Callable[..., Target]
 
@@ -199,6 +199,7 @@ async def test_nobody_listening_is_an_error_per_request(target_of: MakeTarget):
     assert summarize_load(run.records).errors == {"connection refused": 5}
 
 
+@pytest.mark.timing
 async def test_a_request_that_takes_too_long_has_failed(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(lambda call: asyncio.sleep(5))
     target = target_of(endpoint.url, timeout_s=0.05)

@@ -12,7 +12,7 @@ from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.executor import MODEL, PREPARE, SAMPLER, TorchExecutor
 from headway.executors.torch.load import load_decoder
 from headway.workload import OfflineWorkload, WorkItem
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 WORK = OfflineWorkload("small", tuple(WorkItem((3, 14, 15), count) for count in (2, 5, 9)))
 

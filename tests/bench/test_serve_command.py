@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.servers import RunningServer
 from headway.bench.options import LoadOptions, plan_of
 from headway.errors import ConfigError
 from headway.workload import Replay
 from tests.conftest import ROOT
-from tests.server.conftest import RunningServer
 
 COMMAND = [sys.executable, "-m", "headway", "bench", "serve"]
 SMALL = ("--vocab", "100,250", "--prompt-tokens", "uniform:4,16", "--output-tokens", "fixed:5")

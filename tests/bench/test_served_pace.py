@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import control, deadlines, served_pace
-from benchmarks.served_rig import Site, body_of, record_of, scaled
 
+from benchmarks.live import served_pace
+from benchmarks.live.served_rig import Site, body_of, record_of, scaled
+from benchmarks.sim import control, deadlines
 from headway.bench.load_records import LoadRecord
 from headway.core.terms import Targets, Terms
 

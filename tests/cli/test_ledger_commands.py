@@ -21,7 +21,7 @@ from headway.cli import app
 from headway.errors import HeadwayError
 from headway.observe.databases import make_store
 from tests.conftest import ROOT
-from tests.observe.rows import DAY, make_row
+from tests.support.rows import DAY, make_row
 
 
 @pytest.fixture

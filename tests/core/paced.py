@@ -5,24 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.events import Refused
-from headway.core.executor import Capacity, Ticket
-from headway.core.plan import StepPlan
-from headway.core.steptime import StepCost, StepShape, shape_of
+from headway.core.executor import Capacity
+from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from headway.sim import StepProfile, TimedExecutor
+from tests.support.harness import Harness
 
 COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
 """A prefill token and a decode take a millisecond each, a step 10 ms by itself."""
 CAPACITY = Capacity(num_blocks=1000, block_size=4, max_model_len=10_000)
-
-
-class TimedExecutor(FakeExecutor):
-    """Says that each step took what it costs."""
-
-    def submit(self, plan: StepPlan) -> Ticket:
-        self._step_s = COST.predict(shape_of(plan))
-        return super().submit(plan)
 
 
 class Paced(Harness):
@@ -31,7 +23,8 @@ class Paced(Harness):
     def __init__(self, **settings: Any) -> None:
         settings = {"max_num_batched_tokens": 512, "prefill_floor": 8, **settings}
         settings = {"scheduling_policy": "deadline", "max_num_seqs": 64, **settings}
-        super().__init__(1000, 4, False, TimedExecutor(CAPACITY), **settings)
+        self.timed = TimedExecutor(FakeExecutor(CAPACITY), StepProfile(COST))
+        super().__init__(1000, 4, False, self.timed, **settings)
         for number in range(300):
             shape = StepShape(number % 37, 64 * (number % 5), number % 37 * 40)
             self.scheduler.pacer.model.observe(shape, COST.predict(shape))
@@ -40,13 +33,8 @@ class Paced(Harness):
         self.events.clear()
 
     def end(self) -> None:
-        self.advance(self.plan_s)
+        self.advance(self.timed.step_s)
         super().end()
-
-    def begin(self) -> StepPlan | None:
-        plan = super().begin()
-        self.plan_s = COST.predict(shape_of(plan)) if plan is not None else 0.0
-        return plan
 
     def ask(
         self, name: str, prompt: int, max_tokens: int, tenant: str = "", **targets: float

@@ -12,7 +12,7 @@ from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
 from headway.core.scheduler import MAX_SKIPS
 from headway.errors import NeverFitsError
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 CAPACITY = Capacity(num_blocks=4, block_size=4, max_model_len=100)
 

@@ -9,7 +9,7 @@ import pytest
 from headway.core.events import Admitted, Preempted
 from headway.core.terms import Terms
 from headway.core.waiting.aging import MAX_AGED_PER_STEP
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 
 def endless(engine: Harness, num_steps: int = 1000, **fields: Any) -> float:

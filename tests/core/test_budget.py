@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.core.budget import TokenBudget
 from headway.core.plan import ScheduledRequest
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 BUDGET = TokenBudget(max_num_batched_tokens=32, prefill_floor=8, prefill_cap=12)
 

@@ -9,7 +9,7 @@ import pytest
 from headway.core.events import Admitted, Preempted
 from headway.core.terms import Terms
 from headway.core.waiting.queue import MAX_LOOKS
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 def test_a_seat_is_taken_over_also_when_the_limit_has_come_down():

@@ -21,7 +21,7 @@ from headway.core.deadlines import (
 )
 from headway.core.steptime import StepCost
 from headway.core.terms import NO_TARGETS, Targets
-from tests.harness import make_request
+from tests.support.harness import make_request
 
 COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0, error=0.0, num_steps=1000)
 """A prefill token and a decode take a millisecond each, a step 10 ms by itself."""

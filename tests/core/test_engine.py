@@ -12,7 +12,7 @@ from headway.core.waiting.keyed import KeyedQueue
 from headway.core.waiting.policies import fcfs
 from headway.errors import EngineError, EngineStalledError
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 class StuckQueue(KeyedQueue):

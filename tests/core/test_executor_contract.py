@@ -6,7 +6,7 @@ from headway.core.executor import Ticket
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import FinishReason
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 class Answering(FakeExecutor):

@@ -23,7 +23,7 @@ from headway.core.waiting.accounts import (
 )
 from headway.core.waiting.fair import CACHED_LEAD, FairQueue
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 
 def terms(tenant: str, **fields: Any) -> Terms:

@@ -7,7 +7,7 @@ import pytest
 from headway.core.events import Admitted, Forked, Preempted
 from headway.core.request import RequestState
 from headway.core.terms import Terms
-from tests.harness import Harness, expected_output, own_tokens
+from tests.support.harness import Harness, expected_output, own_tokens
 
 
 def cached_tokens(engine: Harness, request_id: str) -> int:

@@ -16,7 +16,7 @@ from headway.core.terms import Targets, Terms
 from headway.engine.inputs import resolve_params
 from headway.engine.messages import EngineInfo
 from headway.errors import NeverFitsError
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 def half(tenant: str = "t") -> Terms:

@@ -11,7 +11,7 @@ import pytest
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted
 from headway.core.waiting.policies import POLICIES
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shortest_prompt_first.py"
 

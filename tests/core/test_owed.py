@@ -8,7 +8,7 @@ from headway.core.events import Admitted, Stepped
 from headway.core.terms import Terms
 from headway.core.waiting.fair import URGENT_LEAD
 from tests.core.paced import Paced
-from tests.harness import make_request
+from tests.support.harness import make_request
 
 
 def serve_ahead(engine: Paced, lead: float) -> None:

@@ -11,7 +11,7 @@ from headway.core.request import FinishReason
 from headway.core.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from tests.core.paced import Paced
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 
 def test_what_cannot_be_promised_is_refused_with_a_reason():
@@ -161,7 +161,7 @@ def test_prefill_is_cut_so_that_the_step_ends_in_time():
     for _ in range(3):
         step = engine.step()
         assert 40 < len(step["long"].token_ids) < 100
-        assert engine.plan_s <= 0.1
+        assert engine.timed.step_s <= 0.1
     engine.run()
 
 

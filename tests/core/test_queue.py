@@ -10,7 +10,7 @@ from headway.core.request import Request
 from headway.core.waiting.policies import PolicyQueue, fcfs, make_queue, priority
 from headway.core.waiting.request_heap import RequestHeap
 from headway.errors import ConfigError
-from tests.harness import make_request
+from tests.support.harness import make_request
 
 
 def placed(place: int, priority: int = 0, index: int = 0) -> Request:

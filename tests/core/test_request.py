@@ -15,7 +15,7 @@ from headway.core.request import (
     sample_id,
 )
 from headway.core.terms import Terms
-from tests.harness import make_request
+from tests.support.harness import make_request
 
 LEGAL = {(state, target) for state, targets in TRANSITIONS.items() for target in targets}
 

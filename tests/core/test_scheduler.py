@@ -13,7 +13,7 @@ from headway.core.plan import Failure, Sample, StepPlan, StepResult, TokenLogpro
 from headway.core.request import FinishReason, RequestState
 from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
-from tests.harness import Harness, expected_output, own_tokens
+from tests.support.harness import Harness, expected_output, own_tokens
 
 # ----------------------------------------------------------------------------- plans
 

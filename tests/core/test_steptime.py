@@ -13,7 +13,7 @@ from headway.core.plan import ScheduledRequest, StepPlan
 from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
 
 STEPS = Path(__file__).parent / "data" / "steps.csv"
-"""Steps of SmolLM2-135M on a shared machine, noted by benchmarks/step_times.py."""
+"""Steps of SmolLM2-135M on a shared machine, noted by benchmarks/sim/step_times.py."""
 TRUE = StepCost(0.02, 0.5e-3, 0.1e-3, 3e-6, 0.02e-6)
 """Far from what the model begins with, in every coefficient."""
 
@@ -132,6 +132,7 @@ def test_the_shape_of_a_plan():
     assert shape == StepShape(1, 3, 40, 11 + 12 + 13)
 
 
+@pytest.mark.timing
 def test_a_step_costs_microseconds_to_learn():
     model, shape = trained(50), StepShape(20, 100, 4000, 20_000)
     best_s = 1.0

@@ -11,7 +11,7 @@ from headway.core.kv import NO_MATCH, KVCache
 from headway.core.request import RequestState
 from headway.core.victim import Rules, choose_victim
 from headway.core.waiting.policies import fcfs
-from tests.harness import Harness, expected_output, make_request, own_tokens
+from tests.support.harness import Harness, expected_output, make_request, own_tokens
 
 
 def victims(engine: Harness) -> list[tuple[str, str]]:

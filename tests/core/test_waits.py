@@ -10,7 +10,7 @@ from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Finished, Preempted
 from headway.core.terms import Targets, Terms
 from headway.core.waiting.fair import URGENT_LEAD
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 def cause(engine: Harness, request_id: str) -> WaitCause:

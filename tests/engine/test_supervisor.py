@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.clock import SystemClock
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
@@ -18,8 +19,7 @@ from headway.engine.supervision import RestartLimits
 from headway.engine.supervisor import Supervisor
 from headway.errors import EngineError, HeadwayError
 from headway.text import Tokenizer
-from tests.server.local_engine import LocalProcess, ScriptExecutor
-from tests.text.tiny_tokenizers import write_byte_level
+from tests.support.local_engine import LocalProcess, ScriptExecutor
 
 SCRIPT = "the quick brown fox jumps over it"
 

@@ -6,12 +6,12 @@ from math import ceil, log2
 
 import pytest
 
+from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
 from headway.engine.messages import AddRequest
 from headway.engine.streams import NUM_CLEARS, RequestStream
 from headway.engine.suspects import Suspects
 from headway.text import Tokenizer
-from tests.text.tiny_tokenizers import write_byte_level
 
 
 @pytest.fixture(scope="module")

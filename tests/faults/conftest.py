@@ -7,19 +7,14 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.faults.cases import Target
-from tests.server.conftest import (
-    RunningServer,
-    fake_server,  # noqa: F401  a fixture
-    tokenizer,  # noqa: F401  a fixture
-    tokenizer_path,  # noqa: F401  a fixture
-)
+from benchmarks.faults.cases import Target
+from benchmarks.support.servers import RunningServer
 
 FAKE_MAX_BODY_BYTES = 100_000
 
 
 @pytest.fixture(scope="session")
-def target(fake_server: RunningServer) -> Iterator[Target]:  # noqa: F811
+def target(fake_server: RunningServer) -> Iterator[Target]:
     server = psutil.Process(fake_server.process.pid)
     engines = {child.pid for child in server.children(recursive=True)}
     yield Target("127.0.0.1", fake_server.port, FAKE_MAX_BODY_BYTES)

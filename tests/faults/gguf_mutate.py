@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.text.tiny_tokenizers import write_byte_level, write_spm
+from benchmarks.support.tiny_tokenizers import write_byte_level, write_spm
 
 ODD_COUNTS = (0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1)
 NUM_VALUE_TYPES = 13

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.faults.cases import CHAT, COMPLETIONS
 from headway.config import ServerConfig
-from tests.faults.cases import CHAT, COMPLETIONS
 
 MAX_BODY_BYTES = ServerConfig().max_body_bytes
 _CHAT = b'{"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}], '

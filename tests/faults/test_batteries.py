@@ -6,44 +6,32 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import overload
 
+from benchmarks.faults import auth_sweep, disconnects, ledger_outage, slow_readers, soak
+from benchmarks.faults.disconnects import Crowd, Visit
+from benchmarks.live import overload
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import Launcher
 from headway.bench.load_records import LoadRecord
 from headway.bench.load_stats import Targets
-from tests.faults import (
-    auth_sweep,
-    disconnects,
-    ledger_outage,
-    proc_stats,
-    slow_readers,
-    soak,
-)
-from tests.faults.disconnects import Crowd, Visit
-from tests.observe.postgres import make_server
-from tests.server.conftest import Launcher
+from tests.support.postgres import make_server
 
-ANY_NUMBER_OF_STEPS = 1000.0
-ANY_RATIO = 1000.0
-"""How late something is cannot be judged on a machine that runs other tests."""
+MAX_LATE_STEPS = 20.0
+MAX_RATIO = 4.0
+"""Far above what the full batteries allow, since few samples are noisy. A client that is noticed
+only when its answer ends, or a reader that holds up the others, is above them."""
 
 
-@pytest.fixture
-def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path, tokenizer_path)
-    yield launcher
-    launcher.close()
-
-
+@pytest.mark.timing
 async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None:
     server = launch(server=dict(disconnects.SETTINGS), step_s=0.01).wait_ready()
     crowd = Crowd(140, 80, 0.3, proc_stats.LETTERS, long_prompt=600)
     report = await disconnects.run(server, crowd, num_solo=3)
-    assert disconnects.failures_in(report, ANY_NUMBER_OF_STEPS) == []
+    assert disconnects.failures_in(report, MAX_LATE_STEPS) == []
     assert report["accounts"]["of_them_with_samples"] == 20
     books = report["accounts"]
     assert books["prompts_accepted"] == books["requests_accepted"] + 20 * (
@@ -53,6 +41,7 @@ async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None
     json.dumps(report)
 
 
+@pytest.mark.timing
 async def test_a_ledger_whose_database_was_away(launch: Launcher) -> None:
     # The database's own account must reach its folder, and the name of a socket is bounded.
     with tempfile.TemporaryDirectory() as name:
@@ -73,17 +62,19 @@ async def test_a_ledger_whose_database_was_away(launch: Launcher) -> None:
     assert ledger_outage.failures_in(report)
 
 
+@pytest.mark.timing
 async def test_slow_readers_are_cut_off_and_nobody_else(launch: Launcher) -> None:
     server = launch(server={"slow_reader_timeout_s": 0.5}, step_s=0.006).wait_ready()
     plan = slow_readers.Plan(8, 2, 220, 1, proc_stats.LETTERS)
     report = await slow_readers.run(server, plan)
-    assert slow_readers.failures_in(report, ANY_RATIO) == []
+    assert slow_readers.failures_in(report, MAX_RATIO) == []
     (only,) = report["rounds"]
     assert only["disturbed"]["requests_of_the_readers"] > 8
     json.dumps(report)
 
 
-async def test_every_level_of_overload_is_measured(launch: Launcher, tmp_path: Path) -> None:
+@pytest.mark.timing
+async def test_every_level_of_overload_is_measured(launch: Launcher) -> None:
     server = launch(server={"max_queue_wait_s": 0.5}, step_s=0.005).wait_ready()
     options = overload.Options(2.0, 0.1, Targets(ttft_s=8.0, tpot_s=1.0), (1.0, 3.0))
     report = await overload.run(server, proc_stats.LETTERS, options, 2.0, 1)
@@ -91,12 +82,10 @@ async def test_every_level_of_overload_is_measured(launch: Launcher, tmp_path: P
     assert report["levels"][0]["goodput_per_s"] > 0
     assert report["levels"][1]["recovery_s"] is not None
     assert report["tracebacks"] == 0
-    assert "TTFT p99" in overload.table(report)
-    overload.draw(tmp_path / "overload.png", report)
-    assert (tmp_path / "overload.png").stat().st_size > 10_000
     json.dumps(report)
 
 
+@pytest.mark.timing
 async def test_a_soak_with_a_killed_engine_balances(launch: Launcher, tmp_path: Path) -> None:
     server = launch(server=dict(soak.SETTINGS), step_s=0.005).wait_ready()
     plan = soak.Plan(6.0, 2.0, soak.FAKE_FAULTS, proc_stats.LETTERS, 15.0, 1.0, 1.0)
@@ -106,8 +95,6 @@ async def test_a_soak_with_a_killed_engine_balances(launch: Launcher, tmp_path: 
     assert report["restarts"] >= 1
     assert report["ends"][soak.COMPLETE] > 0
     assert report["bad_inputs"] > 0
-    proc_stats.draw_samples(tmp_path / "soak.png", report["samples"], report["faults"])
-    assert (tmp_path / "soak.png").stat().st_size > 10_000
     json.dumps(report)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.engine_faults import KINDS, failures_in, run
+from benchmarks.faults.engine_faults import KINDS, failures_in, run
 
 pytestmark = pytest.mark.model
 

@@ -36,6 +36,7 @@ def load(path: Path) -> bool:
     return True
 
 
+@pytest.mark.timing
 def test_mutated_files_are_refused_or_good(seeds: list[bytes], tmp_path: Path) -> None:
     path, num_good, slowest_s = tmp_path / "mutated.gguf", 0, 0.0
     for place, data in enumerate(mutated_files(seeds, NUM_FILES, SEED)):

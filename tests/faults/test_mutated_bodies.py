@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.cases import Target
-from tests.faults.client import Poster
-from tests.faults.mutate import mutants, problems_of_mutant
+from benchmarks.faults.cases import Target
+from benchmarks.faults.client import Poster
+from benchmarks.faults.mutate import mutants, problems_of_mutant
 
 NUM_BODIES = 1000
 SEED = 1

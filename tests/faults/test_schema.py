@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from tests.faults.cases import COMPLETIONS, Target
-from tests.faults.schema_fuzz import NoDocument, fetch_document, fuzz
+from benchmarks.faults.cases import COMPLETIONS, Target
+from benchmarks.faults.schema_fuzz import NoDocument, fetch_document, fuzz
 
 NUM_EXAMPLES = 15
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults.cases import Target
+from benchmarks.faults.client import Poster
+from benchmarks.support.servers import Launcher
+from benchmarks.support.tiny_tokenizers import write_byte_level, write_spm
 from headway.text import ChatTemplate, Tokenizer
-from tests.faults.cases import Target
-from tests.faults.client import Poster
 from tests.faults.large_bodies import MAX_BODY_BYTES, SHAPES
-from tests.server.conftest import Launcher
-from tests.text.tiny_tokenizers import write_byte_level, write_spm
+
+pytestmark = pytest.mark.timing
 
 MAX_LATENCY_S = 0.25
 NUM_TRIES = 3

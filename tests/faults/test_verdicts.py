@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from benchmarks import overload
 
-from tests.faults import disconnects, ledger_outage, slow_readers, soak
+from benchmarks.faults import disconnects, ledger_outage, slow_readers, soak
+from benchmarks.live import overload
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 BATTERIES: dict[str, ModuleType] = {

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.postgres import PostgresServer, make_server
+from benchmarks.support.postgres import PostgresServer
+from tests.support.postgres import make_server
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from headway.engine.messages import all_events, batch_events
 from headway.observe.account import UNRECORDED, Account
 from headway.observe.audit import Audit, account
 from headway.observe.explain import paragraph
-from tests.harness import Harness
+from tests.support.harness import Harness
 
 
 class AuditedRun(Harness):

@@ -23,7 +23,7 @@ from headway.core.events import (
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.observe import Metrics
-from tests.observe.rows import make_writer
+from tests.support.rows import make_writer
 
 LABELS = {"model_name": "m", "engine": "0"}
 

@@ -14,7 +14,7 @@ from headway.observe.databases import make_store, sqlite_path
 from headway.observe.ledger import ledger_url, spool_folder
 from headway.observe.store import PRUNE_ROWS, Span
 from headway.observe.usage import MAX_COST_E12
-from tests.observe.rows import DAY, make_row, numbers_in, totals
+from tests.support.rows import DAY, make_row, numbers_in, totals
 
 
 def test_a_row_is_written_once_however_often_it_is_told(any_url: str) -> None:

@@ -13,9 +13,9 @@ from headway.core.request import FinishReason
 from headway.observe.account import Account
 from headway.observe.usage import MAX_COST_E12, cost_e12, row_of
 from headway.tenancy import values
-from tests.observe.rows import DAY, Price, make_row, totals
 from tests.observe.stories import A, Story, tokens
 from tests.observe.test_metrics import step
+from tests.support.rows import DAY, Price, make_row, totals
 
 ABORT, ERROR = FinishReason.ABORT, FinishReason.ERROR
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.postgres import PostgresServer
 from headway.errors import LedgerError
 from headway.observe.spool import Spool, num_waiting_bytes, read_rows
 from headway.observe.writer import Retention
 from tests.conftest import ROOT
-from tests.observe.postgres import PostgresServer
-from tests.observe.rows import DAY, make_row, make_writer, numbers_in, wait_until
+from tests.support.rows import DAY, make_row, make_writer, numbers_in, wait_until
 
 SUM = 4950
 """Output tokens of rows 0 to 99."""
@@ -50,6 +50,7 @@ def test_rows_are_written_and_nothing_is_left_behind(any_url: str, tmp_path: Pat
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+@pytest.mark.timing
 def test_a_locked_database_loses_and_doubles_nothing(sqlite_url: str, tmp_path: Path) -> None:
     folder, path = tmp_path / "spool", tmp_path / "ledger.db"
     writer = make_writer(sqlite_url, folder)
@@ -241,7 +242,7 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path: Path) -> None:
 FILE_LIMIT = """
 import resource, sys
 from pathlib import Path
-from tests.observe.rows import make_row, make_writer, numbers_in, wait_until
+from tests.support.rows import make_row, make_writer, numbers_in, wait_until
 
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 url = f"sqlite://{folder}/ledger.db"
@@ -314,7 +315,7 @@ def test_postgres_goes_away_and_comes_back(
 PRODUCER = """
 import itertools, sys
 from pathlib import Path
-from tests.observe.rows import make_row, make_writer
+from tests.support.rows import make_row, make_writer
 
 folder = Path(sys.argv[1])
 writer = make_writer(f"sqlite://{folder}/ledger.db", folder / "spool", max_bytes=2**24)

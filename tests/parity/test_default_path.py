@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.live.agreement import Agreement, Case, compare, english_prompts, make_cases
+from benchmarks.live.loading import load
 from headway.executors.torch.kernels import best_isa
 from headway.executors.torch.step_model import StepModel
 from headway.text import Tokenizer
-from tests.quality.agreement import Agreement, Case, compare, english_prompts, make_cases
-from tests.quality.loading import load
 
 pytestmark = [
     pytest.mark.model,

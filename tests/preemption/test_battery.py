@@ -1,11 +1,12 @@
-"""The slice of benchmarks.preemption that every run affords."""
+"""The slice of benchmarks.sim.preemption that every run affords."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from benchmarks.preemption import (
+
+from benchmarks.sim.preemption import (
     CHAT,
     METHODS,
     SCENARIOS,

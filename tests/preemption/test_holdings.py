@@ -13,7 +13,7 @@ from headway.core.holdings import Offload
 from headway.core.kv import KVCache
 from headway.core.plan import StepPlan
 from headway.core.request import Request
-from tests.harness import Harness, expected_output, make_request, own_tokens
+from tests.support.harness import Harness, expected_output, make_request, own_tokens
 
 METHODS = ["auto", "trim", "checkpoint", "recompute"]
 

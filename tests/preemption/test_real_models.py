@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.parity_runs import Collected, Schedule, Tokens, run
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
@@ -22,8 +23,7 @@ from headway.executors.torch.step_model import LoadOptions
 from headway.executors.torch.weights import Checkpoint
 from headway.text import Tokenizer
 from tests.executors.torch.test_compiled import spec_of, weights_of
-from tests.executors.torch.tiny import MemoryCheckpoint
-from tests.parity.runs import Collected, Schedule, Tokens, run
+from tests.support.tiny import MemoryCheckpoint
 
 METHODS = ["auto", "trim", "checkpoint", "recompute"]
 FORMS = {

@@ -16,8 +16,8 @@ from headway.core.request import Request, RequestState
 from headway.core.scheduler import Scheduler
 from headway.core.terms import NO_TARGETS, Targets, Terms
 from headway.core.waiting.aging import MAX_AGED_PER_STEP
-from tests.harness import expected_output, make_request
 from tests.properties.ledger import Ledger, WatchedExecutor, require
+from tests.support.harness import expected_output, make_request
 
 
 @dataclass(frozen=True, slots=True)

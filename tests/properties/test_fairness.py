@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.plan import StepPlan
 from headway.core.terms import Terms
 from headway.core.waiting.accounts import BLOCK_S_COST, OUTPUT_COST, PROMPT_COST
-from tests.harness import Harness, make_request
+from tests.support.harness import Harness, make_request
 
 STEP_S = 0.02
 

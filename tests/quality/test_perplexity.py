@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from benchmarks.live.perplexity import BLOCK_SIZE, CHUNK, NUM_BLOCKS, WINDOW, Quality, perplexity
 from headway.executors.torch.attention import Span
 from headway.executors.torch.step_model import Scores
-from tests.quality.perplexity import BLOCK_SIZE, CHUNK, NUM_BLOCKS, WINDOW, Quality, perplexity
 
 VOCAB = 50
 BOS = 49

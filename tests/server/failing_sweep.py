@@ -23,4 +23,4 @@ async def faulty_sweep(self: Gate) -> None:
 
 if __name__ == "__main__":
     Gate.sweep = faulty_sweep
-    runpy.run_module("tests.server.fake_server", run_name="__main__")
+    runpy.run_module("benchmarks.support.fake_server", run_name="__main__")

@@ -21,7 +21,7 @@ from headway.server.keys import key_for, load_keys
 from headway.server.proxies import Proxies
 from headway.tenancy import Directory
 from headway.tenancy.keys import make_key
-from tests.server.apps import check_error, routes_of, serving
+from tests.support.apps import check_error, routes_of, serving
 
 KEYS = ("first-key", "second-key")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")

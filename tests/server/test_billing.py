@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 from typer.testing import CliRunner
 
+from benchmarks.support.servers import free_port, start_process
 from headway.cli import app
 from headway.tenancy.keys import digest_of, write_digest
-from tests.server.conftest import free_port, start_process
 from tests.server.test_ledger import ledger_url, wait_rows
 
 SERVE = """
@@ -21,7 +21,7 @@ from headway.build import run_server
 from headway.config import load_config
 
 logging.basicConfig(level=logging.INFO)
-command = (sys.executable, "-m", "tests.server.fake_engine")
+command = (sys.executable, "-m", "benchmarks.support.fake_engine")
 sys.exit(run_server(load_config(json.loads(sys.argv[1])), command))
 """
 TENANTS = """

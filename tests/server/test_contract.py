@@ -14,7 +14,7 @@ from headway.server.protocol import unsupported_fields
 from headway.server.protocol_chat import ChatRequest
 from headway.server.protocol_completions import CompletionRequest
 from tests.conftest import ROOT
-from tests.server.apps import check_error, serving
+from tests.support.apps import check_error, serving
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 KINDS = {"chat": ChatRequest, "completions": CompletionRequest}

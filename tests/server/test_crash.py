@@ -74,6 +74,7 @@ async def check_survival(server, disturb) -> None:
     assert server.metric("vllm:generation_tokens_total") == 2 * sum(n for _, n in expected)
 
 
+@pytest.mark.timing
 async def test_streams_survive_three_kills(launch) -> None:
     server = await asyncio.to_thread(launch(step_s=0.01).wait_ready)
 
@@ -101,6 +102,7 @@ async def test_streams_survive_an_engine_that_fails(launch) -> None:
         assert (await read(client, body(1, max_tokens=100)))[0][0] == texts[0][:100]
 
 
+@pytest.mark.timing
 async def test_streams_survive_an_engine_that_hangs(launch) -> None:
     server = await asyncio.to_thread(launch(step_s=0.01).wait_ready)
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.servers import RunningServer
 from headway.errors import ConfigError
 from headway.server.descriptors import RESERVE, plan_connections
-from tests.server.conftest import RunningServer
 
 LOW_LIMIT = ("bash", "-c", 'ulimit -Sn 128; ulimit -Hn 256; exec "$@"', "bash")
 NUM_IDLE = 400

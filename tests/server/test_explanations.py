@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.support.servers import RunningServer
 from headway.cli import app as command
 from headway.clock import SystemClock
 from headway.core.causes import CauseTime, WaitCause
@@ -20,10 +21,9 @@ from headway.core.terms import Terms
 from headway.observe import Audit, Ledger
 from headway.observe.ledger import Archive
 from headway.server.explanations import MAX_LOOKUPS
-from tests.observe.rows import make_row, make_writer, wait_until
-from tests.server.apps import check_error, client_of, serving
-from tests.server.conftest import RunningServer
 from tests.server.test_openapi import document_of, validator
+from tests.support.apps import check_error, client_of, serving
+from tests.support.rows import make_row, make_writer, wait_until
 
 KEYS = ("key-of-a", "key-of-b")
 PATH = "/v1/requests/{}/explanation"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.server.apps import serving
+from tests.support.apps import serving
 
 FOLDER = ROOT / "tests" / "golden"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -17,8 +17,8 @@ import httpx
 import msgspec
 import pytest
 
-from tests.server.conftest import RunningServer, free_port, start_process
-from tests.text.tiny_tokenizers import byte_level_backend, write_folder
+from benchmarks.support.servers import RunningServer, free_port, start_process
+from benchmarks.support.tiny_tokenizers import byte_level_backend, write_folder
 
 MODEL = "tests/tiny"
 FIRST, SECOND = "1" * 40, "2" * 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sqlite3
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.observe.usage import COST_UNITS, MILLION
+from benchmarks.support.streamed import Told, ask
 from tests.server.test_crash import body, engine_pids, wait_restart
 
 COLUMNS = (
@@ -47,49 +46,6 @@ def wait_rows(folder: Path, number: int, timeout_s: float = 30.0) -> Rows:
             found = rows_in(folder)
     assert len(found) == number
     return found
-
-
-class Told:
-    """What one answer said of itself."""
-
-    def __init__(self) -> None:
-        self.id = ""
-        self.client_id = ""
-        self.num_letters = 0
-        self.usage: dict[str, Any] = {}
-
-    def read(self, line: str) -> None:
-        if line.startswith("data: {"):
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            self.id = event["id"]
-            self.num_letters += sum(len(choice["text"]) for choice in event["choices"])
-            self.usage = event.get("usage") or self.usage
-
-    def check(self, row: dict[str, Any]) -> None:
-        usage = self.usage
-        assert row["output_tokens"] == usage["completion_tokens"]
-        assert row["prompt_tokens"] == usage["prompt_tokens"]
-        num_cached = usage["prompt_tokens_details"]["cached_tokens"]
-        assert row["cached_tokens"] == num_cached
-        cost = 1 * (usage["prompt_tokens"] - num_cached) + 4 * usage["completion_tokens"]
-        expected = cost * COST_UNITS // MILLION + num_cached * COST_UNITS // MILLION // 4
-        assert row["cost_e12"] == expected
-        assert row["client_id"] == self.client_id
-
-
-async def ask(client: httpx.AsyncClient, fields: dict[str, Any], max_letters: int = 10**9) -> Told:
-    """Read a stream, to its end or until so many letters have come."""
-    told = Told()
-    streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", "/v1/completions", json=streamed) as response:
-        assert response.status_code == 200, await response.aread()
-        told.client_id = response.headers["x-request-id"]
-        async for line in response.aiter_lines():
-            told.read(line)
-            if told.num_letters >= max_letters:
-                break
-    return told
 
 
 def bodies() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from headway.errors import OverloadedError, TenantLimitError
-from tests.server.apps import serving
+from tests.support.apps import serving
 
 real = pytest.mark.model
 

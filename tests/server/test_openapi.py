@@ -10,9 +10,9 @@ import pytest
 
 from headway.server.protocol import DEFAULT_LIMITS, TOKEN_ID
 from headway.server.protocol_chat import ChatRequest
-from tests.server.apps import routes_of, serving
 from tests.server.test_contract import REQUIRED, TABLE, TOGETHER_WITH, Row, name_of
 from tests.server.test_protocol import REFUSED_BY_BOTH
+from tests.support.apps import routes_of, serving
 
 SCHEMAS = {"chat": "ChatRequest", "completions": "CompletionRequest"}
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -17,7 +17,7 @@ from headway.engine.streams import RequestStream
 from headway.errors import DeadlineError
 from headway.server.errors import refusal_reason, translate
 from headway.text import Tokenizer
-from tests.server.local_engine import make_local
+from tests.support.local_engine import make_local
 
 SLOW = StepCost(0.01, 1e-3, 0.05, 0.0, 0.0)
 """A prompt token takes 50 ms: one of 30 takes a second and a half."""
@@ -42,6 +42,7 @@ async def answer(local: SimpleNamespace, name: str, terms: Terms, num_prompt: in
     )
 
 
+@pytest.mark.timing
 async def test_the_hopeless_is_refused_before_the_engine_hears_of_it(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
     local.process.is_paused = True  # as if in the middle of a long step

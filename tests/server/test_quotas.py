@@ -12,7 +12,7 @@ import pytest
 from headway.clock import VirtualClock
 from headway.server.rate_headers import duration
 from headway.tenancy.keys import digest_of, write_digest
-from tests.server.apps import check_error
+from tests.support.apps import check_error
 
 HEADERS = {"Authorization": "Bearer a"}
 PATH = "/v1/completions"

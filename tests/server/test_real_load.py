@@ -15,10 +15,10 @@ import openai
 import psutil
 import pytest
 
+from benchmarks.support.servers import RunningServer, start_model_server
 from headway import LLM, SamplingParams
-from tests.server.conftest import RunningServer, start_model_server
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timing]
 
 NUM_STREAMS = 64
 NUM_LEAVERS = 200

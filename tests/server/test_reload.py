@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.servers import RunningServer, free_port
 from headway.server.keys import append_key, key_for
 from tests.conftest import ROOT
-from tests.server.conftest import RunningServer, free_port
 
 PATH = "/v1/completions"
 

@@ -85,6 +85,7 @@ def test_live_while_loading_and_ready_after(launch) -> None:
     assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+@pytest.mark.timing
 def test_a_signal_while_loading(launch) -> None:
     server = launch(load_s=60.0)
     deadline = time.monotonic() + 60
@@ -181,6 +182,7 @@ async def test_a_server_that_drains_says_so_to_those_who_come(launch) -> None:
     assert await asyncio.to_thread(server.process.wait, 10) == 0
 
 
+@pytest.mark.timing
 async def test_a_second_signal_ends_it_at_once(launch) -> None:
     server = await asyncio.to_thread(launch(step_s=0.05).wait_ready)
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway._version import __version__
-from tests.server.apps import check_error, serving
+from tests.support.apps import check_error, serving
 
 
 async def test_models(local) -> None:

@@ -20,7 +20,7 @@ from headway.server.serve import listen
 from headway.tenancy import Directory
 from headway.tenancy.keys import digest_of, write_digest
 from headway.tenancy.reading import parse_roster
-from tests.server.apps import check_error
+from tests.support.apps import check_error
 
 FAIRNESS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
 OBJECTIVE = ("x-gateway-inference-objective", "x-llm-d-inference-objective")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.apps import check_error, serving
-from tests.server.local_engine import TEMPLATE
+from tests.support.apps import check_error, serving
+from tests.support.local_engine import TEMPLATE
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
-from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
+from tests.sharing.rig import make_engine
 
 NUM_BLOCKS, NUM_SEATS = 400, 32
 STEM_TOKENS = 64
@@ -77,7 +77,7 @@ def draw_mixed(num_requests: int, rate: float, seed: int) -> Mixed:
 def run_mixed(policy: str, num_requests: int, rate: float = 14.0, seed: int = 1) -> WaitBooks:
     """To the end; the books are closed."""
     books = WaitBooks()
-    engine = TimedEngine(
+    engine = make_engine(
         NUM_BLOCKS,
         books,
         scheduling_policy=policy,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Event, Preempted
 from headway.core.request import Request
 from headway.core.terms import Terms
-from tests.harness import make_request
 from tests.sharing.mixed_run import run_mixed
-from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
+from tests.sharing.rig import make_engine
+from tests.support.harness import make_request
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_causes_add_up_and_preemptions_have_counterparts(policy: str, num_reques
 def run(requests: Iterable[Request], num_blocks: int = 64, **settings: Any) -> list[Event]:
     """All of them to their ends, with their books in order; what happened."""
     found: list[Event] = []
-    engine = TimedEngine(num_blocks, found.extend, scheduling_policy="fair", **settings)
+    engine = make_engine(num_blocks, found.extend, scheduling_policy="fair", **settings)
     engine.send(requests)
     engine.run()
     assert problems_in(found) == []

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.fair_load import equal, flood, short_against_long
-from benchmarks.fair_rig import Books, jain, widest_gap
-from benchmarks.fairness import failures_in, run_scenario, worst_of
+
+from benchmarks.sim.fair_load import equal, flood, short_against_long
+from benchmarks.sim.fair_rig import Books, jain, widest_gap
+from benchmarks.sim.fairness import failures_in, run_scenario, worst_of
 
 
 @pytest.mark.parametrize(

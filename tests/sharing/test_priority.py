@@ -10,11 +10,12 @@ from itertools import count, takewhile
 
 import pytest
 
+from benchmarks.support.wait_books import WaitBooks
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
-from tests.sharing.rig import TimedEngine
-from tests.sharing.wait_books import WaitBooks
+from headway.sim import VirtualEngine
+from tests.sharing.rig import make_engine
 
 MAX_STEPS = 2
 MAX_WAIT_S = 8.0
@@ -73,7 +74,7 @@ def stream(kind: Class, name: str, rate: float, seed: int) -> Iterator[Request]:
 class Crowd:
     """A stream that never ends and never falls behind: so many requests are always there."""
 
-    def __init__(self, engine: TimedEngine, requests: Iterator[Request], size: int) -> None:
+    def __init__(self, engine: VirtualEngine, requests: Iterator[Request], size: int) -> None:
         self._engine = engine
         self._requests = requests
         self._size = size
@@ -92,7 +93,7 @@ class Crowd:
 @pytest.mark.parametrize("name", CASES)
 def test_a_stronger_request_starts_within_two_steps_at_a_full_engine(name: str, what: str) -> None:
     case = CASES[name]
-    engine = TimedEngine(**FULL[what], sink=lambda _: None, scheduling_policy=case.policy)
+    engine = make_engine(**FULL[what], sink=lambda _: None, scheduling_policy=case.policy)
     crowd = Crowd(engine, stream(case.weak, "weak", 1.0, 1), CROWD)
     coming = stream(case.strong, "strong", 1.5, 2)
     request, num_started = next(coming), 0
@@ -115,7 +116,7 @@ def test_a_stronger_request_starts_within_two_steps_at_a_full_engine(name: str, 
                 num_started += 1
 
 
-def _is_full(engine: TimedEngine, what: str) -> bool:
+def _is_full(engine: VirtualEngine, what: str) -> bool:
     scheduler = engine.scheduler
     if what == "seats":
         return scheduler.num_seats_used == scheduler.config.max_num_seqs
@@ -128,7 +129,7 @@ def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str,
     """The bound: `max_wait_s`, and then as long as those that run at that time may go on. It
     holds while the stronger ones do not themselves wait as long: nobody can serve all at once."""
     case, books, end_s = CASES[name], WaitBooks(), 50.0
-    engine = TimedEngine(
+    engine = make_engine(
         **FULL[what], sink=books, scheduling_policy=case.policy, max_wait_s=MAX_WAIT_S
     )
     crowd = Crowd(engine, stream(case.strong, "strong", 1.0, 3), CROWD)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import accounts, cache_probe
-from benchmarks.account_clients import TENANTS
-from benchmarks.account_clients import started as started_with_tenants
 
+from benchmarks.live import accounts, cache_probe
+from benchmarks.live.account_clients import TENANTS
+from benchmarks.live.account_clients import started as started_with_tenants
+from benchmarks.support import proc_stats
 from headway.tenancy.keys import make_key
-from tests.faults import proc_stats
 
 
 def test_explanations_add_up_and_name_the_true_cause(tmp_path: Path) -> None:

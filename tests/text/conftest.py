@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.tiny_tokenizers import write_byte_level, write_spm
 from headway.text import Tokenizer
-from tests.text.tiny_tokenizers import write_byte_level, write_spm
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ def test_the_start_space_is_kept_when_text_came_before(spm):
     assert spm.detokenizer(after=[1]).push(ids) == " hi"
 
 
+@pytest.mark.timing
 def test_a_run_of_stray_bytes_costs_linear_time(byte_level):
     detokenizer = byte_level.detokenizer()
     started_at = time.perf_counter()

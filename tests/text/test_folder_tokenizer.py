@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from benchmarks.support.tiny_tokenizers import byte_level_backend, write_folder
 from headway.errors import InvalidRequestError, ModelLoadError
 from headway.text import Tokenizer
-from tests.text.tiny_tokenizers import byte_level_backend, write_folder
 
 CONFIG = {
     "bos_token": "<s>",

@@ -108,6 +108,7 @@ def test_token_bytes_add_up_to_the_text(smollm: Tokenizer):
     assert any("\ufffd" in smollm.token_text(token_id) for token_id in ids)
 
 
+@pytest.mark.timing
 def test_loads_quickly(model_path: Path):
     started_at = time.perf_counter()
     Tokenizer.from_gguf(model_path)

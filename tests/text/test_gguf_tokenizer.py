@@ -10,10 +10,16 @@ from gguf import GGUFReader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.support.tiny_tokenizers import (
+    SPM_WORDS,
+    spm_parts,
+    write_byte_level,
+    write_gguf,
+    write_spm,
+)
 from headway.errors import ModelLoadError
 from headway.gguf_header import read_header
 from headway.text import Tokenizer
-from tests.text.tiny_tokenizers import SPM_WORDS, spm_parts, write_byte_level, write_gguf, write_spm
 
 
 def texts(tokenizer: Tokenizer, text: str) -> list[str]:

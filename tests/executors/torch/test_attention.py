@@ -8,7 +8,7 @@ import torch
 from headway.executors.torch.attention import Span, attend
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
-from tests.executors.torch.tiny import tiny_spec
+from tests.support.tiny import tiny_spec
 
 CPU = torch.device("cpu")
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 16

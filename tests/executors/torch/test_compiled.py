@@ -18,7 +18,7 @@ from headway.executors.torch.load import LoadOptions, load_model
 from headway.executors.torch.spec import LinearScaling, Llama3Scaling, ModelSpec
 from headway.executors.torch.step_model import Scores, StepModel
 from headway.executors.torch.weights.names import EMBEDDING, HEAD, model_shapes
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec
+from tests.support.tiny import MemoryCheckpoint, tiny_spec
 
 BEST = kernels.best_isa()
 if BEST is None:
@@ -200,7 +200,44 @@ def test_gates_far_below_zero_are_closed(isa, gain):
 # -------------------------------------------------------------- to the last bit
 
 OTHERS = [Span([i % 47], 0, [5 + i]) for i in range(64)]
-FORMS = [(isa, dtype, kv) for isa in ISAS for dtype in kernels.FORMATS for kv in ("bf16", "int8")]
+KV_DTYPES = ("bf16", "int8")
+
+
+def marks_of(*numbers: int) -> tuple[pytest.MarkDecorator, ...]:
+    """Every pair of an instruction set, a format and a form of the KV cache is always run; all
+    three together only with --full."""
+    isa, dtype, kv_dtype = numbers
+    return () if (isa + dtype + kv_dtype) % 2 == 0 else (pytest.mark.full,)
+
+
+FORMS = [
+    pytest.param((isa, dtype, kv_dtype), marks=marks_of(*numbers), id=f"{isa}-{dtype}-{kv_dtype}")
+    for *numbers, isa, dtype, kv_dtype in (
+        (i, d, k, isa, dtype, kv_dtype)
+        for i, isa in enumerate(ISAS)
+        for d, dtype in enumerate(kernels.FORMATS)
+        for k, kv_dtype in enumerate(KV_DTYPES)
+    )
+]
+
+
+def every_form_with(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Forms and values in pairs. Without --full a form gets every third value, and a value every
+    third form."""
+    pairs = [
+        pytest.param(
+            form.values[0],
+            value,
+            marks=(*form.marks, *(() if (number + at) % 3 == 0 else (pytest.mark.full,))),
+            id=f"{form.id}-{value}",
+        )
+        for number, form in enumerate(FORMS)
+        for at, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("subject", name), pairs, indirect=["subject"])
+
+
+every_form = pytest.mark.parametrize("subject", FORMS, indirect=True)
 
 
 @dataclass
@@ -222,7 +259,7 @@ class Subject:
         self.alone = [logits_of(self.model, other) for other in OTHERS]
 
 
-@pytest.fixture(params=FORMS, ids="-".join, scope="module", name="subject")
+@pytest.fixture(scope="module", name="subject")
 def make_subject(request) -> Subject:
     return Subject(case_of(WIDE), *request.param)
 
@@ -230,12 +267,12 @@ def make_subject(request) -> Subject:
 CUTS = [[1], [7], [16], [33], [5, 32, 1, 2, 17], [69, 1], [31, 33, 6], [48], [49], [64], [65]]
 
 
-@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@every_form_with("sizes", CUTS)
 def test_chunks_change_nothing(subject, sizes):
     assert torch.equal(in_chunks(subject.model, sizes), subject.expected)
 
 
-@pytest.mark.parametrize("num_others", [1, 15, 16, 31, 32, 40, 47, 48, 63, 64])
+@every_form_with("num_others", [1, 15, 16, 31, 32, 40, 47, 48, 63, 64])
 def test_company_changes_nothing(subject, num_others):
     in_chunks(model := subject.model, [37])
     others, alone = OTHERS[:num_others], subject.alone[:num_others]
@@ -247,6 +284,7 @@ def test_company_changes_nothing(subject, num_others):
         assert torch.equal(logits_of(model, *spans), torch.cat(parts))
 
 
+@every_form
 def test_the_place_of_blocks_changes_nothing(subject):
     model = subject.load()
     assert torch.equal(in_chunks(model, [33], [77, 3, 50, 0, 21]), subject.expected)
@@ -256,21 +294,21 @@ def test_the_place_of_blocks_changes_nothing(subject):
     assert torch.equal(in_chunks(model, [11]), subject.expected)
 
 
-@pytest.mark.parametrize("block_size", [32, 48, 256])
+@every_form_with("block_size", [32, 48, 256])
 def test_the_size_of_blocks_changes_nothing(subject, block_size):
     model = subject.load(block_size=block_size)
     assert torch.equal(in_chunks(model, [33], [4, 2, 3]), subject.expected)
     assert torch.equal(in_chunks(model, [9], [3, 2, 4]), subject.expected)
 
 
-@pytest.mark.parametrize("num_threads", [2, 3])
+@every_form_with("num_threads", [2, 3])
 def test_the_number_of_threads_changes_nothing(subject, num_threads):
     model = subject.load(num_threads=num_threads)
     assert torch.equal(in_chunks(model, [70]), subject.expected)
     assert torch.equal(in_chunks(model, [7]), subject.expected)
 
 
-@pytest.mark.parametrize("block_size", [16, 48])
+@every_form_with("block_size", [16, 48])
 def test_copied_blocks_continue_like_their_source(subject, block_size):
     model = subject.load(block_size=block_size)
     logits_of(model, Span(TOKENS[:50], 0, TABLE))
@@ -283,6 +321,7 @@ def test_copied_blocks_continue_like_their_source(subject, block_size):
 # ------------------------------------------------------------- what is not finite
 
 
+@every_form
 def test_a_poisoned_request_fails_alone(subject):
     model = subject.load()
     tables = [[*range(at, at + 5)] for at in (5, 10, 15)]
@@ -339,6 +378,7 @@ def test_one_weight_that_is_not_a_number_is_noticed(isa, kv_dtype, name):
     assert all(map(math.isnan, scores.best))
 
 
+@every_form
 def test_keys_that_are_not_numbers_are_noticed(subject):
     model = subject.load()
     logits_of(model, Span(TOKENS[:40], 0, TABLE))
@@ -367,6 +407,7 @@ def test_the_best_is_the_first_of_the_largest(isa, num_threads):
     assert (only_best.best, only_best.best_ids) == (scores.best, scores.best_ids)
 
 
+@every_form
 def test_any_rows_in_any_order(subject):
     spans = [Span(TOKENS, 0, TABLE)]
     for rows in ([69], [0], [69, 3, 3, 40, 0, 69], [*range(69, -1, -1)]):

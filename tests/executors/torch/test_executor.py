@@ -21,7 +21,7 @@ from headway.core.plan import (
 )
 from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.load import TorchExecutor, load_decoder
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=50)

@@ -23,7 +23,7 @@ from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.load import LoadOptions, load_executor
 from headway.resolve import ModelFacts, resolve
 from tests.executors.torch.test_executor import GREEDY, PROMPT, generate
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 SOURCES = Path(__file__).parents[3] / "kernels"
 HEADER = (SOURCES / "headway.h").read_text()

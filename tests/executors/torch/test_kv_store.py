@@ -5,7 +5,7 @@ import torch
 from headway.executors.torch.attention import Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
-from tests.executors.torch.tiny import tiny_spec
+from tests.support.tiny import tiny_spec
 
 CPU = torch.device("cpu")
 

@@ -52,7 +52,7 @@ from tests.executors.torch.test_executor import (
     step,
     tokens_of,
 )
-from tests.executors.torch.tiny import MemoryCheckpoint
+from tests.support.tiny import MemoryCheckpoint
 
 LIBRARY: Any = kernels.load_kernels()
 BLOCKS = ("Q4_0", "Q4_1", "Q8_0")

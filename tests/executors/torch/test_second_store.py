@@ -33,7 +33,7 @@ from tests.executors.torch.test_compiled import (
     logits_of,
     poison,
 )
-from tests.executors.torch.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
+from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 BLOCK = 4
 PROMPT = (3, 14, 15, 9, 26, 5)
@@ -55,7 +55,7 @@ def test_a_slot_holds_a_block_of_all_layers_and_nothing_else_changes():
     assert torch.equal(store._data, expected)
 
 
-@pytest.fixture(params=FORMS, ids="-".join, scope="module", name="subject")
+@pytest.fixture(params=FORMS, scope="module", name="subject")
 def make_subject(request) -> Subject:
     return Subject(case_of(WIDE), *request.param)
 

@@ -10,7 +10,7 @@ from headway.executors.torch.spec import (
     spec_from_config,
     spec_from_gguf,
 )
-from tests.executors.torch.tiny import CONFIG
+from tests.support.tiny import CONFIG
 
 LLAMA3 = {
     "factor": 8.0,

@@ -17,8 +17,8 @@ from headway.executors.torch.load import LoadOptions, load_decoder, open_checkpo
 from headway.executors.torch.spec import ModelSpec, TensorScaling
 from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
 from headway.gguf_header import TensorEntry
-from tests.executors.torch.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
 from tests.faults.model_mutate import BIASES, GgufFile, gguf_model
+from tests.support.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""Servers under bad inputs, leaving clients, dying engines and lost databases."""

@@ -1,0 +1,149 @@
+"""Every route, asked for in every way that might get around the keys; nothing may open.
+
+    python -m benchmarks.faults.auth_sweep MODEL [--json FILE]
+
+The server has a key. Each route of both listeners, and some that do not exist, is asked for over a
+raw connection: by eight methods, under several spellings of its path, without a key, with wrong
+ones, with crafted Hosts and with headers that ask proxies to see another method or path. The right
+answer is 401, or 400 where the request is refused before anyone looks for a key. Only GET
+/health/live may answer otherwise. With its key, a tenant that is no admin may not read /metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from benchmarks.support.servers import RunningServer, start_model_server
+
+KEY = "hw-the-right-key"
+OTHER_KEY = "hw-the-key-of-somebody-else"
+LIVE = "/health/live"
+ROUTES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
+    "/detokenize", "/version", "/health", "/health/ready", LIVE, "/openapi.json", "/metrics",
+    "/v1/responses", "/v1/embeddings", "/v1/messages", "/", "/docs", "/admin", "/no/such/path",
+)  # fmt: skip
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+HEADERS = {
+    "no key": (),
+    "wrong key": ("Authorization: Bearer hw-another-key",),
+    "empty key": ("Authorization: Bearer ",),
+    "key of another scheme": (f"Authorization: Basic {KEY}",),
+    "key as a parameter": ("Authorization: Bearer", f"X-Api-Key: {KEY}"),
+    "two keys": (f"Authorization: Bearer {KEY}", "Authorization: Bearer x"),
+    "Host that holds a path": ("Host: localhost/health/live?",),
+    "Host of another site": ("Host: evil.example",),
+    "two Hosts": ("Host: localhost", "Host: evil.example"),
+    "method override": ("X-HTTP-Method-Override: GET", "X-Method-Override: GET"),
+    "path override": (f"X-Original-URL: {LIVE}", f"X-Rewrite-URL: {LIVE}"),
+    "gateway": (
+        "x-gateway-inference-fairness-id: key-00000000",
+        "x-llm-d-inference-objective: default",
+        "X-Forwarded-For: 127.0.0.1",
+    ),
+    "forwarded": ("X-Forwarded-For: 127.0.0.1", f"X-Forwarded-Prefix: {LIVE}"),
+}
+
+
+def spellings(path: str) -> dict[str, str]:
+    """Ways to write a path that some router or guard might read differently."""
+    encoded = "".join(f"%{ord(letter):02x}" if letter.isalpha() else letter for letter in path)
+    return {
+        "plain": path,
+        "double slash": "/" + path,
+        "encoded": encoded,
+        "encoded slash": path.replace("/", "%2f"),
+        "from the open route": f"{LIVE}/..{path}",
+        "with a query": f"{path}?path={LIVE}",
+        "with a fragment of the open route": f"{path};{LIVE}",
+        "absolute": f"http://localhost{path}",
+        "trailing slash": path.rstrip("/") + "/",
+        "upper case": path.upper(),
+    }
+
+
+def attempts() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """A name, and the method, path and headers it stands for."""
+    for route in ROUTES:
+        for spelling, path in spellings(route).items():
+            for method in METHODS:
+                yield f"{method} {route}, {spelling}, no key", method, path, HEADERS["no key"]
+        for kind, headers in HEADERS.items():
+            for method in ("GET", "POST"):
+                yield f"{method} {route}, {kind}", method, route, headers
+
+
+def ask(port: int, method: str, path: str, headers: tuple[str, ...]) -> int:
+    """The status of the answer; 0 if the connection was closed without one."""
+    lines = [f"{method} {path} HTTP/1.1", *headers, "Connection: close"]
+    if not any(header.startswith("Host:") for header in headers):
+        lines.append("Host: localhost")
+    if method in ("POST", "PUT", "PATCH"):
+        lines += ["Content-Type: application/json", "Content-Length: 2"]
+    body = "{}" if method in ("POST", "PUT", "PATCH") else ""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(("\r\n".join(lines) + "\r\n\r\n" + body).encode())
+        answer = b""
+        while b"\r\n" not in answer and (data := connection.recv(4096)):
+            answer += data
+    return int(answer.split()[1]) if answer else 0
+
+
+def is_right(method: str, path: str, status: int) -> bool:
+    if status in (0, 400, 401):
+        return True
+    # The path alone says where a request goes, so an absolute URL is the same request.
+    where = path.removeprefix("http://localhost").partition("?")[0]
+    return method == "GET" and unquote(where) == LIVE and status == 200
+
+
+def sweep(server: RunningServer) -> dict[str, Any]:
+    """Everything, on both listeners."""
+    statuses: Counter[int] = Counter()
+    opened = []
+    for listener, port in (("public", server.port), ("admin", server.admin_port)):
+        for name, method, path, headers in attempts():
+            status = ask(port, method, path, headers)
+            statuses[status] += 1
+            if not is_right(method, path, status):
+                opened.append(f"{listener}: {name}: {status}")
+        good = (f"Authorization: Bearer {KEY}",)
+        if ask(port, "GET", "/version", good) != 200:
+            opened.append(f"{listener}: the right key does not open")
+        # There are two tenants, and neither is an admin; the public listener has no such route.
+        expected = 403 if listener == "admin" else 404
+        if (status := ask(port, "GET", "/metrics", good)) != expected:
+            opened.append(f"{listener}: /metrics with a tenant's key: {status}")
+    return {"attempts": statuses.total(), "statuses": dict(statuses), "opened": opened}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        server = start_model_server(args.model, log, "--api-key", KEY, "--api-key", OTHER_KEY)
+        try:
+            server.wait_ready(KEY)
+            report = sweep(server)
+        finally:
+            server.stop()
+    print(json.dumps(report, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 1 if report["opened"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

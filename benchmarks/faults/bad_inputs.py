@@ -1,0 +1,22 @@
+"""The corpus: every named bad input, and those that look bad and must be accepted.
+
+One place to count them and to see that no name is taken twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from benchmarks.faults.bad_inputs_content import content_cases
+from benchmarks.faults.bad_inputs_fields import field_cases
+from benchmarks.faults.bad_inputs_http import http_cases
+from benchmarks.faults.bad_inputs_json import json_cases
+from benchmarks.faults.cases import Case
+
+
+def corpus() -> list[Case]:
+    cases = [*field_cases(), *content_cases(), *json_cases(), *http_cases()]
+    repeated = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
+    if repeated:
+        raise ValueError(f"names used twice: {repeated}")
+    return cases

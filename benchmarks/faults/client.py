@@ -1,0 +1,48 @@
+"""Posts bodies over connections that stay open, as fast as the server takes them."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from types import TracebackType
+
+from benchmarks.faults.cases import Target
+from benchmarks.faults.exchange import TIMEOUT_S, Answer
+
+
+class Poster:
+    """One connection, made again when the server closes it. Not to be shared between threads."""
+
+    def __init__(self, target: Target) -> None:
+        self._connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> Poster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def post(self, path: str, body: bytes) -> Answer:
+        started_at = time.monotonic()
+        try:
+            try:
+                response = self._send(path, body)
+            except (http.client.RemoteDisconnected, ConnectionError):
+                # An idle connection may have been closed just before; a new one may not.
+                self._connection.close()
+                response = self._send(path, body)
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            return Answer(f"{error!r}", "", b"", time.monotonic() - started_at)
+        kind = response.getheader("Content-Type", "")
+        return Answer(response.status, kind, content, time.monotonic() - started_at)
+
+    def _send(self, path: str, body: bytes) -> http.client.HTTPResponse:
+        self._connection.request("POST", path, body, {"Content-Type": "application/json"})
+        return self._connection.getresponse()

@@ -1,0 +1,158 @@
+"""Sends cases over plain sockets and judges what comes back.
+
+No HTTP client is used for the corpus: one would mend, or refuse to send, much of what is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.faults.cases import CLOSED, Case, Outcome, Target
+
+MAX_REFUSAL_BYTES = 4096
+TIMEOUT_S = 20.0
+TIMED_OUT = "no answer in time"
+_LEAKS = (b"Traceback", b'File "', b".py", b" at 0x", b"pydantic.dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: a status and a body, or in place of a status how the connection ended."""
+
+    outcome: Outcome
+    content_type: str
+    body: bytes
+    elapsed_s: float
+
+
+def exchange(case: Case, target: Target) -> Answer:
+    started_at = time.monotonic()
+    received = _send_and_read(case, target)
+    return _read_answer(received, case.method, time.monotonic() - started_at)
+
+
+def _send_and_read(case: Case, target: Target) -> bytes | None:
+    """All that was received, or None if the connection was still open when time was up."""
+    received = bytearray()
+    with socket.create_connection((target.host, target.port), timeout=TIMEOUT_S) as connection:
+        # A server that has seen enough may close while more is being sent.
+        with contextlib.suppress(OSError):
+            for piece in case.pieces(target):
+                connection.sendall(piece)
+                if case.pause_s:
+                    time.sleep(case.pause_s)
+            if case.is_half_closed:
+                connection.shutdown(socket.SHUT_WR)
+        try:
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return None
+    return bytes(received)
+
+
+class _Received:
+    """As much of a socket as http.client reads an answer from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_args: Any) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _read_answer(received: bytes | None, method: str, elapsed_s: float) -> Answer:
+    if not received:
+        return Answer(TIMED_OUT if received is None else CLOSED, "", b"", elapsed_s)
+    stored: Any = _Received(received)
+    response = http.client.HTTPResponse(stored, method=method)
+    try:
+        response.begin()
+        kind = response.getheader("Content-Type", "")
+        return Answer(response.status, kind, response.read(), elapsed_s)
+    except http.client.HTTPException as error:
+        return Answer(f"a broken answer: {error!r}", "", received, elapsed_s)
+
+
+def problems_of(case: Case, answer: Answer) -> list[str]:
+    """What is wrong with the answer; nothing, if it is right."""
+    if answer.outcome not in case.expected:
+        expected = " or ".join(map(str, case.expected))
+        return [f"expected {expected}, got {answer.outcome}: {answer.body[:200]!r}"]
+    return problems_of_answer(answer)
+
+
+def problems_of_answer(answer: Answer) -> list[str]:
+    """What is wrong with an answer whatever was asked: its shape, and what it gives away."""
+    if not isinstance(answer.outcome, int):
+        return []
+    if answer.outcome == 200:
+        return _problems_of_success(answer)
+    problems = [f"the refusal shows {leak!r}" for leak in _LEAKS if leak in answer.body]
+    if len(answer.body) > MAX_REFUSAL_BYTES:
+        problems.append(f"the refusal has {len(answer.body)} bytes")
+    if answer.content_type == "application/json":
+        problems += _problems_of_error(answer.body)
+    elif answer.body and not answer.content_type.startswith("text/plain"):
+        problems.append(f"the refusal is {answer.content_type!r}")
+    return problems
+
+
+def _problems_of_error(body: bytes) -> list[str]:
+    if not body:  # to HEAD
+        return []
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return [f"not an error object: {body[:200]!r}"]
+    is_complete = error.keys() == {"message", "type", "param", "code"} and error["message"]
+    return [] if is_complete else [f"an incomplete error object: {body[:200]!r}"]
+
+
+def _problems_of_success(answer: Answer) -> list[str]:
+    if answer.content_type.startswith("text/event-stream"):
+        return _problems_of_stream(answer.body)
+    try:
+        content = json.loads(answer.body)
+    except ValueError:
+        return [f"not JSON: {answer.body[:200]!r}"]
+    if "choices" not in content:
+        return []
+    problems = _problems_of_choices(content["choices"], is_whole=True)
+    if content.get("usage", {}).get("completion_tokens", 0) < 1:
+        problems.append(f"usage is {content.get('usage')}")
+    return problems
+
+
+def _problems_of_stream(body: bytes) -> list[str]:
+    events = body.decode().split("\n\n")
+    if events[-2:] != ["data: [DONE]", ""]:
+        return [f"the stream does not end: {body[-200:]!r}"]
+    problems: list[str] = []
+    for event in events[:-2]:
+        try:
+            chunk = json.loads(event.removeprefix("data: "))
+            problems += _problems_of_choices(chunk["choices"], is_whole=False)
+        except (ValueError, KeyError):
+            problems.append(f"a bad event: {event[:200]!r}")
+    return problems
+
+
+def _problems_of_choices(choices: Sequence[dict[str, Any]], is_whole: bool) -> list[str]:
+    if not is_whole:
+        return []
+    is_numbered = [choice["index"] for choice in choices] == list(range(len(choices)))
+    if not choices or not is_numbered:
+        return [f"choices are numbered wrongly or missing: {str(choices)[:200]}"]
+    reasons = {choice["finish_reason"] for choice in choices}
+    return [] if reasons <= {"stop", "length"} else [f"finish reasons {reasons}"]

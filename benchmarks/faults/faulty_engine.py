@@ -1,0 +1,82 @@
+"""The real engine process, with faults on demand: `python -m benchmarks.faults.faulty_engine`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.faults.injection import Inbox
+from headway.core.executor import Capacity, Executor, Ticket
+from headway.core.plan import StepPlan, StepResult
+from headway.engine import process
+from headway.engine_main import main
+from headway.executors.torch.executor import TorchExecutor
+from headway.executors.torch.step_model import Scores
+
+SLOWNESS = 100
+
+
+class FaultyExecutor:
+    """Passes everything on, and does as it is told in between."""
+
+    def __init__(self, executor: Executor, inbox: Inbox) -> None:
+        self._executor = executor
+        self._inbox = inbox
+        self._step_s = 0.05
+        if isinstance(executor, TorchExecutor):
+            self._poison_scores(executor)
+
+    def _poison_scores(self, executor: TorchExecutor) -> None:
+        model: Any = executor._model
+        run = model.run
+
+        def faulty_run(*args: Any) -> Scores | None:
+            scores = run(*args)
+            if scores is None or not self._inbox.take("nan"):
+                return scores
+            if scores.logits is not None:
+                scores.logits[0] = math.nan
+            return replace(scores, best=[math.nan, *scores.best[1:]])
+
+        model.run = faulty_run
+
+    def capacity(self) -> Capacity:
+        return self._executor.capacity()
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        match self._inbox.take("exception", "memory", "slow"):
+            case "exception":
+                raise RuntimeError("a fault in the step")
+            case "memory":
+                raise MemoryError("a fault in the step")
+            case "slow":
+                time.sleep(SLOWNESS * self._step_s)
+        return self._executor.submit(plan)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        result = self._executor.collect(ticket)
+        self._step_s = result.elapsed_s
+        return result
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def corrupt_reports(inbox: Inbox) -> None:
+    """On demand, a report that cannot be read."""
+    encode = process.encode
+
+    def faulty_encode(report: object) -> bytes:
+        frame = encode(report)
+        return frame[: len(frame) // 2] + b"\xc1" if inbox.take("garbage") else frame
+
+    process.encode = faulty_encode
+
+
+if __name__ == "__main__":
+    faults = Inbox("engine")
+    corrupt_reports(faults)
+    sys.exit(main(lambda executor: FaultyExecutor(executor, faults)))

@@ -1,0 +1,215 @@
+"""Is what was streamed in the ledger, once, when its database has been away and engines have died?
+
+    python -m benchmarks.faults.ledger_outage MODEL [--down 30] [--kills 20] [--json FILE]
+
+A server with the real model keeps its ledger in a PostgreSQL server of the battery's own. Callers
+stream without a break, some with several samples, some leaving halfway, with so few KV blocks that
+requests are preempted. Meanwhile the engine is killed again and again, and after a third of the
+kills PostgreSQL is stopped as by a crash, and comes back after 30 s. At the end each answer that
+was read to its end is compared with its row, and the sum of all rows with the tokens that the
+server counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+
+from benchmarks.support import proc_stats
+from benchmarks.support.postgres import PostgresServer, find_binaries
+from benchmarks.support.servers import RunningServer
+from benchmarks.support.streamed import Told, ask
+
+SETTINGS: dict[str, object] = {
+    "kv_cache_memory_bytes": "12M",
+    "max_model_len": 384,
+    "max_engine_restarts": 1000,
+    "max_queue_age_s": 600,
+    "max_queue_wait_s": 600,
+    "dtype": "bf16",
+}
+RESTARTS = "headway_engine_restarts_total"
+TIMEOUT_S = 120.0
+COLUMNS = ("request_id", "prompt_tokens", "cached_tokens", "output_tokens", "recomputed_tokens")
+
+
+@dataclass
+class Callers:
+    """They ask until they are told to stop; every third leaves each second answer halfway."""
+
+    client: httpx.AsyncClient
+    number: int
+    told: list[Told] = field(default_factory=list)
+    left: list[Told] = field(default_factory=list)
+    is_over: bool = False
+
+    def start(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._keep_asking(place)) for place in range(self.number)]
+
+    async def _keep_asking(self, place: int) -> None:
+        draw = random.Random(place)
+        while not self.is_over:
+            prompt = " ".join(str(draw.randrange(1000)) for _ in range(draw.randint(4, 24)))
+            fields = {"prompt": prompt, "max_tokens": draw.randint(20, 120), "ignore_eos": True}
+            fields |= {"n": 3 if place % 4 == 1 else 1, "seed": draw.randrange(1000)}
+            self.told.append(await ask(self.client, fields))
+            if place % 3 == 0:
+                self.left.append(await ask(self.client, fields, draw.randint(10, 60)))
+
+
+async def run(
+    server: RunningServer, postgres: PostgresServer, down_s: float, num_kills: int
+) -> dict[str, Any]:
+    """Ends with PostgreSQL up and the server idle."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+        callers = Callers(client, 12)
+        tasks = callers.start()
+        outage: asyncio.Task[float] | None = None
+        for number in range(num_kills):
+            if number == num_kills // 3:
+                outage = asyncio.create_task(_take_away(server, postgres, down_s))
+            await _progress(server, tasks)
+            (engine,) = psutil.Process(server.process.pid).children()
+            os.kill(engine.pid, signal.SIGKILL)
+            await _until(partial(_has_restarted, server, number), server, tasks)
+            print(f"{number + 1}/{num_kills} kills, {len(callers.told)} answers", flush=True)
+        num_spooled = await outage if outage is not None else 0.0
+        await _progress(server, tasks)
+        callers.is_over = True
+        await asyncio.gather(*tasks)
+    idle = ("vllm:num_requests_running", "headway_ledger_rows_pending")
+    await _until(lambda: not any(server.metric(name) for name in idle), server)
+    return report_of(server, callers, rows_in(postgres), down_s, num_spooled)
+
+
+def _has_restarted(server: RunningServer, num_before: int) -> bool:
+    return server.metric(RESTARTS) > num_before
+
+
+async def _take_away(server: RunningServer, postgres: PostgresServer, down_s: float) -> float:
+    """How many rows waited for PostgreSQL when it came back."""
+    await asyncio.to_thread(postgres.stop, signal.SIGQUIT)
+    await asyncio.sleep(down_s)
+    num_spooled = await asyncio.to_thread(server.metric, "headway_ledger_rows_pending")
+    await asyncio.to_thread(postgres.start)
+    return num_spooled
+
+
+async def _progress(server: RunningServer, tasks: list[asyncio.Task[None]]) -> None:
+    """All callers have moved on since: nobody is under suspicion when the next engine is killed."""
+    name = "vllm:generation_tokens_total"
+    await _until(lambda: server.metric("vllm:num_requests_running") > 0, server, tasks)
+    before = await asyncio.to_thread(server.metric, name)
+    await _until(lambda: server.metric(name) > before + 300, server, tasks)
+
+
+async def _until(is_so: Any, server: RunningServer, tasks: Any = ()) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not await asyncio.to_thread(is_so):
+        for task in tasks:
+            if task.done():
+                task.result()
+        if time.monotonic() > deadline or server.process.poll() is not None:
+            raise TimeoutError(f"nothing moves:\n{server.log[-3000:]}")
+        await asyncio.sleep(0.05)
+
+
+def rows_in(postgres: PostgresServer) -> list[dict[str, Any]]:
+    with psycopg.connect(postgres.url) as connection:
+        found = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM headway_requests").fetchall()
+    return [dict(zip(COLUMNS, row, strict=True)) for row in found]
+
+
+def report_of(
+    server: RunningServer,
+    callers: Callers,
+    rows: list[dict[str, Any]],
+    down_s: float,
+    num_spooled: float,
+) -> dict[str, Any]:
+    by_id = {row["request_id"]: row for row in rows}
+    different = [one.id for one in callers.told if not is_same(one, by_id.get(one.id))]
+    return {
+        "answers_read_to_the_end": len(callers.told),
+        "answers_left_halfway": len(callers.left),
+        "answers_that_differ_from_their_row": different,
+        "left_without_a_row": [one.id for one in callers.left if one.id not in by_id],
+        "rows": len(rows),
+        "rows_of_the_same_id": len(rows) - len(by_id),
+        "output_tokens_in_rows": sum(row["output_tokens"] for row in rows),
+        "output_tokens_counted": server.metric("vllm:generation_tokens_total"),
+        "recomputed_tokens_in_rows": sum(row["recomputed_tokens"] for row in rows),
+        "preemptions": server.metric("vllm:num_preemptions_total"),
+        "engine_restarts": server.metric(RESTARTS),
+        "postgres_away_s": down_s,
+        "rows_that_waited_for_it": num_spooled,
+        "rows_dropped": server.metric("headway_ledger_rows_dropped"),
+    }
+
+
+def is_same(told: Told, row: dict[str, Any] | None) -> bool:
+    usage = told.usage
+    return row is not None and (
+        row["output_tokens"] == usage["completion_tokens"]
+        and row["prompt_tokens"] == usage["prompt_tokens"]
+        and row["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    )
+
+
+def failures_in(report: dict[str, Any]) -> list[str]:
+    """What of a report must not be."""
+    found: list[str] = []
+    if report["answers_that_differ_from_their_row"] or report["left_without_a_row"]:
+        found.append("answers are missing from the ledger, or differ")
+    num_asked = report["answers_read_to_the_end"] + report["answers_left_halfway"]
+    if report["rows_of_the_same_id"] or report["rows"] != num_asked:
+        found.append(f"{report['rows']} rows for {num_asked} requests")
+    if report["output_tokens_in_rows"] != report["output_tokens_counted"]:
+        found.append("the rows do not add up to the tokens that were made")
+    if report["rows_dropped"] or report["exit_code"]:
+        found.append("rows were dropped, or the server did not end cleanly")
+    return found
+
+
+def main() -> int:
+    parser = proc_stats.battery_parser(__doc__, can_fake=False)
+    parser.add_argument("--down", type=float, default=30.0, help="seconds without PostgreSQL")
+    parser.add_argument("--kills", type=int, default=20, help="engines killed")
+    args = proc_stats.arguments(parser)
+    binaries = find_binaries()
+    if binaries is None:
+        parser.error("no PostgreSQL server here: install Debian's package postgresql")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "postgres").mkdir()
+        postgres = PostgresServer(folder / "postgres", binaries)
+        postgres.start()
+        try:
+            settings = {**SETTINGS, "ledger_url": postgres.url}
+            with proc_stats.started(args.model, folder, settings) as server:
+                report = asyncio.run(run(server, postgres, args.down, args.kills))
+                report["exit_code"] = server.stop()
+        finally:
+            postgres.stop()
+    print(json.dumps(report, indent=2))
+    return proc_stats.conclude(report, failures_in(report), args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

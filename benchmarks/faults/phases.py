@@ -1,0 +1,116 @@
+"""The phases of a run: the corpus, the requests made from the document, the mutated bodies.
+
+Each returns what it found; nothing here starts a server or decides whether a run has passed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from benchmarks.faults.cases import Case, Outcome, Target
+from benchmarks.faults.client import Poster
+from benchmarks.faults.exchange import Answer, exchange, problems_of
+from benchmarks.faults.mutate import Mutant, is_busy, mutants, problems_of_mutant
+
+MAX_LISTED = 100
+BUSY_TRIES = 20
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Finding:
+    """One answer that was not right."""
+
+    name: str
+    problem: str
+    body: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one phase found."""
+
+    num_sent: int = 0
+    num_500: int = 0
+    num_busy: int = 0
+    num_wrong: int = 0
+    slowest_refusal_s: float = 0.0
+    slowest_refusal: str = ""
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    wrong: list[Finding] = field(default_factory=list[Finding])
+
+    def add(self, name: str, answer: Answer, problems: list[str], body: bytes = b"") -> None:
+        self.num_sent += 1
+        self.num_500 += answer.outcome == 500
+        self.num_busy += is_busy(answer.outcome)
+        outcome = str(answer.outcome)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        if _is_refusal(answer.outcome) and answer.elapsed_s > self.slowest_refusal_s:
+            self.slowest_refusal_s, self.slowest_refusal = answer.elapsed_s, name
+        if problems:
+            self.num_wrong += 1
+            if len(self.wrong) < MAX_LISTED:
+                self.wrong.append(Finding(name, "; ".join(problems), repr(body[:1000])))
+
+
+def _is_refusal(outcome: Outcome) -> bool:
+    return isinstance(outcome, int) and 400 <= outcome < 500
+
+
+def run_corpus(cases: list[Case], target: Target, progress: Progress) -> Findings:
+    """One after the other, so that the time of a refusal is its own."""
+    findings = Findings()
+    for place, case in enumerate(cases):
+        progress(f"corpus {place + 1}/{len(cases)}, {findings.num_wrong} wrong")
+        answer = _until_not_busy(lambda case=case: exchange(case, target))
+        if case.pause_s:  # its time is the sender's
+            answer = Answer(answer.outcome, answer.content_type, answer.body, 0.0)
+        findings.add(case.name, answer, problems_of(case, answer))
+    return findings
+
+
+def run_mutants(
+    count: int, seed: int, concurrency: int, target: Target, progress: Progress
+) -> Findings:
+    """Several at once. A server that says it is busy is asked again, a bounded number of times."""
+    findings, lock = Findings(), threading.Lock()
+    source = mutants(count, seed)
+
+    def take() -> Iterator[Mutant]:
+        while True:
+            with lock:
+                batch = [*itertools.islice(source, 8)]
+            if not batch:
+                return
+            yield from batch
+
+    def work() -> None:
+        with Poster(target) as poster:
+            for mutant in take():
+                answer = _until_not_busy(
+                    lambda mutant=mutant: poster.post(mutant.path, mutant.body)
+                )
+                problems = problems_of_mutant(answer)
+                with lock:
+                    findings.add(f"mutant {seed}/{mutant.place}", answer, problems, mutant.body)
+                    progress(f"mutated {findings.num_sent}/{count}, {findings.num_wrong} wrong")
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        for future in [pool.submit(work) for _ in range(concurrency)]:
+            future.result()
+    return findings
+
+
+def _until_not_busy(send: Callable[[], Answer]) -> Answer:
+    answer = send()
+    for _ in range(BUSY_TRIES):
+        if not is_busy(answer.outcome):
+            break
+        time.sleep(0.25)
+        answer = send()
+    return answer

@@ -1,0 +1,177 @@
+"""The whole bad-input battery, with a bystander who must not notice it:
+
+python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
+    [--schemathesis-examples N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.bad_inputs import corpus
+from benchmarks.faults.bystander import Bystander, Watch
+from benchmarks.faults.cases import Target
+from benchmarks.faults.phases import Findings, Progress, run_corpus, run_mutants
+from benchmarks.faults.schema_fuzz import NoDocument, SchemaResult, fetch_document, fuzz
+from benchmarks.faults.servers import Subject, subject
+
+PROGRESS_S = 0.5
+
+
+def main() -> int:
+    args = _arguments()
+    with subject(args.url, args.admin_url, args.model) as under_test:
+        report = run(under_test, args)
+    _print(report)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 1 if report["failures"] else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", help="a server that runs already")
+    where.add_argument("--model", help="start a server with this model file")
+    where.add_argument("--fake", action="store_true", help="start the fake server (the default)")
+    parser.add_argument("--admin-url", help="admin address of the server at --url")
+    parser.add_argument("--mutated", type=int, default=50_000, help="mutated bodies")
+    parser.add_argument("--schemathesis-examples", type=int, default=500, help="per operation")
+    parser.add_argument("--concurrency", type=int, default=8, help="of mutated bodies")
+    parser.add_argument("--seed", type=int, default=0, help="of mutated bodies")
+    parser.add_argument("--undisturbed-s", type=float, default=20.0, help="watch before the start")
+    parser.add_argument("--max-gap-ratio", type=float, default=3.0, help="disturbed : undisturbed")
+    parser.add_argument(
+        "--min-gap-s", type=float, default=0.1, help="shorter gaps are no disturbance at any ratio"
+    )
+    parser.add_argument("--max-refusal-s", type=float, default=0.25, help="of the corpus")
+    parser.add_argument("--json", help="write the result here")
+    return parser.parse_args()
+
+
+def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """Every phase, each with what the bystander saw of it; `failures` is empty if all is well."""
+    target, progress, cases = under_test.target, _progress_line(), corpus()
+    before, started_at = under_test.health(), time.monotonic()
+    phases: dict[str, Callable[[], Findings | SchemaResult]] = {
+        "corpus": lambda: run_corpus(cases, target, progress),
+        "schema": lambda: _run_schema(target, args.schemathesis_examples, progress),
+        "mutated": lambda: run_mutants(args.mutated, args.seed, args.concurrency, target, progress),
+    }
+    results: dict[str, Any] = {}
+    watches: dict[str, Watch] = {}
+    failures: list[str] = []
+    with Bystander(target) as bystander:
+        time.sleep(1.0)  # the first streams of a new server are slower
+        with bystander.watching() as watches["undisturbed"]:
+            progress("undisturbed")
+            time.sleep(args.undisturbed_s)
+        for name, phase in phases.items():
+            with bystander.watching() as watches[name]:
+                try:
+                    results[name] = phase()
+                except NoDocument as error:
+                    failures.append(f"no document to make requests from: {error}")
+    progress("")
+    failures += _failures_of(results, args) + _failures_of_watches(watches, args)
+    failures += under_test.health().problems_since(before)
+    return {
+        "failures": failures,
+        "elapsed_s": time.monotonic() - started_at,
+        "phases": {name: dataclasses.asdict(result) for name, result in results.items()},
+        "bystander": {name: dataclasses.asdict(watch) for name, watch in watches.items()},
+        "gap_ratio": _gap_ratio(watches),
+        "health": dataclasses.asdict(under_test.health()),
+    }
+
+
+def _run_schema(target: Target, num_examples: int, progress: Progress) -> SchemaResult:
+    document = fetch_document(target)
+    return fuzz(target, document, num_examples, lambda line: progress(f"schema: {line}"))
+
+
+def _failures_of(results: dict[str, Any], args: argparse.Namespace) -> list[str]:
+    failures = []
+    for name, result in results.items():
+        num_wrong = result.num_failures if isinstance(result, SchemaResult) else result.num_wrong
+        if num_wrong:
+            failures.append(f"{name}: {num_wrong} wrong answers")
+    slowest = results["corpus"]
+    if slowest.slowest_refusal_s > args.max_refusal_s:
+        took = f"{slowest.slowest_refusal_s * 1000:.0f} ms"
+        failures.append(f"corpus: refusing {slowest.slowest_refusal} took {took}")
+    return failures
+
+
+def _failures_of_watches(watches: dict[str, Watch], args: argparse.Namespace) -> list[str]:
+    failures = []
+    allowed_s = max(args.min_gap_s, args.max_gap_ratio * watches["undisturbed"].worst_gap_s)
+    for name, watch in watches.items():
+        if watch.failures:
+            failures.append(f"bystander, {name}: {len(watch.failures)} streams failed")
+        if watch.worst_gap_s > allowed_s:
+            failures.append(f"bystander, {name}: a gap of {watch.worst_gap_s * 1000:.0f} ms")
+    if not watches["undisturbed"].num_gaps:
+        failures.append("bystander: no stream was seen before the start")
+    return failures
+
+
+def _gap_ratio(watches: dict[str, Watch]) -> float | None:
+    undisturbed = watches["undisturbed"].worst_gap_s
+    worst = max(watch.worst_gap_s for name, watch in watches.items() if name != "undisturbed")
+    return worst / undisturbed if undisturbed else None
+
+
+def _progress_line() -> Progress:
+    shown_at = 0.0
+
+    def show(line: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= PROGRESS_S or not line:
+            shown_at = time.monotonic()
+            end = "" if sys.stderr.isatty() and line else "\n"
+            print(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, end=end, file=sys.stderr)
+
+    return show
+
+
+def _print(report: dict[str, Any]) -> None:
+    for name, result in report["phases"].items():
+        if "wrong" in result:
+            refusal_ms = result["slowest_refusal_s"] * 1000
+            print(
+                f"{name}: {result['num_sent']} sent, {result['num_wrong']} wrong, "
+                f"{result['num_500']} of them 500, {result['num_busy']} busy, slowest refusal "
+                f"{refusal_ms:.0f} ms ({result['slowest_refusal']})"
+            )
+            for one in result["wrong"]:
+                print(f"  {one['name']}: {one['problem'][:300]}")
+        else:
+            print(
+                f"{name}: {result['num_requests']} requests to {result['num_operations']} "
+                f"operations, {result['num_failures']} wrong, {result['num_busy']} busy"
+            )
+            for one in result["failures"]:
+                print(f"  {one['operation']} {one['mode']}: {one['problem'][:300]}")
+    for name, watch in report["bystander"].items():
+        print(
+            f"bystander, {name}: worst gap {watch['worst_gap_s'] * 1000:.1f} ms "
+            f"over {watch['num_gaps']} gaps of {watch['num_streams']} streams"
+        )
+    if report["gap_ratio"] is not None:
+        print(f"worst gap disturbed : undisturbed = {report['gap_ratio']:.2f}")
+    print(f"health: {report['health']}")
+    for failure in report["failures"]:
+        print(f"FAILED {failure}")
+    print("failed" if report["failures"] else "passed", f"in {report['elapsed_s']:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Real servers and real models: throughput, overload, latency targets, quality."""

@@ -1,0 +1,180 @@
+"""How far a form of the model is from fp32 on the same weights: tokens and logits.
+
+The oracle is plain torch in fp32 on the weights of the file, dequantized; it makes the tokens of
+transformers (tests/parity/test_smollm2.py). A form is compared with it in two ways: given the
+oracle's tokens (teacher-forced), position by position; and left to itself (free-running), by how
+many tokens it makes before the first that differs.
+
+What may be expected follows from rounding alone. A number rounded to bf16, whose significand has 8
+bits, is off by at most 2^-8 of itself, and by EPSILON in the root mean square. A product of rounded
+inputs with rounded weights is then off by sqrt(EPSILON^2 + weight^2) of its own size, as errors of
+its many terms are independent. In a layer, weights count five times (values, output; gate, up,
+down) and roundings of activations seven (the inputs of values, gate, up and down, values,
+probabilities, the output of attention). Layers pass an error on, at most undiminished, so that the
+squares add up over layers; the head adds one product. Neither the errors nor the thresholds are
+fitted to what the kernels give.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.live.perplexity import BLOCK_SIZE, WINDOW
+from benchmarks.support.parity_runs import Schedule, Tokens, run
+from headway.clock import SystemClock
+from headway.config import SchedulerConfig
+from headway.core.params import SamplingParams
+from headway.executors.torch.attention import Span
+from headway.executors.torch.executor import TorchExecutor
+from headway.executors.torch.step_model import StepModel
+
+EPSILON = 2.0**-8 / math.sqrt(3) * math.sqrt(0.75 / (2 * math.log(2)))
+"""Uniform within half a unit of the last place, for significands spread evenly by logarithm."""
+INT8_STEP = 2.5 / 127 / math.sqrt(12)
+"""Of int8 weights: uniform within a step, which is 1/127 of a group's largest weight; that of 32
+normal ones is 2.5 times their root mean square."""
+SEATS = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
+
+
+def expected_error(dtype: str, num_layers: int) -> float:
+    """The most that rounding gives: the root mean square of a logit's error, by their spread."""
+    # int4 takes the blocks of the file as they are; what is multiplied is bf16 in every form.
+    weight = EPSILON**2 + (INT8_STEP**2 if dtype == "int8" else 0.0)
+    layer = 5 * weight + 7 * EPSILON**2
+    return math.sqrt(num_layers * layer + weight + EPSILON**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt, and what the oracle makes of it."""
+
+    prompt: Tokens
+    expected: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A form against the oracle. Errors are in units of the spread (standard deviation) of the
+    oracle's logits at the position."""
+
+    num_tokens: int
+    num_same: int
+    """Positions whose likeliest token is the oracle's, given the oracle's tokens."""
+    rms_error: float
+    max_error: float
+    limit: float
+    """What `expected_error` allows for rms_error."""
+    least_same: float
+    """The share of positions that errors of that size leave the same, three deviations below."""
+    max_excuse: float
+    """The largest lead of the oracle's token over the form's, of what such errors can turn."""
+    prefixes: tuple[tuple[int, int], ...]
+    """Free-running, of each prompt: tokens before the first that differs, and tokens made."""
+
+    @property
+    def share_same(self) -> float:
+        return self.num_same / self.num_tokens
+
+    @property
+    def num_whole(self) -> int:
+        """Prompts whose every token is the oracle's."""
+        return sum(length == total for length, total in self.prefixes)
+
+    @property
+    def share_prefix(self) -> float:
+        """Share of the free-running tokens that come before the first that differs."""
+        return sum(length for length, _ in self.prefixes) / self.num_tokens
+
+    @property
+    def max_limit(self) -> float:
+        """The largest of this many errors of the allowed size, which are normally distributed."""
+        return self.limit * _largest_of(self.num_tokens * 50_000)
+
+
+def _largest_of(count: int) -> float:
+    """How many standard deviations the largest of `count` normal errors stays within."""
+    return math.sqrt(2 * math.log(2 * count))
+
+
+def english_prompts(token_ids: Sequence[int], num_prompts: int) -> Iterator[tuple[Tokens, int]]:
+    """Stretches of a text, 5 to 400 tokens long, each to be continued by 32 or 64 tokens."""
+    draw = random.Random(7)
+    # Spread evenly on a logarithmic scale: short prompts are as telling and cost less.
+    lengths = [5, 400, *(int(5 * 80 ** draw.random()) for _ in range(num_prompts - 2))]
+    starts = [draw.randrange(len(token_ids) - length) for length in lengths]
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        yield [*token_ids[start : start + length]], 64 if index % 8 == 0 else 32
+
+
+def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list[Case]:
+    made = _generate(oracle, [prompt for prompt, _ in prompts], [count for _, count in prompts])
+    return [Case(prompt, tokens) for (prompt, _), tokens in zip(prompts, made, strict=True)]
+
+
+def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> list[Tokens]:
+    params = [SamplingParams(temperature=0.0, max_tokens=count) for count in counts]
+    executor = TorchExecutor(model, WINDOW, SystemClock())
+    collected = run(executor, Schedule(SEATS), prompts, params)
+    return [collected.of(index) for index in range(len(prompts))]
+
+
+@torch.inference_mode()
+def compare(oracle: StepModel, form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
+    """Both ways of comparing a form with the oracle."""
+    limit = expected_error(dtype, oracle.spec.num_layers)
+    num_tokens = sum(len(case.expected) for case in cases)
+    num_same, squares, max_error, max_excuse, num_turned = 0, 0.0, 0.0, 0.0, 0.0
+    # The lead of one logit over another is off by two errors.
+    turned = math.sqrt(2) * limit * _largest_of(num_tokens)
+    for case in cases:
+        wanted, got = _logits(oracle, case), _logits(form, case)
+        spread = wanted.std(dim=-1, keepdim=True)
+        errors = (got - wanted) / spread
+        squares += float(errors.square().mean(dim=-1).sum())
+        max_error = max(max_error, float(errors.abs().max()))
+        chosen = got.argmax(dim=-1, keepdim=True)
+        best = wanted.topk(2, dim=-1)
+        num_same += int((chosen == best.indices[:, :1]).sum())
+        lead = (best.values[:, :1] - wanted.gather(1, chosen)) / spread
+        max_excuse = max(max_excuse, float(lead.max()) / turned)
+        margin = (best.values[:, 0] - best.values[:, 1]) / spread[:, 0]
+        num_turned += float(torch.special.ndtr(-margin / (math.sqrt(2) * limit)).sum())
+    share = num_turned / num_tokens
+    deviation = math.sqrt(share * (1 - share) / num_tokens)
+    made = _generate(form, [case.prompt for case in cases], [len(case.expected) for case in cases])
+    return Agreement(
+        num_tokens=num_tokens,
+        num_same=num_same,
+        rms_error=math.sqrt(squares / num_tokens),
+        max_error=max_error,
+        limit=limit,
+        least_same=1.0 - share - 3 * deviation,
+        max_excuse=max_excuse,
+        prefixes=tuple(
+            (_common_prefix(case.expected, tokens), len(case.expected))
+            for case, tokens in zip(cases, made, strict=True)
+        ),
+    )
+
+
+def _logits(model: StepModel, case: Case) -> torch.Tensor:
+    """The logits that choose each of the oracle's tokens, given those before it."""
+    tokens = case.prompt + case.expected[:-1]
+    rows = range(len(case.prompt) - 1, len(tokens))
+    span = Span(tokens, 0, range(-(-len(tokens) // BLOCK_SIZE)))
+    scores = model.run([span], rows, needs_logits=True)
+    if scores is None or scores.logits is None:
+        raise ValueError("the model made no logits")
+    return scores.logits.float()
+
+
+def _common_prefix(expected: Tokens, made: Tokens) -> int:
+    for at, (one, other) in enumerate(zip(expected, made, strict=True)):
+        if one != other:
+            return at
+    return len(expected)

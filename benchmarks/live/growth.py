@@ -1,0 +1,225 @@
+"""How a step's time grows: with the number of running requests, and with their context.
+
+python -m benchmarks.live.growth MODEL [--json out.json] [--plot out.png]
+
+Decode steps of made-up tokens on the real model, without a scheduler around them. The roofline is
+the larger of two times: to read the weights and the keys and values at the bandwidth this machine
+shows in the same run, and to do the multiplications at the rate its matrix product shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.peers.roofline import (
+    LARGE_BYTES,
+    Format,
+    best_bandwidth,
+    best_rate,
+    least,
+    measure_bandwidths,
+    measure_products,
+)
+from headway.config import load_config
+from headway.errors import HeadwayError
+from headway.executors.hardware import probe_hardware
+from headway.executors.source import locate
+from headway.executors.torch.attention import Span
+from headway.executors.torch.load import facts_of, load_model, open_checkpoint, options_of
+from headway.executors.torch.step_model import StepModel
+from headway.resolve import WEIGHT_BYTES, ModelFacts, Resolved, resolve
+
+RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8191)
+CONTEXT_OF_RUNNING = 256
+RUNNING_OF_CONTEXT = 8
+VOCABULARY_MARGIN = 100
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What it reads from memory and multiplies in bf16, per second."""
+
+    bytes_per_s: float
+    operations_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One kind of step: medians and spread over the rounds, and the roofline."""
+
+    num_running: int
+    context: int
+    step_s: float
+    least_s: float
+    most_s: float
+    read_s: float
+    compute_s: float
+
+    @property
+    def share_of_roofline(self) -> float:
+        return max(self.read_s, self.compute_s) / self.step_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+
+    config = load_config(
+        {
+            "model": args.model,
+            "block_size": BLOCK_SIZE,
+            "kv_cache_memory_bytes": "3G",
+            "enable_prefix_caching": False,
+        }
+    )
+    try:
+        checkpoint = open_checkpoint(locate(args.model))
+    except HeadwayError as error:
+        raise SystemExit(f"error: {error}") from error
+    facts = facts_of(checkpoint)
+    resolved = resolve(config, facts, probe_hardware())
+    machine = measure_machine(resolved.num_threads)
+    model = load_model(checkpoint, options_of(resolved))
+    shapes = [(count, CONTEXT_OF_RUNNING) for count in RUNNING]
+    shapes += [(RUNNING_OF_CONTEXT, context) for context in CONTEXTS]
+    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    for round_number in range(args.rounds):
+        for shape in shapes:
+            taken[shape].append(time_step(model, *shape))
+        print(f"round {round_number + 1} of {args.rounds} done", flush=True)
+    points = [point_of(shape, taken[shape], facts, resolved, machine) for shape in shapes]
+    show(points, resolved, machine)
+    by_running, by_context = points[: len(RUNNING)], points[len(RUNNING) :]
+    if args.json:
+        document = {
+            "resolved": asdict(resolved),
+            "machine": asdict(machine),
+            "by_running": [asdict(point) for point in by_running],
+            "by_context": [asdict(point) for point in by_context],
+        }
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    if args.plot:
+        draw(args.plot, by_running, by_context)
+
+
+def measure_machine(num_threads: int) -> Machine:
+    """The best of what torch shows; the kernels multiply bf16 whatever the weights are held as."""
+    rate = best_rate(measure_products(num_threads), "bf16")
+    if rate is None:
+        raise SystemExit("torch multiplies no packed bf16 here, so there is no roofline to draw")
+    return Machine(best_bandwidth(measure_bandwidths(num_threads), LARGE_BYTES), rate)
+
+
+def time_step(model: StepModel, num_running: int, context: int) -> float:
+    """Seconds of one decode step, the median of several after one to warm up."""
+    draw_token = random.Random(0)
+    highest = model.spec.vocab_size - VOCABULARY_MARGIN
+    per_request = context // BLOCK_SIZE + 1
+    if per_request * num_running > model.num_blocks:
+        raise SystemExit(f"{num_running} requests of {context} tokens do not fit the KV cache")
+    spans = [
+        Span(
+            [draw_token.randint(VOCABULARY_MARGIN, highest)],
+            context,
+            array("i", range(index * per_request, (index + 1) * per_request)),
+        )
+        for index in range(num_running)
+    ]
+    rows = range(num_running)
+    model.run(spans, rows, False)
+    times: list[float] = []
+    while len(times) < 5 or (sum(times) < 0.5 and len(times) < 30):
+        started_at = time.perf_counter()
+        model.run(spans, rows, False)
+        times.append(time.perf_counter() - started_at)
+    return median(times)
+
+
+def point_of(
+    shape: tuple[int, int],
+    times: Sequence[float],
+    facts: ModelFacts,
+    resolved: Resolved,
+    machine: Machine,
+) -> Point:
+    num_running, context = shape
+    num_values = facts.kv_values_per_token
+    kv_bytes = resolved.kv_cache_bytes / (resolved.num_blocks * resolved.block_size * num_values)
+    form = Format(resolved.dtype, 8 * WEIGHT_BYTES[resolved.dtype], kv_bytes, "bf16")
+    rates = (machine.bytes_per_s, machine.bytes_per_s, machine.operations_per_s)
+    roof = least(form, num_running, (facts.num_parameters, num_values * context), rates)
+    return Point(
+        num_running,
+        context,
+        median(times),
+        min(times),
+        max(times),
+        roof.from_memory_s,
+        roof.compute_s or 0.0,
+    )
+
+
+def show(points: Sequence[Point], resolved: Resolved, machine: Machine) -> None:
+    print(f"{resolved.dtype} weights, {resolved.kv_dtype} KV, kernels {resolved.kernels}")
+    print(
+        f"reads {machine.bytes_per_s / 1e9:.1f} GB/s, "
+        f"multiplies {machine.operations_per_s / 1e12:.2f} TFLOP/s"
+    )
+    print("running  context   step ms      spread  read ms  compute ms  of roofline")
+    for point in points:
+        print(
+            f"{point.num_running:7} {point.context:8} {point.step_s * 1e3:9.2f} "
+            f"{point.least_s * 1e3:5.1f}-{point.most_s * 1e3:5.1f} {point.read_s * 1e3:8.2f} "
+            f"{point.compute_s * 1e3:11.2f} {point.share_of_roofline:12.0%}"
+        )
+
+
+def draw(path: Path, by_running: Sequence[Point], by_context: Sequence[Point]) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2))
+    for panel, points, name in (
+        (panels[0], by_running, "num_running"),
+        (panels[1], by_context, "context"),
+    ):
+        at = [getattr(point, name) for point in points]
+        panel.fill_between(
+            at,
+            [point.least_s * 1e3 for point in points],
+            [point.most_s * 1e3 for point in points],
+            alpha=0.25,
+        )
+        panel.plot(at, [point.step_s * 1e3 for point in points], marker="o", label="step")
+        panel.plot(at, [point.read_s * 1e3 for point in points], "--", label="reading alone")
+        panel.plot(at, [point.compute_s * 1e3 for point in points], ":", label="multiplying alone")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_ylabel("ms per step")
+        panel.grid(alpha=0.3, which="both")
+        panel.legend()
+    panels[0].set_xlabel(f"running requests, {CONTEXT_OF_RUNNING} tokens of context each")
+    panels[1].set_xlabel(f"tokens of context, {RUNNING_OF_CONTEXT} running requests")
+    figure.suptitle("Time of a decode step")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

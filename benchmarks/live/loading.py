@@ -1,0 +1,29 @@
+"""Models as the server would load them for some settings, with a KV store for the quality runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.live.perplexity import BLOCK_SIZE, NUM_BLOCKS, WINDOW
+from headway.config import CacheConfig, Config, ModelConfig
+from headway.executors.hardware import probe_hardware
+from headway.executors.source import locate
+from headway.executors.torch.load import facts_of, load_model, open_checkpoint, options_of
+from headway.executors.torch.step_model import StepModel
+from headway.resolve import resolve
+
+
+def load(model: Path | str, dtype: str, kv_dtype: str = "auto") -> StepModel:
+    """On the CPU, with the compiled kernels where the settings allow them."""
+    checkpoint = open_checkpoint(locate(str(model)))
+    config = Config(
+        # Torch knows how many threads this process was given.
+        model=ModelConfig(dtype=dtype, device="cpu", num_threads=torch.get_num_threads()),
+        cache=CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
+    )
+    resolved = resolve(config, facts_of(checkpoint), probe_hardware())
+    options = replace(options_of(resolved), num_blocks=NUM_BLOCKS, max_model_len=WINDOW)
+    return load_model(checkpoint, options)

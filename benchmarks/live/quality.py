@@ -1,0 +1,143 @@
+"""What each form of weights and KV cache costs in quality, against fp32 in plain torch.
+
+    python -m benchmarks.live.quality MODEL [--max-tokens N] [--json FILE]
+    python -m benchmarks.live.quality MODEL --prompts 64 [--json FILE]
+
+fp32 is the same file, its weights dequantized: what is measured is the form, not the quantization
+that the file already has. First way: perplexity of the fixed text of the quality tests, and the
+share of its places where the form's likeliest token is also that of fp32. Second way: greedy tokens
+and logits of as many prompts against those of fp32, given its tokens and free-running
+(benchmarks/live/agreement.py). MODEL is a GGUF file, a folder or a Hugging Face id. A form that the
+model or the machine does not offer is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.live.agreement import Agreement, compare, english_prompts, make_cases
+from benchmarks.live.loading import load
+from benchmarks.live.perplexity import Quality, Text, perplexity, read_text
+from headway.errors import ConfigError, HeadwayError
+from headway.executors.source import locate
+from headway.text import Tokenizer
+
+DTYPES = ("fp32", "bf16", "int8", "int4")
+PROMPTS = Path(__file__).parents[1] / "LICENSE"
+KV_DTYPES = ("auto", "bf16", "int8")
+HEADER = (
+    f"{'dtype':6s} {'KV':5s} {'perplexity':>10s} {'to fp32':>8s} {'same greedy':>11s} {'s':>6s}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One form's result."""
+
+    dtype: str
+    kv_dtype: str
+    perplexity: float
+    ratio: float
+    same_greedy: float
+    elapsed_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dtype:6s} {self.kv_dtype:5s} {self.perplexity:10.4f} {self.ratio:8.5f} "
+            f"{self.same_greedy:11.2%} {self.elapsed_s:6.1f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A form that is not offered."""
+
+    dtype: str
+    kv_dtype: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype:6s} {self.kv_dtype:5s} {self.reason}"
+
+
+def measure(model: str, text: Text) -> Iterator[Row | Missing]:
+    reference: Quality | None = None
+    for dtype in DTYPES:
+        for kv_dtype in KV_DTYPES:
+            try:
+                loaded = load(model, dtype, kv_dtype)
+            except ConfigError as error:
+                yield Missing(dtype, kv_dtype, str(error))
+                continue
+            started_at = time.perf_counter()
+            quality = perplexity(loaded, text.token_ids, bos_token_id=text.bos_token_id)
+            elapsed_s = time.perf_counter() - started_at
+            # The first form is fp32 with its own KV cache, which is always offered.
+            reference = reference or quality
+            ratio, same = quality.ratio_to(reference), quality.share_same_greedy(reference)
+            yield Row(dtype, kv_dtype, quality.perplexity, ratio, same, elapsed_s)
+
+
+def measure_agreement(model: str, num_prompts: int) -> Iterator[tuple[str, Agreement]]:
+    """Every form of the weights against fp32, with the KV cache that goes with it."""
+    oracle = load(model, "fp32")
+    token_ids = Tokenizer.from_path(locate(model).path).encode(PROMPTS.read_text(encoding="utf-8"))
+    cases = make_cases(oracle, list(english_prompts(token_ids, num_prompts)))
+    for dtype in reversed(DTYPES[1:]):
+        try:
+            form = load(model, dtype)
+        except ConfigError as error:
+            print(f"{dtype:6s} {error}")
+            continue
+        yield dtype, compare(oracle, form, dtype, cases)
+
+
+def print_agreement(model: str, num_prompts: int, path: Path | None) -> None:
+    results: dict[str, dict[str, object]] = {}
+    for dtype, found in measure_agreement(model, num_prompts):
+        print(
+            f"{dtype:6s} {found.num_same} of {found.num_tokens} positions the same "
+            f"({found.share_same:.2%}); free-running {found.num_whole} of {num_prompts} prompts "
+            f"whole, {found.share_prefix:.1%} of the tokens before the first that differs; logits "
+            f"off by {found.rms_error:.2%} of their spread (rounding allows {found.limit:.2%}), at "
+            f"most {found.max_error:.1%}",
+            flush=True,
+        )
+        results[dtype] = asdict(found)
+    if path:
+        path.write_text(json.dumps({"num_prompts": num_prompts, "forms": results}, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--max-tokens", type=int, help="only the text's beginning; default: all")
+    parser.add_argument("--prompts", type=int, help="compare tokens and logits of this many")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    args = parser.parse_args()
+    if args.prompts:
+        print_agreement(args.model, args.prompts, args.json)
+        return
+    try:
+        text = read_text(Tokenizer.from_path(locate(args.model).path), args.max_tokens)
+    except HeadwayError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"{len(text.token_ids)} tokens, BOS {text.bos_token_id}\n{HEADER}")
+    rows: list[Row | Missing] = []
+    for row in measure(args.model, text):
+        print(row, flush=True)
+        rows.append(row)
+    if args.json:
+        result = {"num_tokens": len(text.token_ids), "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A real server under the requests of the virtual benchmarks of pace.
+
+Shared by the commands of benchmarks/live/served_pace.py. The requests are those that
+sim/control.py and sim/deadlines.py draw, with random prompts; what became of them is
+told in the records of headway.sim, from the times at which the client's socket had each
+token, so that both kinds of benchmark are judged by the same code.
+
+One thing differs: an answer is as long as it may be, because nothing makes a real model stop at a
+chosen length without its server knowing. On the virtual clock up to three times as much is allowed
+for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.live.account_clients import write_tenants
+from benchmarks.live.overload import SMALL
+from benchmarks.support import proc_stats
+from benchmarks.support.servers import RunningServer
+from headway.bench.load import Limits, LoadRun, run_load
+from headway.bench.load_records import LoadRecord, Outcome
+from headway.bench.openai import Access, Target
+from headway.core.terms import NO_TERMS, Targets, Terms
+from headway.sim import Record
+from headway.tenancy.keys import make_key
+from headway.workload import Vocabulary, WorkItem
+
+MODEL_ERROR = "headway_step_time_model_error"
+REFUSED = "headway_requests_refused_total"
+FAKE_STEP_S = 0.01
+FAKE_SHRINK = 8
+"""The fake engine has few blocks: lengths are divided by this for it."""
+WARM_UP = 24
+WARM_UP_CALLERS = 8
+MAX_CONCURRENCY = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests as a virtual benchmark draws them, to be sent."""
+
+    draw: Callable[[int], Iterator[Record]]
+    """By seed."""
+    vocabulary: Vocabulary
+    shrink: int = 1
+    concurrency: int | None = None
+
+    def items(self, seed: int) -> Iterator[WorkItem]:
+        prompts = Random(f"served prompts/{seed}")
+        for one in self.draw(seed):
+            prompt = self.vocabulary.token_ids(prompts, max(4, one.num_prompt // self.shrink))
+            num_output = max(2, one.num_output // self.shrink)
+            yield WorkItem(tuple(prompt), num_output, one.arrived_at, one.terms.tenant)
+
+
+def record_of(seen: LoadRecord, terms: Terms = NO_TERMS, later_s: float = 0.0) -> Record:
+    """What the client saw of a request, of a run that began so much later than time 0."""
+    is_done = seen.outcome is Outcome.COMPLETED and bool(seen.chunk_times)
+    first_at = seen.first_token_at
+    return Record(
+        id=f"r{seen.index}",
+        arrived_at=seen.scheduled_at + later_s,
+        num_prompt=seen.num_prompt_tokens,
+        num_output=seen.num_output_tokens,
+        max_tokens=seen.num_output_tokens,
+        terms=terms,
+        first_token_at=None if first_at is None else first_at + later_s,
+        finished_at=seen.chunk_times[-1] + later_s if is_done else None,
+        is_refused=seen.outcome is Outcome.REFUSED,
+    )
+
+
+def scaled(targets: Targets, factor: float) -> Targets:
+    def times(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    return Targets(times(targets.ttft_s), times(targets.tpot_s), times(targets.deadline_s))
+
+
+def body_of(targets: Targets) -> dict[str, float]:
+    """The fields of a request that ask for these targets."""
+    given = {
+        "ttft_ms": targets.ttft_s,
+        "tpot_ms": targets.tpot_s,
+        "deadline_ms": targets.deadline_s,
+    }
+    return {name: 1000 * value for name, value in given.items() if value is not None}
+
+
+AUDITOR = "auditor"
+"""Who may read the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that is ready, and how it is asked."""
+
+    server: RunningServer
+    target: Target
+    key: str
+
+    def asking(self, bodies: Mapping[str, Mapping[str, object]]) -> Served:
+        """With these fields for each tenant's requests."""
+        access = {
+            name: Access(self.target.access[name].api_key, body) for name, body in bodies.items()
+        }
+        return replace(self, target=replace(self.target, access=access))
+
+    async def send(self, mix: Mix, duration_s: float, seed: int) -> LoadRun:
+        limits = Limits(duration_s=duration_s, max_concurrency=MAX_CONCURRENCY)
+        return await run_load(self.target, mix, limits, seed)
+
+    async def scrape(self) -> proc_stats.Scrape:
+        return await asyncio.to_thread(proc_stats.scrape, self.server, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is measured: a model's server, or the fake one."""
+
+    model: Path | None
+
+    def mix(self, draw: Callable[[int], Iterator[Record]], concurrency: int | None = None) -> Mix:
+        if self.model is None:
+            return Mix(draw, proc_stats.LETTERS, FAKE_SHRINK, concurrency)
+        return Mix(draw, Vocabulary(), 1, concurrency)
+
+    @contextmanager
+    def server(
+        self,
+        scheduler: Mapping[str, Any],
+        tenants: tuple[str, ...],
+        bounds: Mapping[str, object] | None = None,
+    ) -> Iterator[Served]:
+        """With these settings; each tenant has a key, and a tier of its name."""
+        with TemporaryDirectory() as name:
+            folder, secrets = Path(name), {one: make_key() for one in (*tenants, AUDITOR)}
+            tiers = f"tiers: {{{', '.join(f'{tenant}: {{}}' for tenant in tenants)}}}"
+            abouts = {tenant: f"{{keys: [%s], tier: {tenant}}}" for tenant in tenants}
+            abouts[AUDITOR] = "{keys: [%s], admin: true}"
+            path = write_tenants(folder, tiers, abouts, secrets)
+            key = secrets[AUDITOR]
+            with proc_stats.started(
+                self.model,
+                folder,
+                {**(bounds or {}), "tenants_file": str(path)},
+                {**SMALL, **scheduler},
+                key=key,
+                **{"step_s": FAKE_STEP_S, "scheduling_policy": "fair", **scheduler},
+            ) as server:
+                target = proc_stats.run_client(proc_stats.target_of(server, key))
+                access = {tenant: Access(secrets[tenant]) for tenant in tenants}
+                yield Served(server, replace(target, access=access), key)
+
+    async def warm_up(self, served: Served, draw: Callable[[int], Iterator[Record]]) -> None:
+        """Caches and the step-time model are cold. These requests are of a seed of their own, and
+        ask for nothing."""
+        plain = served.asking({name: {} for name in served.target.access})
+        mix = self.mix(draw, WARM_UP_CALLERS)
+        await run_load(plain.target, mix, Limits(num_requests=WARM_UP), -1000)

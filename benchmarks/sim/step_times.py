@@ -1,0 +1,138 @@
+"""How well the step-time model predicts the steps of a real model.
+
+    python -m benchmarks.sim.step_times MODEL [--steps 1200] [--csv FILE]
+    python -m benchmarks.sim.step_times --from FILE
+
+Runs bursts of requests of mixed lengths through the engine core and notes the shape and the time
+of every step; then lets the model predict each step from those before it. The noted steps may be
+kept as a file of commas, one step a line, and be looked at again without a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.clock import SystemClock
+from headway.config import SchedulerConfig, load_config
+from headway.core.engine import EngineCore
+from headway.core.executor import Capacity, Executor, Ticket
+from headway.core.params import SamplingParams
+from headway.core.plan import StepPlan, StepResult
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.core.steptime import StepShape, StepTimeModel, shape_of
+
+WARM_UP = 100
+Steps = list[tuple[StepShape, float]]
+
+
+class NotingExecutor:
+    """Passes everything on, and notes what each step was and took."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.steps: Steps = []
+        self._inner = inner
+        self._shape = StepShape()
+
+    def capacity(self) -> Capacity:
+        return self._inner.capacity()
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self._shape = shape_of(plan)
+        return self._inner.submit(plan)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        result = self._inner.collect(ticket)
+        self.steps.append((self._shape, result.elapsed_s))
+        return result
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def run_model(name: str, num_steps: int, seed: int) -> Steps:
+    """Steps of bursts: few and many requests, short and long prompts, budgets of 128 to 1024."""
+    from headway.build import load_model
+
+    draw = random.Random(seed)
+    config = load_config({"model": name, "kv_cache_memory_bytes": "1G"})
+    executor = NotingExecutor(load_model(config).executor)
+    while len(executor.steps) < num_steps:
+        budget = draw.choice((128, 256, 512, 1024))
+        limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=budget)
+        scheduler = Scheduler(limits, executor.capacity(), enable_prefix_caching=False)
+        core = EngineCore(scheduler, executor, SystemClock(), lambda _events: None)
+        num_added, num_most = 0, draw.choice((2, 8, 24, 64, 120))
+        while core.has_work or num_added < num_most:
+            while num_added < num_most and draw.random() < 0.7:
+                core.add(make_request(num_added, draw))
+                num_added += 1
+            core.step()
+    return executor.steps
+
+
+def make_request(number: int, draw: random.Random) -> Request:
+    num_prompt = min(2000, max(8, int(draw.lognormvariate(4.8, 1.0))))
+    num_output = min(60, max(2, int(draw.lognormvariate(3.0, 0.7))))
+    return Request(
+        id=str(number),
+        token_ids=[draw.randint(100, 40_000) for _ in range(num_prompt)],
+        params=SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True),
+        seed=0,
+        arrived_at=0.0,
+    )
+
+
+def write_steps(path: Path, steps: Sequence[tuple[StepShape, float]]) -> None:
+    lines = [",".join([*map(str, shape), f"{1e6 * elapsed_s:.0f}"]) for shape, elapsed_s in steps]
+    path.write_text(",".join([*StepShape._fields, "elapsed_us"]) + "\n" + "\n".join(lines) + "\n")
+
+
+def read_steps(path: Path) -> Steps:
+    rows = [map(int, line.split(",")) for line in path.read_text().splitlines()[1:]]
+    return [(StepShape(*shape), elapsed_us / 1e6) for *shape, elapsed_us in rows]
+
+
+def report(steps: Steps) -> str:
+    """How far off each step's prediction was, by those before it."""
+    model, errors = StepTimeModel(), []
+    for shape, elapsed_s in steps:
+        errors.append(abs(model.cost.predict(shape) - elapsed_s) / elapsed_s)
+        model.observe(shape, elapsed_s)
+    counted = sorted(errors[WARM_UP:])
+    cost = model.outlook
+    return (
+        f"{len(counted)} steps after {WARM_UP} to warm up: median error "
+        f"{statistics.median(counted):.1%}, 90th percentile {counted[len(counted) * 9 // 10]:.1%}\n"
+        f"a step: {1e3 * cost.constant_s:.2f} ms, + {1e6 * cost.per_decode_s:.0f} us a decode, "
+        f"+ {1e6 * cost.per_prefill_token_s:.0f} us a prefill token, "
+        f"+ {1e6 * cost.per_context_token_s:.2f} us a token of a decode's context, "
+        f"+ {1e9 * cost.per_attended_s:.0f} ns a token attended to in prefill"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--from", dest="source", type=Path, help="look at noted steps again")
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--csv", type=Path, help="note the steps here")
+    args = parser.parse_args()
+    if (args.model is None) == (args.source is None):
+        parser.error("either a model or --from FILE")
+    if args.source is not None:
+        steps = read_steps(args.source)
+    else:
+        steps = run_model(args.model, args.steps, args.seed)
+    if args.csv is not None:
+        write_steps(args.csv, steps)
+    print(report(steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The real server over the fake engine; arguments: a port, the engine's settings as JSON, the
+server's settings as JSON, a tokenizer file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+
+import msgspec
+
+from headway.clock import SystemClock
+from headway.config import LedgerConfig, ServerConfig
+from headway.engine.async_engine import AsyncEngine
+from headway.engine.launcher import EngineProcess
+from headway.engine.messages import EngineInfo
+from headway.engine.supervision import RestartLimits
+from headway.errors import ConfigError
+from headway.observe import Metrics, make_observers
+from headway.server import Gate, Site, Timeouts, create_apps, listen, run, serve
+from headway.text import ChatTemplate, Tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Price:
+    prompt: float = 1.0
+    cached_prompt: float = 0.25
+    output: float = 4.0
+
+
+async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_path: str) -> int:
+    given = msgspec.json.decode(server_settings)
+    for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
+    defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
+    timeouts = Timeouts(**given.pop("timeouts", {}))
+    config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
+    try:
+        listeners = listen(config)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "benchmarks.support.fake_engine"]
+    limits = RestartLimits(
+        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
+    )
+    tokenizer = Tokenizer.from_gguf(tokenizer_path)
+
+    def launch(_before: EngineInfo | None) -> EngineProcess:
+        process = EngineProcess(command, settings)
+        print("engine", process.pid, flush=True)
+        return process
+
+    observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
+
+    async def make_site() -> Site:
+        engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
+        gate = Gate(config, engine, SystemClock())
+        template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
+        apps = create_apps(engine, gate, entrance, ("fake",), template, observers)
+        return Site(engine, apps, gate)
+
+    observers.ledger.price_of = lambda _tier: Price()
+    observers.ledger.start()
+    try:
+        return await serve(make_site, listeners, timeouts)
+    finally:
+        observers.ledger.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    port, settings, server_settings, path = sys.argv[1:]
+    sys.exit(run(main(int(port), settings.encode(), server_settings.encode(), path)))

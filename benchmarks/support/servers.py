@@ -1,0 +1,128 @@
+"""Servers in processes of their own: one over a fake engine, one over a real model."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from benchmarks.support.fake_engine import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+class ServerFailed(Exception):
+    """A server ended, or did not do in time what was waited for."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[str]
+    port: int
+    log_path: Path
+    admin_port: int = 0
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_ready(self, key: str = "", timeout_s: float = 180.0) -> RunningServer:
+        deadline = time.monotonic() + timeout_s
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServerFailed(f"the server ended with {self.process.returncode}:\n{self.log}")
+            try:
+                if httpx.get(f"{self.url}/health/ready", headers=headers).status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise ServerFailed(f"the server was not ready in time:\n{self.log}")
+
+    def metric(self, name: str) -> float:
+        """The sum of all series of a metric."""
+        lines = httpx.get(f"{self.admin_url}/metrics").text.splitlines()
+        values = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in values)
+
+    def wait_for(self, name: str, value: float, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (now := self.metric(name)) != value:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{name} is {now}, not {value}")
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+def start_process(
+    command: list[str], port: int, log_path: Path, admin_port: int = 0
+) -> RunningServer:
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, cwd=ROOT)
+    return RunningServer(process, port, log_path, admin_port)
+
+
+def start_model_server(model_path: Path, log_path: Path, *flags: str) -> RunningServer:
+    """The real thing, through the command line."""
+    port, admin_port = free_port(), free_port()
+    ports = ("--port", str(port), "--admin-port", str(admin_port))
+    flags = ("--ledger-url", f"sqlite://{log_path.parent}/ledger.db", *flags)
+    command = [sys.executable, "-m", "headway", "serve", str(model_path), *ports, *flags]
+    return start_process(command, port, log_path, admin_port)
+
+
+class Launcher:
+    """Starts fake servers and ends those that are still there when the test is over."""
+
+    def __init__(self, folder: Path, tokenizer_path: Path) -> None:
+        self._folder = folder
+        self._tokenizer_path = tokenizer_path
+        self._servers: list[RunningServer] = []
+
+    def __call__(
+        self,
+        port: int | None = None,
+        server: dict[str, object] | None = None,
+        module: str = "benchmarks.support.fake_server",
+        under: tuple[str, ...] = (),
+        **settings: object,
+    ) -> RunningServer:
+        """`under` is a command that runs the server as its arguments."""
+        port, admin_port = port or free_port(), free_port()
+        encoded = msgspec.json.encode(Settings(**settings)).decode()  # pyright: ignore
+        for_server = msgspec.json.encode({"admin_port": admin_port, **(server or {})}).decode()
+        arguments = (str(port), encoded, for_server, str(self._tokenizer_path))
+        log_path = self._folder / f"server-{len(self._servers)}.log"
+        command = [*under, sys.executable, "-m", module, *arguments]
+        self._servers.append(start_process(command, port, log_path, admin_port))
+        return self._servers[-1]
+
+    def close(self) -> None:
+        for server in self._servers:
+            if server.process.poll() is None:
+                server.stop()

@@ -1,0 +1,96 @@
+"""A run of recorded requests on one virtual engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from headway.config import SchedulerConfig
+from headway.core.events import Admitted, Event, Finished, Preempted, Refused, TokensEmitted
+from headway.core.executor import Capacity
+from headway.core.plan import StepPlan
+from headway.core.request import Request
+from headway.core.steptime import StepShape, shape_of
+from headway.sim.engine import VirtualEngine
+from headway.sim.records import Record
+from headway.sim.steps import CannedExecutor, StepProfile, TimedExecutor
+
+
+class Step(NamedTuple):
+    """A step, and what the scheduler's model predicted for it."""
+
+    began_at: float
+    shape: StepShape
+    elapsed_s: float
+    predicted_s: float
+    num_running: int
+    max_num_seqs: int
+
+
+class Simulation:
+    """A virtual engine whose requests stop at the lengths that their records give."""
+
+    def __init__(
+        self, config: SchedulerConfig, capacity: Capacity, profile: StepProfile, seed: int = 0
+    ) -> None:
+        self._canned = CannedExecutor(capacity)
+        executor = TimedExecutor(self._canned, profile, seed)
+        self.engine = VirtualEngine(config, executor, self._record_events, False)
+        self.engine.may_join = self._meet_gate
+        self.engine.on_planned = self._record_step
+        self.records: dict[str, Record] = {}
+        """Of the requests that have arrived."""
+        self.steps: list[Step] = []
+        self.num_admitted = 0
+        self.may_join: Callable[[Record], bool] = lambda _record: True
+        self.on_finish: Callable[[Record], None] = lambda _record: None
+        self._sent: dict[str, Record] = {}
+
+    def send(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._sent[record.id] = record
+            # The last token is sampled from all those before it.
+            self._canned.stop_at[record.id] = record.num_prompt + record.num_output - 1
+            self.engine.send([record.make_request()])
+
+    def run(self, until_s: float, drain: bool = True) -> None:
+        """Serve what arrives before `until_s`; then, with `drain`, what is left."""
+        self.engine.run(until_s, drain)
+
+    def _meet_gate(self, request: Request) -> bool:
+        record = self.records[request.id] = self._sent.pop(request.id)
+        record.is_refused = not self.may_join(record)
+        return not record.is_refused
+
+    def _record_step(self, plan: StepPlan) -> None:
+        scheduler, shape = self.engine.scheduler, shape_of(plan)
+        self.steps.append(
+            Step(
+                self.engine.clock.now(),
+                shape,
+                self.engine.executor.step_s,
+                scheduler.pacer.cost.predict(shape),
+                len(scheduler.running),
+                scheduler.pacer.limits.max_num_seqs,
+            )
+        )
+
+    def _record_events(self, events: Sequence[Event]) -> None:
+        now = self.engine.clock.now()
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                record = self.records[event.request_id]
+                if record.first_token_at is None:
+                    record.first_token_at = now
+            elif isinstance(event, Finished):
+                record = self.records[event.request_id]
+                if event.num_output_tokens != record.num_output:
+                    raise RuntimeError(f"request {event.request_id}: {event.reason}")
+                record.finished_at = now
+                self.on_finish(record)
+            elif isinstance(event, Refused):
+                self.records[event.request_id].is_refused = True
+            elif isinstance(event, Admitted):
+                self.num_admitted += not event.is_resumed
+            elif isinstance(event, Preempted):
+                self.records[event.request_id].num_preemptions += 1

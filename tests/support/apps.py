@@ -1,0 +1,89 @@
+"""Both apps over a scripted engine, each with a client that names a host they answer to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from headway.clock import SystemClock
+from headway.config import ServerConfig
+from headway.engine.messages import all_events
+from headway.observe import Metrics
+from headway.server.app import apps_for
+from headway.server.entrance import Entrance
+from headway.server.gate import Gate
+from headway.server.services import Services
+from headway.text import ChatTemplate
+from tests.support.local_engine import TEMPLATE
+
+NAMES = ("tiny", "alias/tiny")
+BASE_URL = "http://localhost"
+FIXED_ID = "0123456789abcdef"
+FIXED_TIME = 1_800_000_000
+
+
+@asynccontextmanager
+async def serving(
+    local: Any, script: Any = "abc", is_started: bool = True, policy: str = "fcfs", **config: Any
+) -> AsyncIterator[SimpleNamespace]:
+    """`public` and `admin` are clients; ids and the time of day never change."""
+    made = await local(script, policy=policy, is_started=is_started)
+    metrics, settings = Metrics(NAMES[0]), ServerConfig(**config)
+    made.engine.subscribe(lambda batch: metrics.consume(all_events(batch)))
+    services = Services(
+        engine=made.engine,
+        model_names=NAMES,
+        chat_template=ChatTemplate(TEMPLATE, {}),
+        metrics=metrics,
+        gate=Gate(settings, made.engine, SystemClock()),
+        started_at=FIXED_TIME,
+        new_id=lambda: FIXED_ID,
+        time_of_day=lambda: FIXED_TIME,
+    )
+    apps = apps_for(services, Entrance.of(settings, services.gate.clock))
+    async with client_of(apps.public) as public, client_of(apps.admin) as admin:
+        yield SimpleNamespace(
+            public=public,
+            admin=admin,
+            apps=apps,
+            engine=made.engine,
+            process=made.process,
+            metrics=metrics,
+            services=services,
+        )
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BASE_URL)
+
+
+def routes_of(app: Any) -> set[tuple[str, str]]:
+    """Every (method, path) behind the guard and before it."""
+    found: set[tuple[str, str]] = set()
+    pending = list(app.routes)
+    while pending:
+        route = pending.pop()
+        if hasattr(route, "methods"):
+            found.update((method, route.path) for method in route.methods)
+        else:
+            pending.extend(innermost(route.app).routes)
+    return found
+
+
+def innermost(app: Any) -> Any:
+    while hasattr(app, "_app"):
+        app = app._app
+    return app
+
+
+def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error

@@ -1,0 +1,16 @@
+"""PostgreSQL for the tests that need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.support.postgres import PostgresServer, find_binaries
+
+
+def make_server(folder: Path) -> PostgresServer:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server here: install Debian's package postgresql")
+    return PostgresServer(folder, binaries)
