@@ -30,7 +30,7 @@ BATCH = EventBatch(
     refused=[Refused("naïve", 1.0, "never_fits", "größer als der Speicher")],
     tokens=[TokensEmitted("b" * 40, (1, 70_000), None)],
     finished=[Finished("b" * 40, 2.0, FinishReason.STOP, 2, "")],
-    stepped=[Stepped(1, 2.0, 0.1, 3, 0, 8, 1, 2, 1, 0, 1, 9)],
+    stepped=[Stepped(1, 2.0, 0.1, 3, 8, 1, 2, 1, 0, 1, 9)],
 )
 
 

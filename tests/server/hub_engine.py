@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import msgspec
 
+from benchmarks.support import fake_engine
 from headway.config import Config
 from headway.executors.source import locate
-from tests.server import fake_engine
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.stdin.readline(), type=Config)

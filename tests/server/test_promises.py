@@ -137,7 +137,7 @@ async def test_what_a_tenant_has_in_the_cache_is_not_counted_as_work(tokenizer: 
 
 async def test_one_that_the_last_engine_had_is_not_refused_by_the_next(tokenizer: Tokenizer):
     stream = RequestStream(AddRequest("a", [65] * 60, PARAMS, 0, 0.0, terms=HURRIED), tokenizer)
-    first, again = stream.commands(), stream.commands()
+    first, again = stream.commands(0.0), stream.commands(0.0)
     assert [one.is_resent for one in (*first, *again)] == [False, True]
     local = await slow_engine(tokenizer)
     await local.process.send(again[0])

@@ -15,8 +15,8 @@ from headway.config import ServerConfig
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.server.auth import Guard
+from headway.server.listeners import listen
 from headway.server.proxies import Proxies
-from headway.server.serve import listen
 from headway.tenancy import Directory
 from headway.tenancy.keys import digest_of, write_digest
 from headway.tenancy.reading import parse_roster
