@@ -55,6 +55,8 @@ class Case:
 
     prompt: Tokens
     expected: Tokens
+    logits: torch.Tensor
+    """The oracle's, where it chose each of these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Agreement:
     """A form against the oracle. Errors are in units of the spread (standard deviation) of the
     oracle's logits at the position."""
 
+    dtype: str
     num_tokens: int
     num_same: int
     """Positions whose likeliest token is the oracle's, given the oracle's tokens."""
@@ -92,7 +95,10 @@ class Agreement:
 
     @property
     def max_limit(self) -> float:
-        """The largest of this many errors of the allowed size, which are normally distributed."""
+        """The largest of this many errors of the allowed size, if normal and independent.
+
+        Not so for int8: the weights' own errors are the same at every position.
+        """
         return self.limit * _largest_of(self.num_tokens * 50_000)
 
 
@@ -111,9 +117,14 @@ def english_prompts(token_ids: Sequence[int], num_prompts: int) -> Iterator[tupl
         yield [*token_ids[start : start + length]], 64 if index % 8 == 0 else 32
 
 
+@torch.inference_mode()
 def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list[Case]:
+    """What the oracle makes of each prompt, given how many tokens to make."""
     made = _generate(oracle, [prompt for prompt, _ in prompts], [count for _, count in prompts])
-    return [Case(prompt, tokens) for (prompt, _), tokens in zip(prompts, made, strict=True)]
+    return [
+        Case(prompt, tokens, _logits(oracle, prompt, tokens))
+        for (prompt, _), tokens in zip(prompts, made, strict=True)
+    ]
 
 
 def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> list[Tokens]:
@@ -124,15 +135,15 @@ def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> lis
 
 
 @torch.inference_mode()
-def compare(oracle: StepModel, form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
+def compare(form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
     """Both ways of comparing a form with the oracle."""
-    limit = expected_error(dtype, oracle.spec.num_layers)
+    limit = expected_error(dtype, form.spec.num_layers)
     num_tokens = sum(len(case.expected) for case in cases)
     num_same, squares, max_error, max_excuse, num_turned = 0, 0.0, 0.0, 0.0, 0.0
     # The lead of one logit over another is off by two errors.
     turned = math.sqrt(2) * limit * _largest_of(num_tokens)
     for case in cases:
-        wanted, got = _logits(oracle, case), _logits(form, case)
+        wanted, got = case.logits, _logits(form, case.prompt, case.expected)
         spread = wanted.std(dim=-1, keepdim=True)
         errors = (got - wanted) / spread
         squares += float(errors.square().mean(dim=-1).sum())
@@ -148,6 +159,7 @@ def compare(oracle: StepModel, form: StepModel, dtype: str, cases: Sequence[Case
     deviation = math.sqrt(share * (1 - share) / num_tokens)
     made = _generate(form, [case.prompt for case in cases], [len(case.expected) for case in cases])
     return Agreement(
+        dtype=dtype,
         num_tokens=num_tokens,
         num_same=num_same,
         rms_error=math.sqrt(squares / num_tokens),
@@ -162,10 +174,10 @@ def compare(oracle: StepModel, form: StepModel, dtype: str, cases: Sequence[Case
     )
 
 
-def _logits(model: StepModel, case: Case) -> torch.Tensor:
+def _logits(model: StepModel, prompt: Tokens, expected: Tokens) -> torch.Tensor:
     """The logits that choose each of the oracle's tokens, given those before it."""
-    tokens = case.prompt + case.expected[:-1]
-    rows = range(len(case.prompt) - 1, len(tokens))
+    tokens = prompt + expected[:-1]
+    rows = range(len(prompt) - 1, len(tokens))
     span = Span(tokens, 0, range(-(-len(tokens) // BLOCK_SIZE)))
     scores = model.run([span], rows, needs_logits=True)
     if scores is None or scores.logits is None:

@@ -94,7 +94,7 @@ def measure_agreement(model: str, num_prompts: int) -> Iterator[tuple[str, Agree
         except ConfigError as error:
             print(f"{dtype:6s} {error}")
             continue
-        yield dtype, compare(oracle, form, dtype, cases)
+        yield dtype, compare(form, dtype, cases)
 
 
 def print_agreement(model: str, num_prompts: int, path: Path | None) -> None:

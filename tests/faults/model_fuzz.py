@@ -42,8 +42,8 @@ from tests.faults.model_mutate import (
     safe_folder,
 )
 
-MAX_S = 10.0
-"""Far above what a small model takes, under a sanitizer too."""
+MAX_S = 60.0
+"""Far above what a small model takes under a sanitizer on a machine with other work."""
 MACHINE = Hardware(num_cores=1, available_bytes=2**28, kernels=best_isa())
 FORMS = (
     *(("auto", "auto"), ("bf16", "auto"), ("int8", "int8"), ("int4", "auto"), ("fp32", "auto")),

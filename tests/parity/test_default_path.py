@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from benchmarks.live.agreement import Agreement, Case, compare, english_prompts, make_cases
 from benchmarks.live.loading import load
 from headway.executors.torch.kernels import best_isa
-from headway.executors.torch.step_model import StepModel
 from headway.text import Tokenizer
 
 pytestmark = [
@@ -21,25 +21,22 @@ pytestmark = [
 ]
 
 NUM_PROMPTS = 12
+NUM_OUTPUTS = 16
+# bf16 computes what int4 does here, bit for bit: tests/executors/torch/test_packing.py
+FORMS = ("auto", "int8") if os.environ.get("CI") else ("auto", "bf16", "int8")
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
 @pytest.fixture(scope="module")
-def oracle(model_path: Path) -> StepModel:
-    return load(model_path, "fp32")
-
-
-@pytest.fixture(scope="module")
-def cases(oracle: StepModel, model_path: Path) -> list[Case]:
+def cases(model_path: Path) -> list[Case]:
     token_ids = Tokenizer.from_path(model_path).encode(TEXT.read_text())
-    return make_cases(oracle, list(english_prompts(token_ids, NUM_PROMPTS)))
+    prompts = [(prompt, NUM_OUTPUTS) for prompt, _ in english_prompts(token_ids, NUM_PROMPTS)]
+    return make_cases(load(model_path, "fp32"), prompts)
 
 
-@pytest.fixture(scope="module", params=["auto", "bf16", "int8"])
-def agreement(
-    request: pytest.FixtureRequest, oracle: StepModel, cases: list[Case], model_path: Path
-) -> Agreement:
-    found = compare(oracle, load(model_path, request.param), request.param, cases)
+@pytest.fixture(scope="module", params=FORMS)
+def agreement(request: pytest.FixtureRequest, cases: list[Case], model_path: Path) -> Agreement:
+    found = compare(load(model_path, request.param), request.param, cases)
     print(
         f"\n{request.param}: {found.share_same:.2%} of {found.num_tokens} positions the same "
         f"(at least {found.least_same:.2%}); free-running {found.num_whole} of {NUM_PROMPTS} "
@@ -52,6 +49,11 @@ def agreement(
 
 def test_logits_are_off_by_no_more_than_rounding_gives(agreement: Agreement) -> None:
     assert 0 < agreement.rms_error <= agreement.limit
+
+
+def test_no_logit_is_off_by_more_than_so_many_roundings_give(agreement: Agreement) -> None:
+    if agreement.dtype == "int8":
+        pytest.skip("int8 quantizes the file's weights anew: errors that are not independent")
     assert agreement.max_error <= agreement.max_limit
 
 
