@@ -29,7 +29,7 @@ from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.service import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
-from headway.core.steptime import shape_of
+from headway.core.slo.steptime import shape_of
 from headway.core.terms import Terms
 
 SAMPLE = Sample((7,))

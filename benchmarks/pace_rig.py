@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
-from headway.core.deadlines import met
 from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Refused, TokensEmitted
 from headway.core.executor import Capacity, Ticket
@@ -25,7 +24,8 @@ from headway.core.params import SamplingParams
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.core.steptime import StepCost, StepShape, shape_of
+from headway.core.slo.steptime import StepCost, StepShape, shape_of
+from headway.core.slo.targets import met
 from headway.core.terms import NO_TARGETS, Targets, Terms
 
 MEASURED = StepCost(

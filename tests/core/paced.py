@@ -7,7 +7,7 @@ from typing import Any
 from headway.core.events import Refused
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import StepPlan
-from headway.core.steptime import StepCost, StepShape, shape_of
+from headway.core.slo.steptime import StepCost, StepShape, shape_of
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
 from tests.harness import Harness

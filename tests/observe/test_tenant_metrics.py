@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headway.core.causes import PreemptionMethod, WaitCause
-from headway.core.deadlines import Pace
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Forked, Preempted
 from headway.core.request import FinishReason
 from headway.core.service import CACHED_COST
-from headway.core.steptime import StepCost
+from headway.core.slo.forecast import EngineSpeed, Forecast
+from headway.core.slo.steptime import StepCost
 from headway.core.terms import Targets, Terms
 from headway.observe import Metrics
 from headway.observe.account import Share
@@ -99,8 +99,8 @@ def test_the_labels_are_bounded() -> None:
 
 
 def test_the_error_of_the_step_time_model(metrics: Metrics, read: Reader) -> None:
-    pace = Pace(StepCost(0.01, error=0.07), 0.1)
-    metrics.consume([step(1.0, pace=pace)])
+    forecast = Forecast(EngineSpeed(StepCost(0.01, error=0.07), 0.1, 0.1))
+    metrics.consume([step(1.0, forecast=forecast)])
     assert read("headway_step_time_model_error") == 0.07
 
 

@@ -21,11 +21,10 @@ from itertools import count, islice
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.deadlines import NO_SHARES, Lead, Shares
 from headway.core.fair import URGENT_LEAD, FairQueue
 from headway.core.queue import Claim, HeapQueue, WaitingQueue, standing
 from headway.core.request import Request
-from headway.core.service import Accounts
+from headway.core.service import NO_SHARES, Accounts, Lead, Shares
 from headway.core.victim import Weakness
 from headway.core.waits import Head, Waits
 

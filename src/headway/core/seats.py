@@ -112,6 +112,7 @@ class Seats:
         children = [parent.fork(index, now) for index in range(1, num_samples)]
         for child in children:
             self.requests[child.id] = child
+            self._accounts.open(child)
             self._accounts.mark(child, child.num_prompt_tokens)
             self.events.append(events.Forked(child.id, now, parent.id))
             if self._kv.pool.num_free == 0 or self._kv.is_at_share(child):
@@ -139,7 +140,7 @@ class Seats:
             self.holdings.drop(request)
             causes, _ = self._line.leave(request, now)
         self._accounts.forget(request)
-        self._accounts.close_if_idle(request)
+        self._accounts.close(request)
         del self.requests[request.id]
         request.finish_reason = reason
         request.to(RequestState.FINISHED, now)

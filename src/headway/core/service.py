@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
+from headway.core.terms import Terms
 
 PROMPT_COST = 1.0
 CACHED_COST = 0.1
@@ -20,6 +21,38 @@ BLOCK_S_COST = 0.05
 """Of a block held for a second. A request of 20 blocks pays a token a second."""
 MAX_IDLE_ACCOUNTS = 16_384
 """Accounts kept of tenants that have nothing here; beyond, the longest idle are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How far a tenant is ahead of its share."""
+
+    excess: float
+    """Service beyond what an SLO request may take ahead of its tenant's turn, over the weight;
+    below zero there is some of that left."""
+    weight: float
+    others_weight: float
+    """Of the tenant that is to catch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Leads of tenants with SLO requests, while other tenants wait for their turn."""
+
+    leads: dict[str, Lead]
+
+    def owed(self, tenant: str, num_ahead: float) -> float:
+        """Service that others get before the next request of a tenant, in weighted tokens.
+
+        `num_ahead` is what the tenant's open requests will be charged before it.
+        """
+        lead = self.leads.get(tenant)
+        if lead is None:
+            return 0.0
+        return max(0.0, lead.excess + num_ahead / lead.weight) * lead.others_weight
+
+
+NO_SHARES = Shares({})
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +70,10 @@ class Account:
     num_in_line: int = 0
     """Its requests that wait for their turn; those waiting for blocks of its own do not count."""
     num_seats: int = 0
+    num_live: int = 0
+    """Its requests here, waiting or running."""
+    num_firm: int = 0
+    """Those that are not spot."""
     grades: Counter[int] = field(default_factory=Counter[int])
     """How many seats of its requests have which priority; those that have aged do not count."""
 
@@ -60,6 +97,8 @@ class Accounts:
         self.num_seats = 0
         """Seats taken, by running requests and by samples of theirs that have yet to fork."""
         self.seated: dict[str, Account] = {}
+        self.active_weight = 0.0
+        """Sum of the weights of the tenants that have requests here, spot left out."""
         self._accounts: dict[str, Account] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._marks: dict[str, int] = {}
@@ -80,20 +119,46 @@ class Accounts:
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account(tenant)
+        is_firm = not request.terms.is_spot
+        if account.num_firm:
+            self.active_weight += request.terms.weight - account.weight
+        elif is_firm:
+            self.active_weight += request.terms.weight
         account.weight = request.terms.weight
+        account.num_live += 1
+        account.num_firm += is_firm
         return account
 
-    def close_if_idle(self, request: Request) -> None:
-        """A request of the tenant has left the line or its seat."""
+    def share(self, terms: Terms) -> float:
+        """The share of the machine that a tenant is entitled to, with a request of these terms."""
+        if terms.is_spot:
+            return 0.0
+        account = self._accounts.get(terms.tenant)
+        own = account.weight if account is not None and account.num_firm else 0.0
+        return terms.weight / max(terms.weight, self.active_weight - own + terms.weight)
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has requests here that are not spot."""
+        account = self._accounts.get(tenant)
+        own = account.weight if account is not None and account.num_firm else 0.0
+        return self.active_weight > own * 1.000001
+
+    def close(self, request: Request) -> None:
+        """A request of the tenant has ended."""
         account = self.of(request)
-        if account.num_seats or account.num_in_line:
+        account.num_live -= 1
+        if not request.terms.is_spot:
+            account.num_firm -= 1
+            if not account.num_firm:
+                self.active_weight = max(0.0, self.active_weight - account.weight)
+        if account.num_live:
             return
         self._idle[account.tenant] = None
         self._idle.move_to_end(account.tenant)
         while len(self._idle) > MAX_IDLE_ACCOUNTS:
             tenant, _ = self._idle.popitem(last=False)
             account = self._accounts[tenant]
-            if not account.num_seats and not account.num_in_line:
+            if not account.num_live:
                 del self._accounts[tenant]
 
     # ------------------------------------------------------------------- seats
@@ -158,7 +223,16 @@ class Accounts:
                 account.served += amount
                 account.counter += amount / account.weight
 
+    def charge_lost(self, tenant: str, amount: float) -> None:
+        """Service that nobody got, because this tenant's targets shortened a step."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.counter += amount / account.weight
+
     def check(self, running: Iterable[Request]) -> None:
+        weights = [one.weight for one in self._accounts.values() if one.num_firm]
+        if abs(sum(weights) - self.active_weight) > 1e-6 * (1.0 + sum(weights)):
+            raise AssertionError(f"weights {weights} do not add up to {self.active_weight}")
         seats: Counter[str] = Counter()
         grades: dict[str, Counter[int]] = {}
         for request in running:
