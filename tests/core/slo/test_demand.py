@@ -68,6 +68,16 @@ def test_a_table_is_the_sum_of_what_was_added_and_not_removed():
     assert table.due(COST).until(3.5) - table.due(COST).until(3.4) == pytest.approx(7.0)
 
 
+def test_an_entry_without_work_leaves_the_others_alone():
+    table = DemandTable()
+    some, none = (Entry(((3.0, work),), 3.0, work, 0.0) for work in (StepShape(2), StepShape()))
+    for entry in (some, none):
+        table.add(entry)
+    for entry in (some, none):
+        table.remove(entry)
+    table.check([])
+
+
 def test_points_as_durations_from_now():
     table = DemandTable()
     for at in (1.0, 2.0, 5.0):

@@ -23,6 +23,8 @@ MIN_EXPONENT = -4
 """Horizons below 2 ** MIN_EXPONENT seconds share the grid of that octave."""
 RATE_WINDOW_S = 20.0
 MIN_WINDOW_S = 2.0
+ENTITLED = -2
+"""Tightness of work that fits only into its tenant's share: all other tenants leave room for it."""
 LENGTH_SMOOTHING = 0.02
 LENGTH_MARGIN = 1.2
 MAX_TENANTS = 4096
@@ -81,6 +83,8 @@ class _Column:
         self._cost: StepCost | None = None
 
     def add(self, at: float, work: StepShape) -> None:
+        if not any(work):
+            return
         before = self._waiting.get(at)
         self._waiting[at] = work if before is None else before.plus(work)
         if self._points is not None and self._cost is not None:
@@ -93,6 +97,8 @@ class _Column:
                 seconds.insert(place, added_s)
 
     def remove(self, at: float, work: StepShape) -> None:
+        if not any(work):
+            return
         a, b, c, d = self._waiting[at]
         e, f, g, h = work
         left = StepShape(a - e, b - f, c - g, d - h)
@@ -284,4 +290,6 @@ class TighterLoad:
 
 def tightness(horizon_s: float) -> int:
     """The octave of a horizon: targets within a factor of two are about as tight."""
+    if horizon_s <= 0.0:
+        return ENTITLED
     return min(16, int(horizon_s).bit_length()) if horizon_s >= 1.0 else -1

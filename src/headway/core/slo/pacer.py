@@ -167,17 +167,18 @@ class Pacer:
         if verdict.share_start_s is not None:
             # Others reserved the time that this tenant is entitled to.
             request.due_at = min(request.due_at, now + verdict.share_start_s)
-        self._admit(request, work, speed, now)
+        self._admit(request, work, verdict.share_start_s is not None, now)
         return verdict
 
-    def _admit(self, request: Request, work: RemainingWork, speed: EngineSpeed, now: float) -> None:
+    def _admit(self, request: Request, work: RemainingWork, is_entitled: bool, now: float) -> None:
         self._open[request.id] = request
         self._first_token_at.pop(request.id, None)  # an earlier request may have had this id
         self._enter(request, now)
         horizon_s = min(work.next_due_at, work.last_due_at) - now
-        if horizon_s < inf and speed.cost.is_known:
-            work_s = speed.cost.work_s(work.prefill) + speed.cost.work_s(work.decodes)
-            self._table.tighter.add(horizon_s, work_s, now)
+        cost = self._slow_cost
+        if horizon_s < inf and cost.is_known:
+            work_s = cost.work_s(work.prefill) + cost.work_s(work.decodes)
+            self._table.tighter.add(0.0 if is_entitled else horizon_s, work_s, now)
             self._tables[request.terms.tenant].tighter.add(horizon_s, work_s, now)
 
     def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
