@@ -29,6 +29,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from unittest.mock import patch
 
 from headway.clock import VirtualClock
@@ -41,8 +42,9 @@ from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.service import OUTPUT_COST, PROMPT_COST
+from headway.core.slo.demand import Points
 from headway.core.slo.feasibility import Feasible, TenantShare, judge
-from headway.core.slo.forecast import NO_DEMAND
+from headway.core.slo.forecast import NO_DEMAND, Demand
 from headway.core.slo.steptime import StepCost, StepShape, shape_of
 from headway.core.terms import NO_TARGETS, Targets, Terms
 
@@ -252,7 +254,8 @@ class Run:
         speed = pacer.speed(bool(scheduler.running))
         full = replace(speed, step_s=speed.full_step_s)
         # Beside a machine that others have reserved for ever: only the share is left.
-        demand = replace(NO_DEMAND, rates={-2: 1e9})
+        full_up = Points([-inf], [1e9])
+        demand = Demand(full_up, full_up)
         return isinstance(judge(pacer._work(request), full, demand, share, now), Feasible)
 
     def _on_events(self, events: Sequence[Event]) -> None:
