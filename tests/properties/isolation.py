@@ -10,7 +10,8 @@ Two things must hold for the victims, which are all other tenants.
               and no less than its demand or its fair share of the unconstrained capacity,
               whichever is smaller, minus the bound below.
     refusals  A request of a victim that fits into the victim's share is not refused: none is
-              refused that the same test admits with the victim's own demand alone.
+              refused that the same test admits with the victim's own demand alone. What the
+              victim owes others, being ahead of its share by more than the lead, counts.
 
 The bound, in weighted tokens, is that of headway.core.fair for two tenants that wait
 without a break, plus the lead that SLO requests may take:
@@ -247,10 +248,12 @@ class Run:
         pacer, scheduler, now = self.scheduler.pacer, self.scheduler, self._clock.now()
         pacer.refresh(scheduler.running, now)
         terms = request.terms
-        share = pacer._share_of(terms, scheduler.running, scheduler.waiting.shares(()), now)
+        share = pacer._share_of(
+            terms, scheduler.running, scheduler.waiting.shares((terms.tenant,)), now
+        )
         weights = self._scenario.weights
         own_share = terms.weight / sum(weights.values())
-        share = TenantShare(own_share, share.demand or NO_DEMAND, 0.0, share.decode_s)
+        share = TenantShare(own_share, share.demand or NO_DEMAND, share.owed_s, share.decode_s)
         speed = pacer.speed(bool(scheduler.running))
         full = replace(speed, step_s=speed.full_step_s)
         # Beside a machine that others have reserved for ever: only the share is left.

@@ -14,22 +14,20 @@ from tests.core.paced import COST, Paced
 from tests.harness import make_request
 
 
-def test_refused_requests_cost_other_tenants_nothing():
-    engine = Paced(scheduling_policy="fair")
+@pytest.mark.parametrize("policy", ["fair", "deadline"])
+def test_refused_requests_cost_other_tenants_nothing(policy: str):
+    engine = Paced(scheduling_policy=policy)
+
+    def ask(name: str, tenant: str, max_tokens: int, deadline_s: float) -> None:
+        terms = Terms(tenant=tenant, targets=Targets(deadline_s=deadline_s))
+        now = engine.clock.now()
+        engine.core.add(make_request(name, 100, max_tokens, terms=terms, arrived_at=now))
+
     for number in range(50):
-        engine.ask(f"a{number}", 100, 4000, tenant="attacker", deadline_s=0.3)
+        ask(f"a{number}", "attacker", 3000, 0.3)
         engine.advance(0.2)
     assert len(engine.seen(Refused)) == 50
-    engine.ask("victim", 100, 200, tenant="victim", deadline_s=60.0)
-    assert engine.refusal("victim") is None
-
-
-def test_refused_requests_cost_other_tenants_nothing_under_deadline_either():
-    engine = Paced(scheduling_policy="deadline")
-    for number in range(50):
-        engine.ask(f"a{number}", 100, 4000, tenant="attacker", deadline_s=0.3)
-        engine.advance(0.2)
-    engine.ask("victim", 100, 200, tenant="victim", deadline_s=60.0)
+    ask("victim", "victim", 200, 60.0)
     assert engine.refusal("victim") is None
 
 
