@@ -15,8 +15,7 @@ requests at the same times:
 
 The last two promise something only where it can be kept. The first two are also shown with the
 bounds in front of them that the server has by default (256 requests, 10 s of expected wait), which
-keep the queue, and with it the wait, from growing without end; and priority with steps that follow
-the tightest target as well, which is what the others have by default.
+keep the queue, and with it the wait, from growing without end.
 
 A request is good if it finished within every one of its targets. Rates are per second of the
 sending. Those refused count as not good; those of a policy that makes no promises were not
@@ -56,7 +55,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "priority": {"scheduling_policy": "priority", "mode": "fixed"},
     "fcfs, bounded": {"scheduling_policy": "fcfs", "mode": "fixed"},
     "priority, bounded": {"scheduling_policy": "priority", "mode": "fixed"},
-    "priority, bounded, auto": {"scheduling_policy": "priority"},
     "fair": {"scheduling_policy": "fair"},
     "deadline": {"scheduling_policy": "deadline"},
 }
@@ -66,7 +64,6 @@ STYLES = {
     "priority": ("#3d5a80", "o--"),
     "fcfs, bounded": ("#b0413e", "o-"),
     "priority, bounded": ("#3d5a80", "o-"),
-    "priority, bounded, auto": ("#98c1d9", "o-"),
     "fair": ("#e0a458", "o-"),
     "deadline": ("#2a7f62", "o-"),
 }

@@ -24,7 +24,7 @@ from headway.core.params import SamplingParams
 from headway.core.plan import StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.core.steptime import StepShape, StepTimeModel, shape_of
+from headway.core.slo.steptime import StepShape, StepTimeModel, shape_of
 
 WARM_UP = 100
 Steps = list[tuple[StepShape, float]]
@@ -104,7 +104,7 @@ def report(steps: Steps) -> str:
         errors.append(abs(model.cost.predict(shape) - elapsed_s) / elapsed_s)
         model.observe(shape, elapsed_s)
     counted = sorted(errors[WARM_UP:])
-    cost = model.outlook
+    cost = model.slow_cost
     return (
         f"{len(counted)} steps after {WARM_UP} to warm up: median error "
         f"{statistics.median(counted):.1%}, 90th percentile {counted[len(counted) * 9 // 10]:.1%}\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.core.events import Refused
 from headway.core.executor import Capacity
-from headway.core.steptime import StepCost, StepShape
+from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
 from headway.sim import StepProfile, TimedExecutor

@@ -189,7 +189,7 @@ def test_accounts_of_tenants_long_gone_are_forgotten():
     for at in range(MAX_IDLE_ACCOUNTS + 10):
         request = make_request(f"r{at}", terms=terms(str(at)))
         accounts.open(request)
-        accounts.close_if_idle(request)
+        accounts.close(request)
     assert len(accounts) == MAX_IDLE_ACCOUNTS
 
 

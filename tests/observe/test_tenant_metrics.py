@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headway.core.causes import PreemptionMethod, WaitCause
-from headway.core.deadlines import Pace
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Forked, Preempted
 from headway.core.request import FinishReason
-from headway.core.steptime import StepCost
+from headway.core.slo.forecast import EngineSpeed, Forecast
+from headway.core.slo.steptime import StepCost
 from headway.core.terms import Targets, Terms
 from headway.core.waiting.accounts import CACHED_COST
 from headway.observe import Metrics
@@ -102,8 +102,8 @@ def test_the_labels_are_bounded() -> None:
 
 
 def test_the_error_of_the_step_time_model(metrics: Metrics, read: Reader) -> None:
-    pace = Pace(StepCost(0.01, error=0.07), 0.1)
-    metrics.consume([step(1.0, pace=pace)])
+    forecast = Forecast(EngineSpeed(StepCost(0.01, error=0.07), 0.1, 0.1))
+    metrics.consume([step(1.0, forecast=forecast)])
     assert read("headway_step_time_model_error") == 0.07
 
 

@@ -94,6 +94,47 @@ async def test_a_request_brings_targets_of_its_own(serve) -> None:
     assert (await terms(made, "b", tpot_ms=10)).targets == Targets(None, 0.01, None)
 
 
+CLOSED = FILE.replace("spare: {spot: true}", "spare: {allow_targets: false, allow_priority: false}")
+FLOORS = FILE.replace("tpot_ms: 50", "tpot_ms: 50, min_ttft_ms: 300, min_tpot_ms: 40")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "floor"),
+    [("ttft_ms", 299, 300), ("tpot_ms", 39.9, 40), ("deadline_ms", 49, 50)],
+)
+async def test_a_target_below_the_floor_of_the_tier_is_refused(
+    serve, field: str, value: float, floor: float
+) -> None:
+    made = await serve(text=FLOORS)
+    error = check_error(await ask(made, "a", **{field: value}), 400)
+    assert error["param"] == field
+    assert error["message"] == (
+        f"{field} must be at least {floor} in tier 'gold' (min_{field}), got {value}"
+    )
+    assert not made.process.added
+    assert (await terms(made, "a", **{field: floor})).tier == "gold"
+
+
+@pytest.mark.parametrize(
+    ("body", "entry"),
+    [({"ttft_ms": 60000}, "allow_targets"), ({"priority": 0}, "allow_priority")],
+)
+async def test_a_tier_may_keep_requests_from_asking(serve, body: Any, entry: str) -> None:
+    made = await serve(text=CLOSED)
+    error = check_error(await ask(made, "w", **body), 400)
+    assert "tier 'spare' does not allow" in error["message"]
+    assert entry in error["message"]
+    assert (await terms(made, "a", **body)).tenant == "alice", "its neighbours may"
+
+
+async def test_without_a_tenants_file_targets_have_floors_too(serve) -> None:
+    made = await serve(text=None)
+    for field in ("ttft_ms", "tpot_ms", "deadline_ms"):
+        error = check_error(await ask(made, **{field: 0.001}), 400)
+        assert "in tier 'default'" in error["message"]
+    assert not made.process.added
+
+
 async def test_a_disabled_tenant_is_told_so(serve) -> None:
     made = await serve()
     response = await ask(made, "g")

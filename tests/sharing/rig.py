@@ -11,7 +11,7 @@ from headway.core import invariants
 from headway.core.events import Event
 from headway.core.executor import Capacity
 from headway.core.plan import StepPlan
-from headway.core.steptime import StepCost
+from headway.core.slo.steptime import StepCost
 from headway.executors.fake import FakeExecutor
 from headway.sim import StepProfile, TimedExecutor, VirtualEngine
 

@@ -7,7 +7,7 @@ import pytest
 from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Event
 from headway.core.executor import Capacity
-from headway.core.steptime import StepCost
+from headway.core.slo.steptime import StepCost
 from headway.core.terms import NO_TERMS
 from headway.executors.fake import FakeExecutor
 from headway.sim import (

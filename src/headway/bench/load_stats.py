@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from headway.bench.load_records import LoadRecord, Outcome
 from headway.bench.records import percentile
+from headway.core import terms as slo
+from headway.core.slo.targets import met
 from headway.errors import ConfigError
 from headway.workload.spec import Form, check_positive, parse_parts
 
@@ -32,17 +34,10 @@ class Targets:
     e2e_s: float | None = None
 
     def are_met_by(self, record: LoadRecord) -> bool:
-        """An answer of one token has no TPOT and meets any; one of none missed any TTFT."""
-        return record.outcome is Outcome.COMPLETED and (
-            (self.ttft_s is None or record.ttft_s is not None)
-            and _within(record.ttft_s, self.ttft_s)
-            and _within(record.tpot_s, self.tpot_s)
-            and _within(record.e2e_s, self.e2e_s)
-        )
-
-
-def _within(value: float | None, target: float | None) -> bool:
-    return target is None or value is None or value <= target
+        """Whether a request was completed within every target."""
+        targets = slo.Targets(self.ttft_s, self.tpot_s, self.e2e_s)
+        is_met = met(targets, record.ttft_s, record.tpot_s, record.e2e_s)
+        return record.outcome is Outcome.COMPLETED and is_met
 
 
 def parse_targets(text: str) -> Targets:

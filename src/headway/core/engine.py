@@ -116,5 +116,5 @@ class EngineCore:
             num_waiting=len(scheduler.waiting),
             num_blocks_used=scheduler.kv.pool.num_used,
             num_blocks=scheduler.kv.pool.num_blocks,
-            pace=scheduler.pace,
+            forecast=scheduler.forecast(now),
         )

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
-from headway.core.deadlines import Pace
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
+from headway.core.slo.forecast import Forecast
 from headway.core.terms import NO_TERMS, Terms
 
 
@@ -120,9 +120,8 @@ class Stepped:
     num_waiting: int
     num_blocks_used: int
     num_blocks: int
-    pace: Pace | None = None
-    """How the engine goes now: what a step costs by the model, its error, how long one may take,
-    and what tenants owe each other."""
+    forecast: Forecast | None = None
+    """What the engine can still take on, for SLO admission in other processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ def check(scheduler: Scheduler) -> None:
     scheduler.offload.check(preempted)
     scheduler.accounts.check(scheduler.running)
     scheduler.waiting.check()
+    scheduler.pacer.check()
     for request in running.values():
         num_held = len(scheduler.kv.held[request.terms.tenant])
         max_held = scheduler.kv.max_blocks_of(request.terms.max_kv_share)

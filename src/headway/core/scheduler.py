@@ -22,17 +22,18 @@ from headway.config import SchedulerConfig
 from headway.core import events
 from headway.core.admission import Admit, Room, Wait, demand_of, refuse_if_never_fits, try_admit
 from headway.core.causes import WaitCause
-from headway.core.deadlines import Infeasible, Pace
 from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.headroom import Headroom
 from headway.core.holdings import Offload
 from headway.core.kv import KVCache
-from headway.core.pacing import Pacer
 from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.core.preemption import Preemption
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.seats import Seats
+from headway.core.slo.feasibility import Infeasible
+from headway.core.slo.forecast import Forecast
+from headway.core.slo.pacer import Pacer
 from headway.core.victim import Rules, weaker_than
 from headway.core.waiting.accounts import Accounts
 from headway.core.waiting.policies import PolicyContext, make_queue
@@ -60,13 +61,13 @@ class Scheduler:
         queue = make_queue(config.scheduling_policy, context)
         self.waiting = WaitingQueue(queue, self.accounts, config.max_wait_s)
         self.offload = Offload(
-            self.kv, capacity, config.preemption_method, lambda: self.pacer.model.outlook
+            self.kv, capacity, config.preemption_method, lambda: self.pacer.model.slow_cost
         )
         self._seats = Seats(self.kv, self.offload, self.waiting, self.accounts)
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
         rules = Rules(self.waiting.eviction_key, config.max_preemptions)
         self._preemption = Preemption(self.kv, self._seats, rules, self._headroom)
-        self.pacer = Pacer(config, lambda request: self.kv.match(request).num_tokens)
+        self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seated = 0
         self._places, self._step_ids = count(1), count(1)
 
@@ -89,10 +90,9 @@ class Scheduler:
         """Running requests, and the seats kept for samples that have yet to fork."""
         return self.accounts.num_running
 
-    @property
-    def pace(self) -> Pace:
-        """How the engine goes, for those who judge by it what may still be promised."""
-        return self.pacer.pace(self.waiting.shares(self.pacer.told_tenants))
+    def forecast(self, now: float) -> Forecast:
+        """The state by which other processes judge whether targets can be met."""
+        return self.pacer.forecast(self.running, self.waiting.shares, now)
 
     def take_events(self) -> list[events.Event]:
         taken, self._seats.events = self._seats.events, []
@@ -135,7 +135,7 @@ class Scheduler:
         self.waiting.begin_pass(now)
         self._seat_stronger_claims(now)
         self._preemption.grow(now)
-        staying = self.pacer.begin(self.running, now)
+        staying = self.pacer.begin(self.running, len(self.waiting), now)
         budget = self.pacer.limits.budget
         draft = PlanDraft()
         late = self._schedule_decodes(draft, staying, budget.for_decode(has_prefill=True))
@@ -144,7 +144,7 @@ class Scheduler:
             late = self._schedule_decodes(draft, self.running, budget.for_decode(True))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
-            if self.pacer.has_promises and not self._preemption.cause:
+            if self.pacer.has_slo_requests and not self._preemption.cause:
                 self._admit_waiting(draft, limit, now, request.due_at)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)

@@ -110,6 +110,7 @@ class Seats:
         children = [parent.fork(index, now) for index in range(1, num_samples)]
         for child in children:
             self.requests[child.id] = child
+            self._accounts.open(child)
             self._accounts.mark_charged(child, child.num_prompt_tokens)
             self.events.append(events.Forked(child.id, now, parent.id))
             if self._kv.pool.num_free == 0 or self._kv.is_at_share(child):
@@ -137,7 +138,7 @@ class Seats:
             self.offload.discard(request)
             causes, _ = self._waiting.leave(request, now)
         self._accounts.forget_charged(request)
-        self._accounts.close_if_idle(request)
+        self._accounts.close(request)
         del self.requests[request.id]
         request.finish_reason = reason
         request.to(RequestState.FINISHED, now)

@@ -22,10 +22,10 @@ from headway.core import events
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
+from headway.engine.forecast_reader import ForecastReader
 from headway.engine.inputs import draw_seed, resolve_params
 from headway.engine.listeners import Listener, Listeners
 from headway.engine.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
-from headway.engine.outlook import Outlook
 from headway.engine.outputs import SampleDelta
 from headway.engine.quarantine import Quarantine
 from headway.engine.streams import RequestStream
@@ -72,7 +72,7 @@ class AsyncEngine:
         self._leaving: dict[str, events.Finished] = {}
         """Samples the engine was told to end and has not yet said it did."""
         self._quarantine = Quarantine()
-        self._outlook = Outlook()
+        self._forecast_reader = ForecastReader()
         self._listeners = Listeners()
         self._error: EngineError | None = None
         self.has_given_up = False
@@ -157,11 +157,8 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        num_cached, policy = self._outlook.num_cached(command), self.info.scheduling_policy
-        live = self._streams.values()
-        self._outlook.check(command, num_cached, policy, live, command.arrived_at)
+        self._forecast_reader.check(command, self.info, command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
-        stream.num_cached = num_cached
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._owner_of.update(dict.fromkeys(stream.samples, stream))
@@ -257,7 +254,7 @@ class AsyncEngine:
     def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         """Prepare every live request for the next engine; how many there are."""
         now = self._clock.now()
-        self._outlook.reset()
+        self._forecast_reader.reset()
         lost, self._leaving = list(self._leaving.values()), {}
         sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
         culprit = self._suspects.lose_engine(sent, suspect_ids, has_failed)
@@ -306,7 +303,7 @@ class AsyncEngine:
         still handled, so that no stream gets a token twice or misses one.
         """
         at = report.stepped[-1].at if report.stepped else self._clock.now()
-        self._estimate(partial(self._outlook.observe, report))
+        self._estimate(partial(self._forecast_reader.observe, report, self._clock.now()))
         refused = [self._refuse(one, at) for one in report.refused]
         # A request arrives once, here, in however many engines it runs; and it ends once. A
         # refusal is an end, and counted where it is answered.
@@ -400,8 +397,6 @@ class AsyncEngine:
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_seated += 1
-            if self.info.has_prefix_cache:
-                self._estimate(partial(self._outlook.note_seat, stream.command))
             stream.metrics.admitted_at = admission.at
             stream.metrics.num_cached_tokens = admission.num_cached_tokens
 
@@ -438,7 +433,6 @@ class AsyncEngine:
                 await self._put(stream, partial(ended.finish, event))
         if not stream.unfinished_ids:
             stream.metrics.finished_at = event.at
-        self._estimate(partial(self._outlook.note_end, stream.command, event))
 
     async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
         """Give a stream its next delta. What is wrong with one request is its alone."""

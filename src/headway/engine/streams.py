@@ -79,8 +79,6 @@ class RequestStream:
         """Whether one before it had been."""
         self.lacks_engine = False
         """Whether it had to wait until there was an engine to send it to."""
-        self.num_cached = 0
-        """Tokens of its prompt that were thought to be cached when it came."""
         self.num_crashes = 0
         """Engines that went down while computing it, since it was last cleared."""
         self.is_seated = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headway.core.request import FinishReason
+from headway.core.slo.targets import met
 from headway.core.terms import NO_TARGETS, Terms
 from headway.observe.lifetimes import Timings
 
@@ -34,12 +35,10 @@ def verdict_on(timings: Timings) -> Verdict:
     targets = timings.terms.targets
     if targets == NO_TARGETS:
         return Verdict.UNKNOWN
-    measured = (
-        (targets.ttft_s, timings.ttft_s),
-        (targets.tpot_s, timings.time_per_output_token_s),
-        (targets.deadline_s, timings.e2e_s),
-    )
-    if any(limit is not None and value is not None and value > limit for limit, value in measured):
+    ttft_s = timings.ttft_s
+    if ttft_s is None and timings.reason is FinishReason.ABORT:
+        ttft_s = timings.e2e_s  # no first token came for at least so long
+    if not met(targets, ttft_s, timings.time_per_output_token_s, timings.e2e_s):
         return Verdict.MISSED
     if timings.reason in _GOOD_ENDS:
         return Verdict.MET

@@ -181,8 +181,8 @@ class Metrics:
         self._occupancy_sum.inc(occupancy)
         self._fill_sum.inc(fill)
         self._step_tokens.observe(event.num_tokens)
-        if event.pace is not None:
-            self._by_tenant.set_model_error(event.pace.cost.error)
+        if event.forecast is not None:
+            self._by_tenant.set_model_error(event.forecast.speed.cost.error)
         if not event.num_running:
             self._set_idle_shares()
 

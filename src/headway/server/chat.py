@@ -15,7 +15,7 @@ from headway.server.logprobs import chat_logprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_chat import ChatRequest
 from headway.server.routing import Routes
-from headway.server.services import Services, off_loop, read_body, terms_of
+from headway.server.services import Services, check_permissions, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
@@ -39,6 +39,7 @@ async def _begin(
         body = await read_body(request)
         wish = await off_loop(len(body), lambda: parse(ChatRequest, body, limits))
         try:
+            check_permissions(request, wish)
             job = await _job(wish, len(body), services, terms_of(request))
             return job, await begin(services, job, place)
         except InvalidRequestError as error:

@@ -15,7 +15,7 @@ from headway.server.logprobs import CompletionLogprobs
 from headway.server.protocol import RequestLimits, parse
 from headway.server.protocol_completions import CompletionRequest
 from headway.server.routing import Routes
-from headway.server.services import Services, off_loop, read_body, terms_of
+from headway.server.services import Services, check_permissions, off_loop, read_body, terms_of
 from headway.text import Tokenizer
 
 
@@ -38,6 +38,7 @@ async def _begin(
     with services.let_in(request) as place:
         body = await read_body(request)
         wish = await off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
+        check_permissions(request, wish)
         job = await _job(wish, len(body), services, terms_of(request))
         return job, await begin(services, job, place)
 

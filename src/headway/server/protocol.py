@@ -33,7 +33,7 @@ from headway.core.params import (
 )
 from headway.core.terms import Terms
 from headway.errors import InvalidRequestError, NeverFitsError
-from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS
+from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
 MAX_DEPTH = 32
 """How deeply a body may nest lists and objects."""
@@ -77,6 +77,7 @@ _STOP_TOKEN_IDS = {"type": "array", "maxItems": MAX_STOP_TOKEN_IDS, "items": TOK
 
 MaxTokens = Annotated[int, Field(ge=1)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TARGET_FIELDS = ("ttft_ms", "tpot_ms", "deadline_ms")
 TargetMs = Annotated[float, Field(ge=MIN_TARGET_MS, le=MAX_TARGET_MS)]
 
 
@@ -230,6 +231,15 @@ class GenerationRequest(Fields):
             "of output one request may ask for: lower n, max_tokens or the number of prompts",
             "n",
         )
+
+    def check_permissions(self, permissions: Permissions, tier: str) -> None:
+        """Refuse targets and priorities that the caller's tier does not allow."""
+        asked = {
+            name: value for name in TARGET_FIELDS if (value := getattr(self, name)) is not None
+        }
+        permissions.check_targets(tier, asked)
+        if self.priority is not None:
+            permissions.check_priority(tier)
 
     def terms(self, terms: Terms) -> Terms:
         """The caller's terms, with the targets this request brings."""

@@ -19,6 +19,7 @@ from headway.observe.ledger import Ledger
 from headway.observe.metrics import Metrics
 from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer
 from headway.server.gate import Gate, Place
+from headway.server.protocol import GenerationRequest
 from headway.tenancy import Standing
 from headway.text import ChatTemplate
 
@@ -90,6 +91,12 @@ class Services:
 def terms_of(request: Request) -> Terms:
     """The terms of whoever sent this request, as the guard found them by its key."""
     return request.state.terms
+
+
+def check_permissions(request: Request, body: GenerationRequest) -> None:
+    """Refuse what the tier of whoever sent this request does not allow a body to ask for."""
+    standing: Standing = request.state.standing
+    body.check_permissions(standing.permissions, standing.terms.tier)
 
 
 async def read_body(request: Request) -> bytes:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from headway.core.deadlines import met
 from headway.core.params import SamplingParams
 from headway.core.request import Request
+from headway.core.slo.targets import met
 from headway.core.terms import Terms
 from headway.sim.steps import STOP_TOKEN
 

@@ -10,7 +10,7 @@ from headway.core.events import Admitted, Event, Finished, Preempted, Refused, T
 from headway.core.executor import Capacity
 from headway.core.plan import StepPlan
 from headway.core.request import Request
-from headway.core.steptime import StepShape, shape_of
+from headway.core.slo.steptime import StepShape, shape_of
 from headway.sim.engine import VirtualEngine
 from headway.sim.records import Record
 from headway.sim.steps import CannedExecutor, StepProfile, TimedExecutor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headway.core.executor import Capacity, Executor, Ticket
 from headway.core.plan import Sample, StepPlan, StepResult
-from headway.core.steptime import StepCost, shape_of
+from headway.core.slo.steptime import StepCost, shape_of
 
 STOP_TOKEN = 0
 _SAMPLE, _STOP = Sample((7,)), Sample((STOP_TOKEN,))

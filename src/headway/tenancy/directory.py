@@ -15,7 +15,17 @@ from headway.clock import Clock
 from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.tenancy.quotas import Meter
-from headway.tenancy.values import ANONYMOUS, EMPTY, Price, Roster, Tenant, Tier, terms_for
+from headway.tenancy.values import (
+    ANONYMOUS,
+    DEFAULT_PERMISSIONS,
+    EMPTY,
+    Permissions,
+    Price,
+    Roster,
+    Tenant,
+    Tier,
+    terms_for,
+)
 
 MAX_UNLISTED = 10_000
 """Tenants that are in no file and that a proxy has named."""
@@ -30,12 +40,13 @@ class Standing:
     tenant: Tenant
     terms: Terms
     meter: Meter
+    permissions: Permissions = DEFAULT_PERMISSIONS
     gateway: str | None = None
     """The tenant that named this one, if it is in no file."""
 
     def in_tier(self, tier: Tier) -> Standing:
         """The same tenant, served in another tier."""
-        return replace(self, terms=terms_for(self.tenant, tier))
+        return replace(self, terms=terms_for(self.tenant, tier), permissions=tier.permissions)
 
     def without_rights(self) -> Standing:
         """The same tenant, no admin even if it is one."""
@@ -167,11 +178,14 @@ class Directory:
 
     def _standing(self, tenant: Tenant, before: Standing | None) -> Standing:
         """How it stands, with the meter it had before if it was there."""
-        terms = terms_for(tenant, self.roster.tier_of(tenant))
+        tier = self.roster.tier_of(tenant)
+        terms = terms_for(tenant, tier)
         if before is None:
-            return Standing(tenant, terms, Meter(tenant.quotas, self._clock))
-        before.meter.set_quotas(tenant.quotas)
-        return Standing(tenant, terms, before.meter)
+            meter = Meter(tenant.quotas, self._clock)
+        else:
+            meter = before.meter
+            meter.set_quotas(tenant.quotas)
+        return Standing(tenant, terms, meter, tier.permissions)
 
 
 def _spoken_for(name: str, by: Tenant) -> Tenant:

@@ -14,9 +14,11 @@ from headway.errors import ConfigError
 from headway.tenancy.document import Section, parse
 from headway.tenancy.keys import NAME, NAME_RULE, WRITTEN_RULE, read_digest
 from headway.tenancy.values import (
+    DEFAULT_PERMISSIONS,
     DEFAULT_TIER,
     MAX_TARGET_MS,
     MIN_TARGET_MS,
+    Permissions,
     Price,
     Quotas,
     Roster,
@@ -29,6 +31,13 @@ MAX_QUOTA = 10**12
 MAX_PRICE = 1e9
 
 _TIER_ENTRIES = ("weight", "ttft_ms", "tpot_ms", "deadline_ms", "price", "spot")
+_PERMISSION_ENTRIES = (
+    "allow_targets",
+    "allow_priority",
+    "min_ttft_ms",
+    "min_tpot_ms",
+    "min_deadline_ms",
+)
 _PRICE_ENTRIES = ("prompt", "cached_prompt", "output")
 _TENANT_ENTRIES = ("keys", "tier", "weight", "quotas", "cache_group", "admin", "disabled")
 QUOTA_ENTRIES = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "kv_share")
@@ -63,7 +72,7 @@ def roster_of(document: Section) -> Roster:
     top = _Entries(document, "", ("tiers", "tenants"))
     tiers = {
         name: _tier(name, entries)
-        for name, entries in top.sections("tiers", _TIER_ENTRIES, "tiers")
+        for name, entries in top.sections("tiers", (*_TIER_ENTRIES, *_PERMISSION_ENTRIES), "tiers")
     }
     tenants: dict[str, Tenant] = {}
     owners: dict[bytes, str] = {}
@@ -95,6 +104,21 @@ def _tier(name: str, entries: _Entries) -> Tier:
             price.number("output", 0.0, 0.0, MAX_PRICE),
         ),
         entries.flag("spot"),
+        _permissions(entries),
+    )
+
+
+def _permissions(entries: _Entries) -> Permissions:
+    def floor(entry: str) -> float:
+        default = getattr(DEFAULT_PERMISSIONS, entry)
+        return entries.number(entry, default, MIN_TARGET_MS, MAX_TARGET_MS)
+
+    return Permissions(
+        entries.flag("allow_targets", default=True),
+        entries.flag("allow_priority", default=True),
+        floor("min_ttft_ms"),
+        floor("min_tpot_ms"),
+        floor("min_deadline_ms"),
     )
 
 
@@ -181,11 +205,11 @@ class _Entries:
             )
         return value
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name: str, default: bool = False) -> bool:
         value = self._section.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(name, f"must be true or false{_seen(value)}")
-        return bool(value)
+        return default if value is None else value
 
     def text(self, name: str) -> str | None:
         value = self._section.get(name)

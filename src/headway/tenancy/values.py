@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.core.terms import NO_TARGETS, Targets, Terms
+from headway.errors import InvalidRequestError
 
 MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 86_400_000.0
 """A target is at most a day; less than a microsecond is nothing anyone measures."""
@@ -29,6 +30,44 @@ FREE = Price()
 
 
 @dataclass(frozen=True, slots=True)
+class Permissions:
+    """What the requests of a tier may ask for beyond what the tier gives them."""
+
+    allow_targets: bool = True
+    allow_priority: bool = True
+    min_ttft_ms: float = 10.0
+    min_tpot_ms: float = 5.0
+    min_deadline_ms: float = 50.0
+
+    def check_targets(self, tier: str, asked_ms: Mapping[str, float]) -> None:
+        """Refuse targets of a request, by field name, that the tier does not allow."""
+        for name, value in asked_ms.items():
+            if not self.allow_targets:
+                raise InvalidRequestError(
+                    f"{name}: tier {tier!r} does not allow requests to set targets (allow_targets)",
+                    name,
+                )
+            floor: float = getattr(self, f"min_{name}")
+            if value < floor:
+                raise InvalidRequestError(
+                    f"{name} must be at least {floor:g} in tier {tier!r} (min_{name}), "
+                    f"got {value:g}",
+                    name,
+                )
+
+    def check_priority(self, tier: str) -> None:
+        """Refuse the priority of a request if the tier does not allow it."""
+        if not self.allow_priority:
+            raise InvalidRequestError(
+                f"tier {tier!r} does not allow requests to set a priority (allow_priority)",
+                "priority",
+            )
+
+
+DEFAULT_PERMISSIONS = Permissions()
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     """A level of service: its share, what it promises, and what it costs."""
 
@@ -37,6 +76,7 @@ class Tier:
     targets: Targets = NO_TARGETS
     price: Price = FREE
     is_spot: bool = False
+    permissions: Permissions = DEFAULT_PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)

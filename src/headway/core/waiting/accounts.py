@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.core.request import Request
+from headway.core.terms import Terms
 
 PROMPT_COST = 1.0
 CACHED_COST = 0.1
@@ -20,6 +21,38 @@ BLOCK_S_COST = 0.05
 """Per KV block and second: a request of 20 blocks pays one token a second."""
 MAX_IDLE_ACCOUNTS = 16_384
 """Accounts of idle tenants that are kept; beyond, the longest idle is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How far a tenant is ahead of its share."""
+
+    excess: float
+    """Service beyond what an SLO request may take ahead of its tenant's turn, over the weight;
+    below zero there is some of that left."""
+    weight: float
+    others_weight: float
+    """Of the tenant that is to catch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Leads of tenants with SLO requests, while other tenants wait for their turn."""
+
+    leads: dict[str, Lead]
+
+    def owed(self, tenant: str, num_ahead: float) -> float:
+        """Service that others get before the next request of a tenant, in weighted tokens.
+
+        `num_ahead` is what the tenant's open requests will be charged before it.
+        """
+        lead = self.leads.get(tenant)
+        if lead is None:
+            return 0.0
+        return max(0.0, lead.excess + num_ahead / lead.weight) * lead.others_weight
+
+
+NO_SHARES = Shares({})
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +73,10 @@ class TenantAccount:
     num_waiting: int = 0
     num_running: int = 0
     """Running samples, and samples that a running prompt has yet to fork."""
+    num_live: int = 0
+    """Requests, waiting or running."""
+    num_not_spot: int = 0
+    """Requests that are not spot."""
     priorities: Counter[int] = field(default_factory=Counter[int])
     """Running samples by priority; aged requests do not count."""
 
@@ -64,6 +101,8 @@ class Accounts:
         """Running samples of all tenants, and samples yet to fork."""
         self.running: dict[str, TenantAccount] = {}
         """Accounts of the tenants that have running requests."""
+        self.active_weight = 0.0
+        """Sum of the weights of the tenants with requests that are not spot."""
         self._accounts: dict[str, TenantAccount] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._marks: dict[str, int] = {}
@@ -84,20 +123,46 @@ class Accounts:
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = TenantAccount(tenant)
+        is_spot = request.terms.is_spot
+        if account.num_not_spot:
+            self.active_weight += request.terms.weight - account.weight
+        elif not is_spot:
+            self.active_weight += request.terms.weight
         account.weight = request.terms.weight
+        account.num_live += 1
+        account.num_not_spot += not is_spot
         return account
 
-    def close_if_idle(self, request: Request) -> None:
-        """Mark the tenant idle if it has no request left."""
+    def share(self, terms: Terms) -> float:
+        """Return the fair share of a tenant with a request of these terms, 0 to 1."""
+        if terms.is_spot:
+            return 0.0
+        account = self._accounts.get(terms.tenant)
+        own = account.weight if account is not None and account.num_not_spot else 0.0
+        return terms.weight / max(terms.weight, self.active_weight - own + terms.weight)
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has requests here that are not spot."""
+        account = self._accounts.get(tenant)
+        own = account.weight if account is not None and account.num_not_spot else 0.0
+        return self.active_weight > own * 1.000001
+
+    def close(self, request: Request) -> None:
+        """Count a request of a tenant as ended; the tenant is idle after its last one."""
         account = self.of(request)
-        if account.num_running or account.num_waiting:
+        account.num_live -= 1
+        if not request.terms.is_spot:
+            account.num_not_spot -= 1
+            if not account.num_not_spot:
+                self.active_weight = max(0.0, self.active_weight - account.weight)
+        if account.num_live:
             return
         self._idle[account.tenant] = None
         self._idle.move_to_end(account.tenant)
         while len(self._idle) > MAX_IDLE_ACCOUNTS:
             tenant, _ = self._idle.popitem(last=False)
             account = self._accounts[tenant]
-            if not account.num_running and not account.num_waiting:
+            if not account.num_live:
                 del self._accounts[tenant]
 
     # ----------------------------------------------------------------- running
@@ -160,7 +225,16 @@ class Accounts:
             account, amount = accounts[tenant], OUTPUT_COST * num_tokens
             account.charge(amount)
 
+    def charge_lost(self, tenant: str, amount: float) -> None:
+        """Charge service that no tenant got because this one's targets shortened a step."""
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.counter += amount / account.weight
+
     def check(self, running: Iterable[Request]) -> None:
+        weights = [one.weight for one in self._accounts.values() if one.num_not_spot]
+        if abs(sum(weights) - self.active_weight) > 1e-6 * (1.0 + sum(weights)):
+            raise AssertionError(f"weights {weights} do not add up to {self.active_weight}")
         samples: Counter[str] = Counter()
         priorities: dict[str, Counter[int]] = {}
         for request in running:

@@ -19,9 +19,8 @@ from itertools import islice
 from math import inf
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.deadlines import NO_SHARES, Lead, Shares
 from headway.core.request import Request
-from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.accounts import NO_SHARES, Accounts, Lead, Shares
 from headway.core.waiting.aging import AgingTimer
 from headway.core.waiting.attribution import Head, WaitAttribution
 from headway.core.waiting.fair import URGENT_LEAD, FairQueue

@@ -1,4 +1,4 @@
-"""What tenants owe each other, and how it bounds what can be promised."""
+"""What tenants owe each other, and how it bounds which targets are feasible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def serve_ahead(engine: Paced, lead: float) -> None:
     account.charge(lead)
 
 
-def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for():
+def test_what_the_requests_of_a_tenant_use_of_its_lead_counts_for_the_next():
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
     serve_ahead(engine, URGENT_LEAD - 100)
     engine.step()
@@ -39,7 +39,7 @@ def test_a_tenant_is_promised_nothing_that_its_own_requests_use_up_the_lead_for(
     ("lead", "first", "second"),
     [(URGENT_LEAD - 1, "soon", "quiet"), (URGENT_LEAD + 1, "quiet", "soon")],
 )
-def test_a_promise_goes_before_another_tenants_share_within_the_lead_and_not_beyond(
+def test_a_request_with_targets_goes_before_another_tenant_within_the_lead_only(
     lead: float, first: str, second: str
 ):
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
@@ -50,7 +50,7 @@ def test_a_promise_goes_before_another_tenants_share_within_the_lead_and_not_bey
     assert order == ["running", first, second]
 
 
-def test_what_a_tenant_owes_others_counts_when_it_is_promised_something():
+def test_what_a_tenant_owes_others_counts_when_its_targets_are_judged():
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
     serve_ahead(engine, URGENT_LEAD + 3000)
     engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
@@ -74,18 +74,19 @@ def test_a_tenant_owes_nothing_to_itself_nor_to_spot():
     engine.run()
 
 
-def test_how_far_tenants_are_ahead_is_told_while_they_have_promises():
+def test_the_forecast_says_what_a_tenant_owes_others():
     engine = Paced(max_num_seqs=1, scheduling_policy="fair")
     serve_ahead(engine, URGENT_LEAD + 100)
     engine.ask("soon", 20, 2, tenant="busy", ttft_s=2.0)
     engine.step()
-    pace = engine.seen(Stepped)[-1].pace
-    assert pace is not None
-    assert list(pace.shares.leads) == ["busy"]
-    assert pace.shares.leads["busy"].excess == pytest.approx(100, abs=10)
-    assert pace.shares.owed("busy", 500) == pytest.approx(600, abs=10)
-    assert pace.shares.owed("busy", -500) == pace.shares.owed("quiet", 500) == 0.0
+    shares = engine.scheduler.waiting.shares(["busy"])
+    assert shares.leads["busy"].excess == pytest.approx(100, abs=10)
+    assert shares.owed("busy", 500) == pytest.approx(600, abs=10)
+    assert shares.owed("busy", -500) == shares.owed("quiet", 500) == 0.0
+    forecast = engine.seen(Stepped)[-1].forecast
+    assert forecast is not None
+    assert forecast.tenants["busy"].owed_s == pytest.approx(0.1 + 0.024, abs=0.02)
     engine.run()
-    pace = engine.seen(Stepped)[-1].pace
-    assert pace is not None
-    assert not pace.shares.leads
+    forecast = engine.seen(Stepped)[-1].forecast
+    assert forecast is not None
+    assert forecast.tenants["busy"].owed_s == 0.0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headway.config import SchedulerConfig
 from headway.core.budget import TokenBudget
-from headway.core.steptime import StepCost, StepShape
+from headway.core.slo.steptime import StepCost, StepShape
 
 AIM = 0.9
 """Share of a target that a step is planned to take: predictions err."""

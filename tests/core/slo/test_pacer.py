@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.control import Limits, Load
 from headway.core.events import Admitted, Finished, Refused, Stepped
-from headway.core.pacing import MAX_HELD_STEPS
 from headway.core.request import FinishReason
-from headway.core.steptime import StepCost, StepShape
+from headway.core.slo.pacer import MAX_DEFERRED_STEPS
+from headway.core.slo.step_limits import Limits, Load
+from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from tests.core.paced import Paced
 from tests.support.harness import Harness, make_request
@@ -54,8 +54,8 @@ def test_one_that_ends_at_a_stop_string_counts_for_the_length_of_outputs():
     engine.ask("a", 4, 100, deadline_s=100.0)
     engine.steps(10)
     engine.core.abort("a", FinishReason.STOP)
-    lengths = engine.scheduler.pacer._promises.lengths
-    assert lengths.expected_left("", 0, 100) < 20
+    lengths = engine.scheduler.pacer._lengths
+    assert lengths.expected_left("", "", 0, 100) < 20
 
 
 def test_nothing_is_refused_before_the_cost_of_a_step_is_known():
@@ -116,8 +116,8 @@ def test_one_that_is_continued_after_a_crash_is_taken_to_be_on_time():
     engine.step()
     pacer = engine.scheduler.pacer
     assert request.num_output_tokens == 31
-    job = pacer._job(request)
-    assert job.next_due_at == pytest.approx(engine.clock.now() + 0.1)
+    work = pacer._work(request)
+    assert work.next_due_at == pytest.approx(engine.clock.now() + 0.1)
     engine.run()
 
 
@@ -225,28 +225,29 @@ def test_nobody_gives_way_for_ever():
         for name in engine.step():
             last_in[name] = number
         for name in engine.running:
-            assert number - last_in.setdefault(name, number) <= MAX_HELD_STEPS + 1
+            assert number - last_in.setdefault(name, number) <= MAX_DEFERRED_STEPS + 1
     engine.run()
 
 
-def test_the_step_event_carries_how_the_engine_goes():
+def test_the_step_event_carries_the_forecast():
     engine = Paced()
     engine.ask("reader", 4, 5, tpot_s=0.1)
     engine.step()
     engine.step()
-    pace = engine.seen(Stepped)[-1].pace
-    assert pace is not None
-    assert pace.step_s == pytest.approx(0.09)
-    assert pace.cost.predict(StepShape(10, 20)) == pytest.approx(0.04, rel=0.1)
-    assert pace.cost.error < 0.05
+    forecast = engine.seen(Stepped)[-1].forecast
+    assert forecast is not None
+    assert forecast.speed.step_s == pytest.approx(0.09)
+    assert forecast.speed.cost.predict(StepShape(10, 20)) == pytest.approx(0.04, rel=0.1)
+    assert forecast.speed.cost.error < 0.05
 
 
 def test_a_prompt_of_many_samples_gets_its_seats_however_low_the_limit_is():
     engine = Paced(max_num_seqs=16)
     pacer = engine.scheduler.pacer
-    for number in range(6):
-        engine.ask(f"r{number}", 4, 40, tpot_s=0.011)
-    engine.steps(30)
+    engine.ask("reader", 4, 40, tpot_s=0.02)
+    engine.step()
+    pacer._controller._running_limit = 4.0
+    engine.step()
     assert pacer.limits.max_num_seqs < 8
     engine.add("many", 4, max_tokens=4, n=8)
     engine.run()
@@ -268,7 +269,7 @@ def test_what_is_kept_of_a_promise_goes_with_the_request():
     engine.abort("a0")
     engine.run()
     pacer = engine.scheduler.pacer
-    assert not pacer._promised
+    assert not pacer._open
     assert not pacer._first_token_at
 
 
@@ -278,7 +279,7 @@ def test_a_step_in_which_all_would_give_way_has_them_all(monkeypatch: pytest.Mon
         engine.add(name, 4, max_tokens=8)
     engine.steps(2)
     # As when the ones that stay find no block and sit out.
-    monkeypatch.setattr(engine.scheduler.pacer, "begin", lambda _running, _now: [])
+    monkeypatch.setattr(engine.scheduler.pacer, "begin", lambda *_: [])
     assert set(engine.step()) == {"a", "b", "c"}
 
 
@@ -299,12 +300,12 @@ def test_every_sample_of_a_prompt_has_what_was_promised():
     engine.steps(20)
     pacer = engine.scheduler.pacer
     other = engine.scheduler.requests["a#1"]
-    assert pacer._job(other).next_due_at > engine.clock.now(), "it is ahead of its reader"
+    assert pacer._work(other).next_due_at > engine.clock.now(), "it is ahead of its reader"
     engine.abort("a")
     engine.steps(2)
     assert pacer.limits.step_s is not None, "somebody still reads"
     engine.run()
-    assert not pacer._promised
+    assert not pacer._open
     assert not pacer._first_token_at
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.config import SchedulerConfig
-from headway.core.control import (
+from headway.core.slo.step_limits import (
     COOLDOWN_STEPS,
     LATENCY_TARGET_S,
     MIN_RUNNING,
@@ -18,7 +18,7 @@ from headway.core.control import (
     Load,
     largest_chunk,
 )
-from headway.core.steptime import StepCost, StepShape
+from headway.core.slo.steptime import StepCost, StepShape
 from headway.errors import ConfigError
 
 COST = StepCost(0.01, 1e-3, 0.2e-3, 1e-6, 0.1e-6, error=0.0, num_steps=1000)

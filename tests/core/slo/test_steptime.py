@@ -10,9 +10,9 @@ from time import perf_counter
 import pytest
 
 from headway.core.plan import ScheduledRequest, StepPlan
-from headway.core.steptime import StepCost, StepShape, StepTimeModel, shape_of
+from headway.core.slo.steptime import StepCost, StepShape, StepTimeModel, shape_of
 
-STEPS = Path(__file__).parent / "data" / "steps.csv"
+STEPS = Path(__file__).parents[1] / "data" / "steps.csv"
 """Steps of SmolLM2-135M on a shared machine, noted by benchmarks/sim/step_times.py."""
 TRUE = StepCost(0.02, 0.5e-3, 0.1e-3, 3e-6, 0.02e-6)
 """Far from what the model begins with, in every coefficient."""
@@ -106,18 +106,18 @@ def test_a_machine_that_becomes_three_times_as_slow_is_followed():
     assert model.cost.predict(shape) == pytest.approx(3 * TRUE.predict(shape), rel=0.1)
 
 
-def test_the_outlook_moves_less_than_the_prediction_of_the_next_step():
+def test_the_slow_cost_moves_less_than_the_prediction_of_the_next_step():
     model, shape = trained(300), StepShape(20, 0, 4000)
-    before_s = model.outlook.predict(shape)
+    before_s = model.slow_cost.predict(shape)
     for _ in range(3):
         model.observe(shape, 2 * TRUE.predict(shape))
     assert model.cost.predict(shape) > 1.3 * before_s
-    assert model.outlook.predict(shape) < 1.1 * before_s
+    assert model.slow_cost.predict(shape) < 1.1 * before_s
 
 
 def test_the_exported_cost_says_by_how_much_it_is_off():
     model = trained(100)
-    assert model.cost.error == model.outlook.error == model.error
+    assert model.cost.error == model.slow_cost.error == model.error
 
 
 def test_it_is_not_relied_on_before_it_has_seen_some_steps():

@@ -1,10 +1,10 @@
-"""How long a step takes, learned from the steps that were.
+"""Predicts how long a step takes, from the steps that were measured.
 
 A step's time is a sum of non-negative parts: a constant, the tokens and rows it computes, the
 context its decodes read and the attention of its prefill chunks. The coefficients are a
 non-negative least squares fit over the recent past, in relative error, so that short steps count
-as much as long ones. A machine that as a whole becomes slower or faster is followed by one factor,
-which moves much faster than the fit.
+as much as long ones. One factor, which moves much faster than the fit, follows a machine that as a
+whole becomes slower or faster.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from headway.core.plan import StepPlan
 FORGETTING = 0.998
 """What a step weighs after the next one; about the last 500 count."""
 RIDGE = 0.5
-"""How many steps of evidence the coefficients one begins with are worth, each."""
+"""Steps of evidence that each coefficient of the prior is worth."""
 FOLLOWING = 0.4
-"""How far the factor goes to meet a step that was slower or faster than predicted: what slows a
-machine down mostly lasts for a few steps."""
-OUTLOOK = 0.02
-"""The same for what lies further ahead than the next steps."""
+"""Smoothing of the factor from step to step: what slows a machine down mostly lasts for a few."""
+SLOW_FOLLOWING = 0.02
+"""Smoothing of the factor for predictions over many steps."""
 MAX_RATIO = 1.5
 """A step further off than this counts as if it had been off by this much."""
 NUM_ERRORS = 128
@@ -33,7 +32,7 @@ MIN_STEPS = 16
 
 
 class StepShape(NamedTuple):
-    """What of a step its time depends on."""
+    """The properties of a step that its time depends on."""
 
     num_decodes: int = 0
     num_prefill_tokens: int = 0
@@ -48,6 +47,12 @@ class StepShape(NamedTuple):
             num_prefill_tokens=self.num_prefill_tokens + num_tokens,
             prefill_work=self.prefill_work + prefill_work(num_tokens, start),
         )
+
+    def plus(self, other: StepShape) -> StepShape:
+        """The work of both."""
+        a, b, c, d = self
+        e, f, g, h = other
+        return StepShape(a + e, b + f, c + g, d + h)
 
 
 def prefill_work(num_tokens: int, start: int = 0) -> int:
@@ -70,7 +75,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The coefficients of a moment, in seconds: what a step costs, and how far off that may be.
+    """Step-cost coefficients in seconds, and the error of their predictions.
 
     A plain value, so that another process can predict as well as the one that measures.
     """
@@ -86,31 +91,35 @@ class StepCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps were seen to decide anything by it."""
+        """Whether enough steps were measured to decide anything by the coefficients."""
         return self.num_steps >= MIN_STEPS
 
     def predict(self, shape: StepShape) -> float:
         """Seconds a step of this shape takes."""
+        return self.constant_s + self.work_s(shape)
+
+    def work_s(self, shape: StepShape) -> float:
+        """Seconds that this work adds to the steps it is part of."""
+        num_decodes, num_prefill, num_context, attended = shape
         return (
-            self.constant_s
-            + self.per_decode_s * shape.num_decodes
-            + self.per_prefill_token_s * shape.num_prefill_tokens
-            + self.per_context_token_s * shape.num_context_tokens
-            + self.per_attended_s * shape.prefill_work
+            self.per_decode_s * num_decodes
+            + self.per_prefill_token_s * num_prefill
+            + self.per_context_token_s * num_context
+            + self.per_attended_s * attended
         )
 
     def prefill_s(self, num_tokens: int, start: int = 0) -> float:
-        """What a prefill adds to the steps it is part of."""
+        """Seconds that a prefill adds to the steps it is part of."""
         work = self.per_attended_s * prefill_work(num_tokens, start)
         return self.per_prefill_token_s * num_tokens + work
 
     def decode_s(self, num_context_tokens: float) -> float:
-        """What one decode adds to a step."""
+        """Seconds that one decode adds to a step."""
         return self.per_decode_s + self.per_context_token_s * num_context_tokens
 
 
 class StepTimeModel:
-    """Learns from each measured step; a few microseconds each."""
+    """Fits StepCost to measured steps; a few microseconds each."""
 
     def __init__(self, prior: StepCost | None = None) -> None:
         cost = prior or StepCost()
@@ -140,12 +149,12 @@ class StepTimeModel:
 
     @property
     def cost(self) -> StepCost:
-        """What the next step costs."""
+        """Coefficients for the next step."""
         return self._cost(self._factor)
 
     @property
-    def outlook(self) -> StepCost:
-        """What steps cost on the whole: for promises that many of them must keep."""
+    def slow_cost(self) -> StepCost:
+        """Coefficients for predictions over many steps, such as SLO admission control."""
         return self._cost(self._slow_factor)
 
     def _cost(self, factor: float) -> StepCost:
@@ -156,14 +165,14 @@ class StepTimeModel:
         return StepCost(a, b, c, d, e, self.error, self._num_steps)
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
-        """A step of this shape took so long."""
+        """Learn from a step of this shape that took `elapsed_s`."""
         if not elapsed_s > 0.0:
             return
         features = self._features(shape)
         pairs = zip(self._weights, features, strict=True)
         base_s = max(sum([weight * value for weight, value in pairs]), 1e-9)
         ratio = elapsed_s / (self._factor * base_s)
-        if self._num_steps == 0:  # the machine's speed: nothing was known of it
+        if self._num_steps == 0:  # nothing is known of the machine's speed before its first step
             self._factor, ratio = ratio, 1.0
             self._slow_factor = self._factor
         else:
@@ -172,7 +181,7 @@ class StepTimeModel:
         ratio = min(MAX_RATIO, max(1.0 / MAX_RATIO, ratio))
         self._fit([value / base_s for value in features], ratio)
         self._factor *= ratio ** max(FOLLOWING, 1.0 / self._num_steps)
-        share = max(OUTLOOK, 1.0 / self._num_steps)
+        share = max(SLOW_FOLLOWING, 1.0 / self._num_steps)
         self._slow_factor += share * (self._factor - self._slow_factor)
 
     def _features(self, shape: StepShape) -> tuple[float, ...]:

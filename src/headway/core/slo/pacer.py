@@ -1,0 +1,516 @@
+"""SLO admission control, per-step limits and deferred decodes, for the scheduler.
+
+Owns the step-time model, the controller of step limits, and the demand of the open SLO requests.
+Targets count only under the SLO-aware policies; under the others they shape nothing here. Where no
+request has targets all this costs next to nothing.
+
+What one tenant asks for must not cost the others more than its share. So the step target of a
+tenant is never below its step floor (headway.core.slo.feasibility), and the capacity that shorter
+steps lose is charged to the tenant that asked for them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from headway.config import SchedulerConfig
+from headway.core.plan import StepPlan
+from headway.core.request import FinishReason, Request, RequestState
+from headway.core.slo.demand import (
+    DemandTable,
+    Entry,
+    OutputLengths,
+    RunningWork,
+    round_down,
+)
+from headway.core.slo.feasibility import (
+    Feasible,
+    Infeasible,
+    TenantShare,
+    judge,
+    step_floor_s,
+    unconstrained_speed,
+)
+from headway.core.slo.forecast import NO_DEMAND, Demand, EngineSpeed, Forecast, TenantForecast
+from headway.core.slo.step_limits import AIM, Controller, Limits, Load
+from headway.core.slo.steptime import StepCost, StepShape, StepTimeModel, shape_of
+from headway.core.slo.targets import RemainingWork, remaining_work, slack_s
+from headway.core.terms import NO_TARGETS, Terms
+from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST, Accounts, Shares
+from headway.core.waiting.policies import SLO_AWARE_POLICIES
+
+MAX_DEFERRED_STEPS = 8
+"""Most consecutive steps that a decode may be deferred."""
+MAX_PREFILL_SHARE = 0.7
+"""Most of a step's time that decodes leave to urgent prefill."""
+MOST_CATCH_UP = 0.5
+"""Steps are shortened to at most this share of a TPOT target for a request that is late; one that
+needs more is not going to meet it."""
+ON_ITS_OWN = 0.95
+"""A late request that needs no less than this share of its TPOT target catches up without help:
+steps are planned to take less than that anyway."""
+MAX_TENANTS = 32
+"""Most tenants in a forecast, the latest to ask; requests of the others are judged by the engine
+alone."""
+FORECAST_S = 60.0
+"""How long a tenant that has asked for targets stays in the forecast."""
+SharesOf = Callable[[Iterable[str]], Shares]
+"""How far tenants are ahead of their share."""
+ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class _StepTarget(NamedTuple):
+    """What limits the next step, and which tenant asked for it."""
+
+    tightest_s: float
+    """The smallest TPOT target, not below the tenant's step floor."""
+    pace_s: float
+    """The smallest time per token needed from now on, not below the floor either."""
+    tenant: str
+
+
+class Pacer:
+    """Sets per-step limits, defers decodes with slack, and runs SLO admission control."""
+
+    def __init__(
+        self, config: SchedulerConfig, accounts: Accounts, find_cached: Callable[[Request], int]
+    ) -> None:
+        """`find_cached` counts the tokens of a request that are in the prefix cache."""
+        self.model = StepTimeModel()
+        self.cost: StepCost = self.model.cost
+        """Coefficients for the next step."""
+        self._slow_cost = self.model.slow_cost
+        self._config = config
+        self._accounts = accounts
+        self._is_slo_aware = config.scheduling_policy in SLO_AWARE_POLICIES
+        self._has_shares = config.scheduling_policy == "fair"
+        self._controller = Controller(config)
+        self._lengths = OutputLengths()
+        self._open: dict[str, Request] = {}
+        """The live requests that have targets."""
+        self._first_token_at: dict[str, float] = {}
+        self._find_cached = find_cached
+        self._num_cached: dict[str, int] = {}
+        """Tokens of open requests that were cached when they arrived."""
+        self._entries: dict[str, Entry] = {}
+        """What each open request that waits adds to the tables."""
+        self._table = DemandTable()
+        self._tables: dict[str, DemandTable] = {}
+        """By tenant."""
+        self._running_ids: set[str] = set()
+        """Open requests that were running when the tables were last refreshed."""
+        self._is_stale = True
+        """Whether requests may have started, left or progressed since then."""
+        self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
+        """When each tenant last asked for targets and on which terms, the latest last."""
+        self._num_deferred: dict[str, int] = {}
+        self._last_step = StepShape()
+        self._step_target: _StepTarget | None = None
+        self._free_step_s = 0.0
+        self._idle = Load(0, StepShape())
+        self.limits: Limits = self._controller.decide(self._idle, self.cost)
+        """Those of the step that is planned or running."""
+
+    @property
+    def has_slo_requests(self) -> bool:
+        """Whether due times should order the work of a step."""
+        return bool(self._open)
+
+    def speed(self, has_running: bool) -> EngineSpeed:
+        """What the engine can do, as of the last step."""
+        cost, step_s = self._slow_cost, self.limits.step_s
+        full_step_s = cost.constant_s + cost.prefill_s(self.limits.max_num_batched_tokens)
+        if step_s is None:
+            step_s = full_step_s
+        if not has_running:
+            return EngineSpeed(cost, step_s, full_step_s)
+        num_decodes, _, num_context, _ = self._last_step
+        decode_s = cost.work_s(StepShape(num_decodes, 0, num_context))
+        return EngineSpeed(cost, step_s, full_step_s, decode_s, cost.predict(self._last_step))
+
+    # --------------------------------------------------------------- admission
+
+    def add(
+        self,
+        request: Request,
+        running: Sequence[Request],
+        shares: SharesOf,
+        now: float,
+        is_resent: bool = False,
+    ) -> Feasible | Infeasible:
+        """Judge a request; if it is feasible, note its latest start and its demand.
+
+        A request that an earlier engine had admitted is not judged again.
+        """
+        terms = request.terms
+        if terms.targets == NO_TARGETS or not self._is_slo_aware:
+            return Feasible()
+        self.refresh(running, now)
+        tenant = terms.tenant
+        self._asked[tenant] = now, terms
+        self._asked.move_to_end(tenant)
+        if len(self._asked) > MAX_TENANTS:
+            self._asked.popitem(last=False)
+        self._num_cached[request.id] = self._find_cached(request)
+        work, speed = self._work(request), self.speed(bool(running))
+        verdict: Feasible | Infeasible = Feasible()
+        if not is_resent:
+            share = self._share_of(terms, running, shares((tenant,)), now)
+            verdict = judge(work, speed, self._demand(self._table, now), share, now)
+        if isinstance(verdict, Infeasible):
+            del self._num_cached[request.id]
+            return verdict
+        request.due_at = work.planned_start_at(speed.cost, speed.step_s)
+        if verdict.share_start_s is not None:
+            # Others reserved the time that this tenant is entitled to.
+            request.due_at = min(request.due_at, now + verdict.share_start_s)
+        self._admit(request, work, verdict.share_start_s is not None, now)
+        return verdict
+
+    def _admit(self, request: Request, work: RemainingWork, is_entitled: bool, now: float) -> None:
+        self._open[request.id] = request
+        self._first_token_at.pop(request.id, None)  # an earlier request may have had this id
+        self._enter(request, now)
+        horizon_s = min(work.next_due_at, work.last_due_at) - now
+        cost = self._slow_cost
+        if horizon_s < inf and cost.is_known:
+            work_s = cost.work_s(work.prefill) + cost.work_s(work.decodes)
+            self._table.tighter.add(0.0 if is_entitled else horizon_s, work_s, now)
+            self._tables[request.terms.tenant].tighter.add(horizon_s, work_s, now)
+
+    def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
+        """Further samples of a prompt begin, with its targets."""
+        if parent.id in self._open:
+            for child in children:
+                self._open[child.id] = child
+                self._running_ids.add(child.id)
+            self._is_stale = True
+
+    def leave(self, request: Request) -> None:
+        """A request has ended: it has no demand any more, and its length is known."""
+        self._num_cached.pop(request.id, None)
+        if self._open.pop(request.id, None) is None:
+            return
+        self._exit(request)
+        self._first_token_at.pop(request.id, None)
+        self._is_stale = True
+        if request.finish_reason in ENDED:
+            terms, max_tokens = request.terms, request.params.max_tokens or 1
+            num_tokens = request.num_output_tokens
+            self._lengths.observe(terms.tenant, terms.tier, num_tokens, max_tokens)
+
+    def _share_of(
+        self, terms: Terms, running: Sequence[Request], shares: Shares, now: float
+    ) -> TenantShare:
+        table, share = self._tables.get(terms.tenant), self._accounts.share(terms)
+        owed_s, demand = self._owed_s(terms.tenant, table, shares), NO_DEMAND
+        if table is not None:
+            demand = self._demand(table, now)
+        decode_s = self._decode_s(terms.tenant, running, self._slow_cost)
+        return TenantShare(share, demand if self._has_shares else None, owed_s, decode_s)
+
+    def _owed_s(self, tenant: str, table: DemandTable | None, shares: Shares) -> float:
+        num_ahead = 0.0 if table is None else table.num_tokens
+        return shares.owed(tenant, num_ahead) * self._slow_cost.per_prefill_token_s
+
+    def _decode_s(self, tenant: str, running: Sequence[Request], cost: StepCost) -> float:
+        """Seconds of each step that decodes with TPOT targets of a tenant take.
+
+        Its other decodes can be deferred.
+        """
+        own = [
+            one
+            for one in running
+            if one.terms.tenant == tenant and one.terms.targets.tpot_s is not None
+        ]
+        num_context = sum([one.num_computed for one in own])
+        return cost.per_decode_s * len(own) + cost.per_context_token_s * num_context
+
+    def _demand(self, table: DemandTable, now: float) -> Demand:
+        cost = self._slow_cost
+        return Demand(table.due(cost), table.starts(cost), table.tighter.rates(now))
+
+    def _work(self, request: Request) -> RemainingWork:
+        terms, max_tokens = request.terms, request.params.max_tokens or 1
+        num_left = self._lengths.expected_left(
+            terms.tenant, terms.tier, request.num_output_tokens, max_tokens
+        )
+        num_cached = self._num_cached.get(request.id, 0)
+        return remaining_work(request, num_left, self._first_token_at.get(request.id), num_cached)
+
+    # ------------------------------------------------------------------ demand
+
+    def _enter(self, request: Request, now: float) -> None:
+        """A request waits: its work is in the tables."""
+        work = self._work(request)
+        demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
+        start_at = round_down(request.due_at, now) if request.due_at < inf else inf
+        entry = Entry(demands, start_at, work.prefill, _num_tokens(work))
+        self._entries[request.id] = entry
+        self._table.add(entry)
+        self._tables.setdefault(request.terms.tenant, DemandTable()).add(entry)
+
+    def _exit(self, request: Request) -> None:
+        """A request waits no longer."""
+        entry = self._entries.pop(request.id, None)
+        if entry is not None:
+            self._table.remove(entry)
+            self._tables[request.terms.tenant].remove(entry)
+
+    def refresh(self, running: Iterable[Request], now: float) -> None:
+        """Bring the tables up to date with what started, was preempted or progressed."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        everyone, by_tenant = RunningWork(), dict[str, RunningWork]()
+        before, self._running_ids = self._running_ids, set()
+        if self._open:
+            for request in running:
+                if request.id in self._open:
+                    self._exit(request)
+                    self._running_ids.add(request.id)
+                    own = by_tenant.setdefault(request.terms.tenant, RunningWork())
+                    self._collect(request, everyone, own)
+            for request_id in before - self._running_ids:
+                if request_id in self._open and request_id not in self._entries:
+                    self._enter(self._open[request_id], now)
+        self._table.set_running(everyone)
+        for tenant, table in list(self._tables.items()):
+            work = by_tenant.get(tenant)
+            table.set_running(work or RunningWork())
+            if work is None and not table.num_waiting:
+                del self._tables[tenant]
+        for tenant in by_tenant.keys() - self._tables.keys():
+            table = self._tables[tenant] = DemandTable()
+            table.set_running(by_tenant[tenant])
+
+    def _collect(self, request: Request, everyone: RunningWork, own: RunningWork) -> None:
+        cost, work = self._slow_cost, self._work(request)
+        for due_at, shape in work.demands:
+            point = (due_at, cost.work_s(shape))
+            everyone.due.append(point)
+            own.due.append(point)
+        if work.num_prefill_left:
+            point = (request.due_at, cost.work_s(work.prefill))
+            everyone.starts.append(point)
+            own.starts.append(point)
+        own.num_tokens += _num_tokens(work)
+
+    def forecast(self, running: Sequence[Request], shares: SharesOf, now: float) -> Forecast:
+        """The state by which the API process refuses what would be refused here."""
+        speed = self.speed(bool(running))
+        while self._asked and next(iter(self._asked.values()))[0] < now - FORECAST_S:
+            self._asked.popitem(last=False)
+        if not self._asked and not self._open:
+            return Forecast(speed, active_weight=self._accounts.active_weight)
+        self.refresh(running, now)
+        leads = shares(self._asked)
+        tenants = {
+            tenant: self._tenant_forecast(terms, leads, now)
+            for tenant, (_, terms) in self._asked.items()
+        }
+        demand = self._exported(self._table, now)
+        return Forecast(speed, demand, tenants, self._accounts.active_weight)
+
+    def _tenant_forecast(self, terms: Terms, shares: Shares, now: float) -> TenantForecast:
+        table = self._tables.get(terms.tenant)
+        return TenantForecast(
+            self._accounts.share(terms),
+            NO_DEMAND if table is None else self._exported(table, now),
+            self._owed_s(terms.tenant, table, shares),
+            self._lengths.share(terms.tenant, terms.tier),
+        )
+
+    def _exported(self, table: DemandTable, now: float) -> Demand:
+        demand = self._demand(table, now)
+        return Demand(demand.due.since(now), demand.starts.since(now), demand.rates)
+
+    # ------------------------------------------------------------------- steps
+
+    def begin(self, running: list[Request], num_waiting: int, now: float) -> list[Request]:
+        """Set the limits of the next step; the running requests that take part in it."""
+        self._step_target = None
+        self._is_stale = True
+        if not self._open and self._config.mode != "latency":
+            self.limits = self._controller.decide(self._idle, self.cost)
+            return running
+        decoding: list[Request] = []
+        prefill_start = 0
+        for request in running:
+            if len(request.token_ids) - request.num_computed == 1:
+                decoding.append(request)
+            elif request.num_computed > prefill_start:
+                prefill_start = request.num_computed
+        self._free_step_s = self._unconstrained_step_s(running, decoding, num_waiting)
+        target = self._step_target = self._find_step_target(running, decoding, now)
+        deferred: dict[str, int] = {}
+        if target is not None and self.cost.is_known:
+            prefill_s = self._urgent_prefill_s(running, num_waiting, AIM * target.pace_s, now)
+            deferred = self._defer(decoding, prefill_s, AIM * target.pace_s, now)
+        self._num_deferred = deferred
+        if deferred:
+            running = [one for one in running if one.id not in deferred]
+            decoding = [one for one in decoding if one.id not in deferred]
+        shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
+        tightest_s, pace_s = (None, None) if target is None else target[:2]
+        load = Load(len(running), shape, tightest_s, prefill_start, pace_s, len(deferred))
+        self.limits = self._controller.decide(load, self.cost)
+        return running
+
+    def _unconstrained_step_s(
+        self, running: Sequence[Request], decoding: Sequence[Request], num_waiting: int
+    ) -> float:
+        """How long the next step would take without targets: the budget full, if prompts wait."""
+        cost, config = self.cost, self._config
+        shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
+        has_room = num_waiting > 0 and self._accounts.num_running < config.max_num_seqs
+        if has_room or len(decoding) < len(running):
+            shape = shape.plus_prefill(max(0, config.max_num_batched_tokens - len(decoding)))
+        return cost.predict(shape)
+
+    def _find_step_target(
+        self, running: Sequence[Request], decoding: Sequence[Request], now: float
+    ) -> _StepTarget | None:
+        """The shortest step that any tenant's TPOT targets ask for, within its share."""
+        wanted: dict[str, tuple[float, float, Terms]] = {}
+        for request in running:
+            terms = request.terms
+            tpot_s = terms.targets.tpot_s
+            if tpot_s is None or request.id not in self._open:
+                continue
+            tightest_s, pace_s, _ = wanted.get(terms.tenant, (inf, inf, terms))
+            pace_s = min(pace_s, self._pace_s(request, tpot_s, now))
+            wanted[terms.tenant] = (min(tightest_s, tpot_s), pace_s, terms)
+        found: _StepTarget | None = None
+        for tenant, (tightest_s, pace_s, terms) in wanted.items():
+            own_s = self._decode_s(tenant, decoding, self.cost)
+            share = self._accounts.share(terms)
+            floor_s = step_floor_s(self.cost, own_s, share, self._free_step_s) / AIM
+            target = _StepTarget(max(tightest_s, floor_s), max(pace_s, floor_s), tenant)
+            if found is None or target.pace_s < found.pace_s:
+                found = target
+        return found
+
+    def _pace_s(self, request: Request, tpot_s: float, now: float) -> float:
+        """The time per token that a request needs from now on to meet its TPOT target."""
+        first_at = self._first_token_at.get(request.id)
+        if first_at is None:
+            return tpot_s
+        num_output, max_tokens = request.num_output_tokens, request.params.max_tokens or 1
+        late_s = now - first_at - (num_output - 1) * tpot_s
+        if late_s <= 0.0:
+            return tpot_s
+        terms = request.terms
+        num_left = self._lengths.expected_left(terms.tenant, terms.tier, num_output, max_tokens)
+        needed_s = tpot_s - late_s / num_left
+        if needed_s < MOST_CATCH_UP * tpot_s:
+            return tpot_s
+        return min(tpot_s, needed_s / ON_ITS_OWN)
+
+    def by_urgency(self, prefilling: list[Request]) -> list[Request]:
+        """Requests with prompts to compute, the earliest latest start first."""
+        return sorted(prefilling, key=_due_at) if self.has_slo_requests else prefilling
+
+    def _defer(
+        self, decoding: Sequence[Request], prefill_s: float, step_s: float, now: float
+    ) -> dict[str, int]:
+        """Decodes with the most slack that leave the step, until it is expected to end in time.
+
+        For each, the number of consecutive steps that it has been deferred.
+        """
+        if self._config.mode not in ("auto", "latency"):
+            return {}
+        cost, deferred = self.cost, dict[str, int]()
+        full_s = cost.constant_s + sum([cost.decode_s(one.num_computed) for one in decoding])
+        excess_s = full_s + prefill_s - step_s
+        if excess_s <= 0.0:
+            return deferred
+        slacks = [slack_s(self._work(one), now, cost, step_s) for one in decoding]
+        ranked = sorted(zip(slacks, decoding, strict=True), key=_slack, reverse=True)
+        for slack, request in ranked[:-1]:  # one stays: a step without work would be no step
+            if excess_s <= 0.0 or slack < step_s:
+                break
+            num_deferred = self._num_deferred.get(request.id, 0)
+            if num_deferred < MAX_DEFERRED_STEPS:
+                deferred[request.id] = num_deferred + 1
+                excess_s -= cost.decode_s(request.num_computed)
+        return deferred
+
+    def _urgent_prefill_s(
+        self, running: Sequence[Request], num_waiting: int, step_s: float, now: float
+    ) -> float:
+        """Seconds of this step that prefills need so that each is done when it is due."""
+        num_free = self.limits.max_num_seqs - self._accounts.num_running
+        is_prefilling = any(len(one.token_ids) - one.num_computed > 1 for one in running)
+        if not is_prefilling and (num_waiting == 0 or num_free <= 0):
+            return 0.0
+        needed_s = self.cost.prefill_s(self._config.prefill_floor)
+        for request in running:
+            if len(request.token_ids) - request.num_computed > 1:
+                work = self._work(request)
+                left_s = max(step_s, min(work.next_due_at, work.last_due_at) - now - step_s)
+                if left_s < inf:
+                    needed_s += self.cost.work_s(work.prefill) * step_s / left_s
+        return min(needed_s, MAX_PREFILL_SHARE * step_s)
+
+    def end(self, plan: StepPlan, elapsed_s: float, now: float) -> None:
+        """Learn from a step that was measured."""
+        shape = shape_of(plan)
+        self._charge_lost(shape, elapsed_s)
+        self.model.observe(shape, elapsed_s)
+        self._controller.observe(shape, elapsed_s)
+        self.cost, self._slow_cost = self.model.cost, self.model.slow_cost
+        self._is_stale = True
+        num_deferred = len(self._num_deferred)
+        self._last_step = shape._replace(num_decodes=shape.num_decodes + num_deferred)
+        if self._open:
+            for item in plan.scheduled:
+                request = self._open.get(item.request_id)
+                if request is not None:
+                    self._follow(request, now)
+
+    def _charge_lost(self, shape: StepShape, elapsed_s: float) -> None:
+        """Charge the capacity that a shortened step lost to the tenant that asked for it."""
+        target, cost, step_s = self._step_target, self.cost, self.limits.step_s
+        if target is None or step_s is None or step_s >= self._free_step_s:
+            return
+        work_s = elapsed_s - cost.constant_s
+        if work_s <= 0.0 or not self._accounts.has_others(target.tenant):
+            return
+        lost_s = unconstrained_speed(cost, self._free_step_s) * elapsed_s - work_s
+        service = OUTPUT_COST * shape.num_decodes + PROMPT_COST * shape.num_prefill_tokens
+        if lost_s > 0.0:
+            self._accounts.charge_lost(target.tenant, service * lost_s / work_s)
+
+    def _follow(self, request: Request, now: float) -> None:
+        if request.state is RequestState.FINISHED:
+            self.leave(request)
+        elif request.num_output_tokens and request.id not in self._first_token_at:
+            # One that was continued after a crash has had others; it is taken to be on time.
+            had_s = (request.num_output_tokens - 1) * (request.terms.targets.tpot_s or 0.0)
+            self._first_token_at[request.id] = now - had_s
+
+    def check(self) -> None:
+        """The tables hold the requests that wait, in total and by tenant."""
+        self._table.check(list(self._entries.values()))
+        if not self._entries.keys() <= self._open.keys():
+            raise AssertionError("demand of requests that have ended")
+        if sum(table.num_waiting for table in self._tables.values()) != len(self._entries):
+            raise AssertionError("the demand of tenants does not add up")
+
+
+def _num_tokens(work: RemainingWork) -> float:
+    """Weighted tokens that the tenant will be charged."""
+    num_output = work.num_samples * work.num_output_left
+    return PROMPT_COST * work.num_prefill_left + OUTPUT_COST * num_output
+
+
+def _due_at(request: Request) -> float:
+    return request.due_at
+
+
+def _slack(pair: tuple[float, Request]) -> float:
+    return pair[0]

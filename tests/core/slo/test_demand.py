@@ -1,0 +1,132 @@
+"""The demand tables: rounding, exact sums, and what they cost with many open requests."""
+
+from __future__ import annotations
+
+import random
+import time
+from math import inf
+
+import pytest
+
+from headway.core.request import Request
+from headway.core.slo.demand import (
+    GRID,
+    DemandTable,
+    Entry,
+    OutputLengths,
+    RunningWork,
+    TighterLoad,
+    round_down,
+)
+from headway.core.slo.steptime import StepCost, StepShape
+from headway.core.terms import Targets, Terms
+from tests.core.paced import Paced
+from tests.support.harness import make_request
+
+COST = StepCost(num_steps=100)
+
+
+@pytest.mark.parametrize("horizon_s", [0.1, 0.5, 1.0, 3.0, 60.0, 5000.0])
+def test_a_time_is_rounded_down_by_at_most_a_part_of_its_horizon(horizon_s: float):
+    for now in (0.0, 17.3, 1e6):
+        rounded = round_down(now + horizon_s, now)
+        assert now + horizon_s * (1 - 1.01 / GRID) <= rounded <= now + horizon_s
+
+
+def test_times_that_have_passed_share_one_entry():
+    assert round_down(4.0, 5.0) == round_down(5.0, 5.0) == -inf
+
+
+def test_many_requests_share_few_entries():
+    table, now = DemandTable(), 100.0
+    draw = random.Random(1)
+    for _ in range(5000):
+        at = round_down(now + draw.uniform(0.5, 120.0), now)
+        table.add(Entry(((at, StepShape(10, 20)),), at, StepShape(0, 20), 40.0))
+    assert len(table.due(COST).times) < 300
+
+
+def test_a_table_is_the_sum_of_what_was_added_and_not_removed():
+    draw, table, entries = random.Random(2), DemandTable(), list[Entry]()
+    for _ in range(2000):
+        if entries and draw.random() < 0.5:
+            table.remove(entries.pop(draw.randrange(len(entries))))
+        else:
+            at = float(draw.randrange(20))
+            shape = StepShape(draw.randrange(50), draw.randrange(50), draw.randrange(999))
+            entries.append(Entry(((at, shape),), at - 1.0, shape, 1.0))
+            table.add(entries[-1])
+        if draw.random() < 0.2:
+            table.due(COST)
+        table.check(entries)
+        seconds = sum(COST.work_s(shape) for one in entries for _, shape in one.demands)
+        assert sum(table.due(COST).seconds) == pytest.approx(seconds)
+        assert list(table.due(COST).times) == sorted(table.due(COST).times)
+    table.set_running(running := RunningWork())
+    running.due.append((3.5, 7.0))
+    table.set_running(running)
+    assert table.due(COST).until(3.5) - table.due(COST).until(3.4) == pytest.approx(7.0)
+
+
+def test_an_entry_without_work_leaves_the_others_alone():
+    table = DemandTable()
+    some, none = (Entry(((3.0, work),), 3.0, work, 0.0) for work in (StepShape(2), StepShape()))
+    for entry in (some, none):
+        table.add(entry)
+    for entry in (some, none):
+        table.remove(entry)
+    table.check([])
+
+
+def test_points_as_durations_from_now():
+    table = DemandTable()
+    for at in (1.0, 2.0, 5.0):
+        table.add(Entry(((at, StepShape(0, 4)),), at, StepShape(), 0.0))
+    points = table.due(COST).since(2.5)
+    assert points.times == [0.0, 2.5]
+    assert points.seconds == pytest.approx([2e-3, 1e-3])
+
+
+def test_output_lengths_are_those_of_the_tenant_and_at_first_of_its_tier():
+    lengths = OutputLengths()
+    assert lengths.expected_left("a", "gold", 0, 100) == 100
+    for _ in range(300):
+        lengths.observe("a", "gold", 10, 100)
+    assert lengths.expected_left("a", "gold", 0, 100) == 12
+    assert lengths.expected_left("b", "gold", 0, 100) == 12
+    lengths.observe("b", "gold", 100, 100)
+    assert lengths.expected_left("b", "gold", 0, 100) == 100
+    assert lengths.expected_left("a", "gold", 0, 100) == 12, "another tenant changes nothing"
+    assert lengths.expected_left("a", "gold", 50, 100) == 25, "half-way to the end"
+
+
+def test_the_rate_of_admitted_work_is_forgotten():
+    load = TighterLoad()
+    for at in range(100):
+        load.add(1.5, 0.5, float(at))
+    assert load.rates(100.0)[1] == pytest.approx(0.5, rel=0.1)
+    assert load.rates(200.0)[1] < 0.01
+
+
+@pytest.mark.parametrize("num_open", [1000, 5000])
+def test_an_arrival_costs_the_same_however_many_requests_are_open(num_open: int):
+    engine = Paced(scheduling_policy="fair")
+    draw, core = random.Random(3), engine.core
+    for number in range(num_open):
+        targets = Targets(deadline_s=draw.uniform(40_000.0, 60_000.0))
+        terms = Terms(tenant=f"t{number % 50}", targets=targets)
+        core.add(request_of(f"r{number}", terms))
+    assert engine.refusal(f"r{num_open - 1}") is None
+    best_s = inf
+    terms = Terms(tenant="t0", targets=Targets(deadline_s=50_000.0))
+    for number in range(30):
+        request = request_of(f"x{number}", terms)
+        pacer, running = engine.scheduler.pacer, engine.scheduler.running
+        began_at = time.process_time()
+        pacer.add(request, running, engine.scheduler.waiting.shares, 0.0)
+        best_s = min(best_s, time.process_time() - began_at)
+    assert best_s < 0.5e-3, "0.2 ms on an idle machine"
+
+
+def request_of(name: str, terms: Terms) -> Request:
+    return make_request(name, 8, max_tokens=16, terms=terms)

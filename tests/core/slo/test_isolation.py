@@ -1,0 +1,150 @@
+"""What one tenant asks for costs the others no more than its share, one case at a time.
+
+Random scenarios are in tests/properties/isolation.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.slo.steptime import shape_of
+from headway.core.terms import Targets, Terms
+from tests.core.paced import COST, Paced
+from tests.support.harness import make_request
+
+
+@pytest.mark.parametrize("policy", ["fair", "deadline"])
+def test_refused_requests_cost_other_tenants_nothing(policy: str):
+    engine = Paced(scheduling_policy=policy)
+
+    def ask(name: str, tenant: str, max_tokens: int, deadline_s: float) -> None:
+        terms = Terms(tenant=tenant, targets=Targets(deadline_s=deadline_s))
+        now = engine.clock.now()
+        engine.core.add(make_request(name, 100, max_tokens, terms=terms, arrived_at=now))
+
+    for number in range(50):
+        ask(f"a{number}", "attacker", 3000, 0.3)
+        engine.advance(0.2)
+    assert len(engine.seen(Refused)) == 50
+    ask("victim", "victim", 200, 60.0)
+    assert engine.refusal("victim") is None
+
+
+def test_a_tenant_that_reserved_the_machine_loses_what_is_beyond_its_share():
+    engine = Paced(scheduling_policy="fair", max_num_seqs=8)
+    for number in range(40):
+        engine.ask(f"a{number}", 900, 10, tenant="a", deadline_s=30.0)
+    assert engine.refusal("a39") is not None, "there is no room left"
+    engine.steps(4)
+    for number in range(8):
+        engine.ask(f"b{number}", 400, 5, tenant="b", deadline_s=10.0)
+    refused = [number for number in range(8) if engine.refusal(f"b{number}")]
+    assert len(refused) <= 1, "3.3 s of work in half of 10 s"
+    engine.run()
+    for number in set(range(8)) - set(refused):
+        finished = engine.finish(f"b{number}")
+        assert finished.at <= 10.0 + 3.0
+
+
+class Neighbours:
+    """Tenant b keeps the engine full; tenant a comes with one request."""
+
+    def __init__(self, policy: str = "fair", weight: float = 1.0) -> None:
+        self.engine = Paced(scheduling_policy=policy, max_num_seqs=24)
+        self.weight = weight
+        self._num_added = 0
+
+    def b_tokens_per_s(self, num_steps: int) -> float:
+        engine, began_at = self.engine, self.engine.clock.now()
+        engine.events.clear()
+        for _ in range(num_steps):
+            while len(engine.scheduler.requests) < 36:
+                self._num_added += 1
+                terms = Terms(tenant="b", weight=self.weight)
+                name, at = f"b{self._num_added}", engine.clock.now()
+                engine.core.add(make_request(name, 16, 60, terms=terms, arrived_at=at))
+            plan = engine.core.begin_step()
+            if plan is not None:
+                engine.advance(COST.predict(shape_of(plan)))
+                engine.core.end_step()
+        found = [one for one in engine.seen(TokensEmitted) if one.request_id.startswith("b")]
+        return sum(len(one.token_ids) for one in found) / (engine.clock.now() - began_at)
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize("tpot_ms", [0.001, 25.0, 40.0])
+def test_a_tpot_target_leaves_other_tenants_their_share(tpot_ms: float, weight: float):
+    both = Neighbours(weight=weight)
+    alone = both.b_tokens_per_s(150)
+    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=tpot_ms / 1000)
+    both.b_tokens_per_s(50)
+    share = weight / (1.0 + weight)
+    assert both.b_tokens_per_s(150) >= 0.95 * share * alone
+
+
+def test_a_tpot_target_below_the_floor_of_its_tenant_is_refused_with_the_numbers():
+    both = Neighbours()
+    both.b_tokens_per_s(50)
+    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=0.012)
+    refused = both.engine.refusal("a")
+    assert refused is not None
+    assert "with a share of 50% of the machine; tpot_ms is 12" in refused.message
+
+
+def test_a_tpot_target_that_was_feasible_alone_yields_when_another_tenant_comes():
+    both = Neighbours()
+    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=0.013)
+    both.engine.steps(5)
+    assert both.engine.refusal("a") is None
+    assert both.engine.scheduler.pacer.limits.step_s == pytest.approx(0.9 * 0.013)
+    both.b_tokens_per_s(100)
+    assert both.engine.scheduler.pacer.limits.step_s > 0.016
+
+
+def test_the_capacity_that_short_steps_lose_is_charged_to_who_asked_for_them():
+    both = Neighbours()
+    both.b_tokens_per_s(100)
+    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=0.03)
+    account = both.engine.scheduler.accounts.of(both.engine.scheduler.requests["a"])
+    both.b_tokens_per_s(10)
+    before, served = account.counter, account.served
+    both.b_tokens_per_s(100)
+    charged = account.counter - before
+    assert charged > 5 * (account.served - served), "its own tokens are the lesser part"
+
+
+def test_nothing_is_charged_where_there_is_nobody_else():
+    engine = Paced(scheduling_policy="fair")
+    engine.ask("a", 8, 2000, tenant="a", tpot_s=0.013)
+    engine.add("long", 5000, max_tokens=2, terms=Terms(tenant="a"))
+    engine.steps(20)
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["a"])
+    assert account.counter == pytest.approx(account.served)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_targets_shape_no_steps_under_policies_that_are_not_slo_aware(policy: str):
+    both = Neighbours(policy)
+    both.b_tokens_per_s(50)
+    targets = Targets(ttft_s=0.001, tpot_s=1e-6, deadline_s=0.001)
+    both.engine.add("a", 8, max_tokens=500, terms=Terms(tenant="a", targets=targets))
+    both.b_tokens_per_s(100)
+    limits = both.engine.scheduler.pacer.limits
+    assert (limits.max_num_seqs, limits.prefill_cap, limits.step_s) == (24, 512, None)
+    assert both.engine.refusal("a") is None
+
+
+def test_the_forecast_carries_the_demand_as_durations():
+    engine = Paced(scheduling_policy="fair", max_num_seqs=2)
+    engine.advance(1000.0)
+    for number in range(6):
+        engine.ask(f"a{number}", 100, 10, tenant="a", deadline_s=20.0)
+    engine.step()
+    forecast = engine.seen(Stepped)[-1].forecast
+    assert forecast is not None
+    due = forecast.demand.due
+    assert due == forecast.tenants["a"].demand.due
+    assert 0.0 < min(due.times) <= max(due.times) <= 20.0
+    assert sum(due.seconds) == pytest.approx(6 * 0.11, rel=0.4)
+    assert forecast.active_weight == 1.0

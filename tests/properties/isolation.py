@@ -1,0 +1,319 @@
+"""Isolation: what a hostile tenant asks for costs the others no more than its share.
+
+A scenario is run twice on a virtual clock, with the real scheduler under `fair` and a linear
+step-cost model: with the asks of the hostile tenant (targets, priorities, samples), and with the
+same arrivals stripped of targets and priorities. The hostile tenant floods the engine either way.
+
+Two things must hold for the victims, which are all other tenants.
+
+    service   Weighted tokens that a victim gets in the run are no less than in the stripped run,
+              and no less than its demand or its fair share of the unconstrained capacity,
+              whichever is smaller, minus the bound below.
+    refusals  A request of a victim that fits into the victim's share is not refused: none is
+              refused that the same test admits with the victim's own demand alone. What the
+              victim owes others, being ahead of its share by more than the lead, counts.
+
+The bound, in weighted tokens, is that of headway.core.waiting.fair for two tenants that wait
+without a break, plus the lead that SLO requests may take:
+
+    LEAD w + w_p L + w_q M
+
+L is the longest prompt, M the tokens that requests of all running slots come to at their end, and
+w the weight of the victim by the least weight. Both runs may be off by it in opposite directions,
+so the comparison of the runs has twice the bound. Steps that are shorter than unconstrained ones
+lose capacity; the step floor bounds the loss by the share of the tenant that asked for them, so it
+is inside the fair share and adds nothing here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from unittest.mock import patch
+
+from headway.clock import VirtualClock
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Event, Refused
+from headway.core.executor import Capacity, Ticket
+from headway.core.params import SamplingParams
+from headway.core.plan import Sample, StepPlan, StepResult
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.core.slo.demand import Points
+from headway.core.slo.feasibility import Feasible, TenantShare, judge
+from headway.core.slo.forecast import NO_DEMAND, Demand
+from headway.core.slo.steptime import StepCost, StepShape, shape_of
+from headway.core.terms import NO_TARGETS, Targets, Terms
+from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST
+
+COST = StepCost(0.008, 0.3e-3, 0.25e-3, 0.0, 0.0)
+CAPACITY = Capacity(num_blocks=4000, block_size=16, max_model_len=8192)
+MAX_NUM_SEQS = 24
+DURATION_S = 10.0
+LEAD = 1024.0
+"""In the place of URGENT_LEAD, so that the bound is small beside the service of a run."""
+WARM_UP_STEPS = 64
+HOSTILE = "hostile"
+SAMPLE = Sample((7,))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a scenario."""
+
+    at: float
+    tenant: str
+    num_prompt: int
+    max_tokens: int
+    n: int = 1
+    priority: int = 0
+    targets: Targets = NO_TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Tenants by weight, KV quotas, and what arrives."""
+
+    weights: dict[str, float]
+    arrivals: tuple[Arrival, ...]
+    kv_shares: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def has_kv_quota(self) -> bool:
+        """Whether the hostile tenant has a backlog behind a KV quota."""
+        return bool(self.kv_shares)
+
+    def stripped(self) -> Scenario:
+        """The same arrivals, without the targets and priorities of the hostile tenant."""
+        return replace(
+            self,
+            arrivals=tuple(
+                replace(one, targets=NO_TARGETS, priority=0) if one.tenant == HOSTILE else one
+                for one in self.arrivals
+            ),
+        )
+
+    @property
+    def bound(self) -> float:
+        """Service by which a victim may fall short, over its weight (see above)."""
+        longest = max(one.num_prompt for one in self.arrivals)
+        most = MAX_NUM_SEQS * max(one.num_prompt + one.max_tokens for one in self.arrivals)
+        return LEAD + PROMPT_COST * longest + OUTPUT_COST * most
+
+
+def draw_scenario(seed: int, has_kv_quota: bool = False) -> Scenario:
+    """A random scenario; the hostile tenant floods, the others have loads of all kinds."""
+    draw = random.Random(f"isolation/{seed}")
+    names = [f"victim{number}" for number in range(draw.randint(1, 5))]
+    weights = {name: draw.choice([0.5, 1.0, 1.0, 2.0, 4.0]) for name in [HOSTILE, *names]}
+    arrivals: list[Arrival] = []
+    for name in names:
+        prompt, output = draw.choice([(20, 40), (100, 60), (600, 20), (60, 200)])
+        rate = draw.choice([0.3, 0.8, 1.5]) / len(names) / work_s(prompt, output)
+        targets = draw.choice(
+            [
+                NO_TARGETS,
+                NO_TARGETS,
+                Targets(deadline_s=draw.uniform(4.0, 15.0)),
+                Targets(ttft_s=3.0),
+            ]
+        )
+        arrivals += _poisson(draw, name, rate, (prompt, output), targets)
+    prompt, output = draw.choice([(8, 300), (100, 100), (1500, 10)])
+    rate = draw.choice([0.05, 0.5, 2.0]) / work_s(prompt, output)
+    hostile = _poisson(draw, HOSTILE, max(rate, 0.5), (prompt, output), NO_TARGETS)
+    arrivals += [_hostile_ask(draw, one) for one in hostile]
+    kv_shares = {HOSTILE: 0.05} if has_kv_quota else {}
+    return Scenario(weights, tuple(sorted(arrivals, key=lambda one: one.at)), kv_shares)
+
+
+def work_s(num_prompt: int, num_output: int) -> float:
+    """Seconds of work of one request, the constant part of steps left out."""
+    return COST.work_s(StepShape(num_output, num_prompt))
+
+
+def _poisson(
+    draw: random.Random, tenant: str, rate: float, size: tuple[int, int], targets: Targets
+) -> list[Arrival]:
+    found: list[Arrival] = []
+    at = draw.expovariate(rate)
+    while at < DURATION_S and len(found) < 800:
+        num_prompt = max(2, int(size[0] * draw.uniform(0.5, 1.5)))
+        max_tokens = max(2, int(size[1] * draw.uniform(0.5, 1.5)))
+        found.append(Arrival(at, tenant, num_prompt, max_tokens, targets=targets))
+        at += draw.expovariate(rate)
+    return found
+
+
+def _hostile_ask(draw: random.Random, one: Arrival) -> Arrival:
+    """Feasible and infeasible targets, extreme priorities, several samples."""
+    kinds = (
+        NO_TARGETS,
+        Targets(tpot_s=draw.choice([1e-6, 0.009, 0.012, 0.016, 0.02, 0.05])),
+        Targets(ttft_s=draw.choice([0.001, 0.2, 2.0])),
+        Targets(deadline_s=draw.choice([0.3, 5.0, 20.0, 60.0])),
+        Targets(0.5, 0.02, 30.0),
+    )
+    priority = draw.choice([0, -(2**31), 2**31])
+    n = draw.choice([1, 1, 1, 4])
+    return replace(one, targets=draw.choice(kinds), priority=priority, n=n)
+
+
+class _Executor:
+    def capacity(self) -> Capacity:
+        return CAPACITY
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        self._plan = plan
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        outcomes = tuple([SAMPLE if one.has_sample else None for one in self._plan.scheduled])
+        return StepResult(ticket.step_id, outcomes, COST.predict(shape_of(self._plan)))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the tenants got in one run."""
+
+    service: dict[str, float]
+    wrongly_refused: list[str]
+    num_refused: dict[str, int]
+
+
+class Run:
+    """One scenario on one engine."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._clock = VirtualClock()
+        config = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, scheduling_policy="fair")
+        self.scheduler = Scheduler(config, CAPACITY, enable_prefix_caching=False)
+        self._core = EngineCore(self.scheduler, _Executor(), self._clock, self._on_events)
+        for number in range(WARM_UP_STEPS):
+            shape = StepShape(number % 24, 64 * (number % 5))
+            self.scheduler.pacer.model.observe(shape, COST.predict(shape))
+        self.scheduler.pacer.cost = self.scheduler.pacer.model.cost
+        self._requests: dict[str, Request] = {}
+        self._fits: dict[str, bool] = {}
+        self.outcome = Outcome({}, [], {})
+
+    def play(self) -> Outcome:
+        """Serve what arrives for DURATION_S; what each tenant got by then."""
+        upcoming = list(enumerate(self._scenario.arrivals))[::-1]
+        while self._clock.now() < DURATION_S:
+            while upcoming and upcoming[-1][1].at <= self._clock.now():
+                self._add(*upcoming.pop())
+            plan = self._core.begin_step()
+            if plan is not None:
+                elapsed_s = COST.predict(shape_of(plan))
+                self._clock.advance_to(self._clock.now() + elapsed_s)
+                self._core.end_step()
+            elif upcoming:
+                self._clock.advance_to(max(self._clock.now(), upcoming[-1][1].at))
+            else:
+                break
+        accounts = self.scheduler.accounts
+        for tenant in self._scenario.weights:
+            account = accounts.get(tenant)
+            self.outcome.service[tenant] = 0.0 if account is None else account.served
+        return self.outcome
+
+    def _add(self, number: int, one: Arrival) -> None:
+        weight = self._scenario.weights[one.tenant]
+        kv_share = self._scenario.kv_shares.get(one.tenant, 1.0)
+        terms = Terms(one.tenant, one.tenant, weight, False, kv_share, targets=one.targets)
+        request = Request(
+            id=f"r{number}",
+            token_ids=[1] * one.num_prompt,
+            params=SamplingParams(max_tokens=one.max_tokens, n=one.n),
+            seed=0,
+            arrived_at=one.at,
+            priority=one.priority,
+            terms=terms,
+        )
+        self._requests[request.id] = request
+        if one.tenant != HOSTILE and one.targets != NO_TARGETS:
+            self._fits[request.id] = self._fits_into_share(request)
+        self._core.add(request)
+
+    def _fits_into_share(self, request: Request) -> bool:
+        """Whether the victim's own admitted demand plus this request fits into its share."""
+        pacer, scheduler, now = self.scheduler.pacer, self.scheduler, self._clock.now()
+        pacer.refresh(scheduler.running, now)
+        terms = request.terms
+        share = pacer._share_of(
+            terms, scheduler.running, scheduler.waiting.shares((terms.tenant,)), now
+        )
+        weights = self._scenario.weights
+        own_share = terms.weight / sum(weights.values())
+        share = TenantShare(own_share, share.demand or NO_DEMAND, share.owed_s, share.decode_s)
+        speed = pacer.speed(bool(scheduler.running))
+        full = replace(speed, step_s=speed.full_step_s)
+        # Beside a machine that others have reserved for ever: only the share is left.
+        full_up = Points([-inf], [1e9])
+        demand = Demand(full_up, full_up)
+        return isinstance(judge(pacer._work(request), full, demand, share, now), Feasible)
+
+    def _on_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Refused):
+                tenant = self._requests[event.request_id].terms.tenant
+                refused = self.outcome.num_refused
+                refused[tenant] = refused.get(tenant, 0) + 1
+                if self._fits.get(event.request_id):
+                    self.outcome.wrongly_refused.append(event.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How close a scenario came to the bound."""
+
+    worst_ratio: float
+    """Service that a victim missed by the bound; above 1 isolation is broken."""
+    wrongly_refused: int
+    num_victim_refusals: int
+
+
+def judge_scenario(scenario: Scenario) -> Verdict:
+    """Run a scenario with and without the hostile asks, and compare what the victims got."""
+    with (
+        patch("headway.core.waiting.fair.URGENT_LEAD", LEAD),
+        patch("headway.core.waiting.queue.URGENT_LEAD", LEAD),
+    ):
+        asked, stripped = Run(scenario).play(), Run(scenario.stripped()).play()
+    weights, worst = scenario.weights, 0.0
+    fair = _fair_service(scenario)
+    for tenant, weight in weights.items():
+        if tenant == HOSTILE:
+            continue
+        bound = scenario.bound * max(1.0, weight / min(weights.values()))
+        missing = stripped.service[tenant] - asked.service[tenant]
+        # A victim that has more admitted without the asks loses only what is beyond its share.
+        below_fair = fair[tenant] - asked.service[tenant]
+        worst = max(worst, min(missing, below_fair) / bound, missing / (2 * bound))
+    victims = [count for name, count in asked.num_refused.items() if name != HOSTILE]
+    return Verdict(worst, len(asked.wrongly_refused), sum(victims))
+
+
+def _fair_service(scenario: Scenario) -> dict[str, float]:
+    """Each tenant's demand or its share of the unconstrained capacity, whichever is smaller."""
+    demand: dict[str, float] = dict.fromkeys(scenario.weights, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(scenario.weights, 0.0)
+    for one in scenario.arrivals:
+        num_output = one.n * one.max_tokens
+        demand[one.tenant] += PROMPT_COST * one.num_prompt + OUTPUT_COST * num_output
+        seconds[one.tenant] += work_s(one.num_prompt, num_output)
+    speed = 1.0 - COST.constant_s / COST.predict(StepShape(MAX_NUM_SEQS))
+    total = sum(scenario.weights.values())
+    found: dict[str, float] = {}
+    for tenant, weight in scenario.weights.items():
+        part = speed * DURATION_S * weight / total / max(seconds[tenant], 1e-9)
+        found[tenant] = demand[tenant] * min(1.0, part)
+    return found
