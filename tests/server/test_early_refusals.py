@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -142,9 +143,8 @@ def test_an_early_refusal_costs_the_same_however_many_requests_are_open(num_open
         engine.core.add(make_request(f"r{number}", 8, max_tokens=16, terms=terms))
     reader = ForecastReader()
     stepped = SimpleNamespace(forecast=engine.scheduler.forecast(0.0))
-    reader.observe(
-        SimpleNamespace(arrived=[], refused=[], finished=[], idled=[], stepped=[stepped]), 0.0
-    )
+    batch: Any = SimpleNamespace(arrived=[], refused=[], finished=[], idled=[], stepped=[stepped])
+    reader.observe(batch, 0.0)
     info = EngineInfo(engine.capacity, 8, 100, scheduling_policy="fair")
     terms, best_s = Terms(tenant="t49", targets=Targets(deadline_s=50_000.0)), 1.0
     for number in range(30):

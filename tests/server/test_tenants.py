@@ -130,7 +130,8 @@ async def test_a_tier_may_keep_requests_from_asking(serve, body: Any, entry: str
 async def test_without_a_tenants_file_targets_have_floors_too(serve) -> None:
     made = await serve(text=None)
     for field in ("ttft_ms", "tpot_ms", "deadline_ms"):
-        error = check_error(await ask(made, **{field: 0.001}), 400)
+        body: dict[str, Any] = {field: 0.001}
+        error = check_error(await ask(made, **body), 400)
         assert "in tier 'default'" in error["message"]
     assert not made.process.added
 
