@@ -29,7 +29,7 @@ else:
         Base = object
 
 KERNELS = Path(__file__).parent
-TARGET = KERNELS.parent / "src/headway/executors/torch/libheadway_kernels.so"
+TARGET = KERNELS.parent / "src/headway/executors/cpu/libheadway_kernels.so"
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-psabi"),

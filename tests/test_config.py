@@ -221,7 +221,7 @@ def test_the_cache_is_as_large_as_asked():
 def test_the_cache_is_no_larger_than_every_seat_needs():
     choice = resolved(max_num_seqs=2)
     assert choice.num_blocks == 2 * 2048 // 16
-    assert "room for every seat" in choice.reasons[-1]
+    assert "room for every sequence" in choice.reasons[-1]
 
 
 def test_the_cache_takes_half_of_what_the_weights_leave():

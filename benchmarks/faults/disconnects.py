@@ -59,7 +59,7 @@ from benchmarks.support.proc_stats import (
     until_quiet,
 )
 from benchmarks.support.servers import RunningServer
-from headway.bench.http import Connection, HttpClient, HttpFailure, Origin
+from headway.bench.load.http import Connection, HttpClient, HttpFailure, Origin
 from headway.workload import Vocabulary
 
 SETTINGS = {"max_num_queued_reqs": 100_000, "max_num_queued_tokens": 100_000_000}
@@ -84,7 +84,7 @@ class Leave:
 
 
 @dataclass(slots=True)
-class Visit:
+class QuotaLease:
     """What a client saw before it was over."""
 
     status: int = 0
@@ -97,9 +97,9 @@ class Visit:
     error: str = ""
 
 
-async def visit(origin: Origin, body: dict[str, Any], leave: Leave) -> Visit:
+async def visit(origin: Origin, body: dict[str, Any], leave: Leave) -> QuotaLease:
     """Send one request and read until the end, or until it is time to leave."""
-    seen = Visit()
+    seen = QuotaLease()
     connection = None
     try:
         connection = await HttpClient(origin).connect()
@@ -116,7 +116,7 @@ async def visit(origin: Origin, body: dict[str, Any], leave: Leave) -> Visit:
 
 
 async def _converse(
-    connection: Connection, body: dict[str, Any], leave: Leave, seen: Visit
+    connection: Connection, body: dict[str, Any], leave: Leave, seen: QuotaLease
 ) -> None:
     await connection.send(encode(body))
     seen.status = connection.status
@@ -130,7 +130,7 @@ async def _converse(
 
 
 async def _read_events(
-    connection: Connection, leave: Leave, seen: Visit, counts_tokens: bool
+    connection: Connection, leave: Leave, seen: QuotaLease, counts_tokens: bool
 ) -> None:
     rest = b""
     while piece := await connection.read():
@@ -231,7 +231,7 @@ async def send_crowd(origin: Origin, crowd: Crowd) -> dict[str, Counter[str]]:
     return ends
 
 
-def _end_of(seen: Visit) -> str:
+def _end_of(seen: QuotaLease) -> str:
     if seen.has_left:
         return "left during the answer" if seen.status else "left before the answer"
     if seen.is_complete:

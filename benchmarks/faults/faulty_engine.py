@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.faults.injection import Inbox
 from headway.core.executor import Capacity, Executor, Ticket
 from headway.core.plan import StepPlan, StepResult
-from headway.engine import process
+from headway.engine.process import loop as process
 from headway.engine_main import main
 from headway.executors.torch.executor import TorchExecutor
 from headway.executors.torch.step_model import Scores

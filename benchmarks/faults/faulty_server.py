@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.faults.injection import Inbox
 from headway.build import run_server
 from headway.config import load_config
-from headway.engine import launcher
+from headway.engine.supervise import launcher
 from headway.text import output
 
 ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.faults.faulty_engine")

@@ -56,9 +56,9 @@ from benchmarks.support.proc_stats import (
     usage_of,
 )
 from benchmarks.support.servers import RunningServer
-from headway.bench.http import HttpClient
-from headway.bench.load_records import LoadRecord, Outcome
-from headway.bench.openai import WORDS, Target, ask
+from headway.bench.load.http import HttpClient
+from headway.bench.load.openai import WORDS, Target, ask
+from headway.bench.load.records import LoadRecord, Outcome
 from headway.bench.records import percentile
 from headway.clock import SystemClock
 from headway.workload import Vocabulary, WorkItem

@@ -39,7 +39,7 @@ from typing import Any
 
 from benchmarks.faults.bad_inputs import corpus
 from benchmarks.faults.cases import Target
-from benchmarks.faults.disconnects import Leave, Visit, accounts, unbalanced, visit
+from benchmarks.faults.disconnects import Leave, QuotaLease, accounts, unbalanced, visit
 from benchmarks.faults.engine_faults import INBOX, KINDS
 from benchmarks.faults.exchange import exchange, problems_of
 from benchmarks.faults.injection import FOLDER_VARIABLE, inject, is_pending
@@ -144,7 +144,7 @@ class Soak:
             async with asyncio.timeout(HUNG_S):
                 seen = await visit(proc_stats.origin_of(self._server), body, leave)
         except TimeoutError:
-            seen = Visit(error=f"no end within {HUNG_S:.0f} s")
+            seen = QuotaLease(error=f"no end within {HUNG_S:.0f} s")
         found, end = self.found, end_of(seen)
         if end is None:
             found.unexplained.append(f"{self._now:.0f} s: {seen}")
@@ -238,7 +238,7 @@ def shape(number: int, item: WorkItem) -> tuple[dict[str, Any], Leave]:
     return body, Leave()
 
 
-def end_of(seen: Visit) -> str | None:
+def end_of(seen: QuotaLease) -> str | None:
     """None for an end that nobody asked for and nothing explains."""
     if seen.has_left:
         return LEFT

@@ -88,10 +88,10 @@ async def stream(client: httpx.AsyncClient, job: dict[str, Any], heard: Any = No
 
 async def undisturbed(client: httpx.AsyncClient, jobs: Sequence[dict[str, Any]]) -> list[Answer]:
     """What the answers have to be: each job run twice, in different company."""
-    gate = asyncio.Semaphore(16)
+    admission = asyncio.Semaphore(16)
 
     async def one(job: dict[str, Any]) -> Answer:
-        async with gate:
+        async with admission:
             return await stream(client, job)
 
     first = await asyncio.gather(*(one(job) for job in jobs))

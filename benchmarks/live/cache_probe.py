@@ -36,9 +36,9 @@ import numpy as np
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import Launcher, RunningServer, start_model_server
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.http import HttpClient
-from headway.bench.load_records import LoadRecord, Outcome
-from headway.bench.openai import Access, Target, ask, first_model
+from headway.bench.load.http import HttpClient
+from headway.bench.load.openai import Access, Target, ask, first_model
+from headway.bench.load.records import LoadRecord, Outcome
 from headway.clock import SystemClock
 from headway.tenancy.keys import digest_of_text, make_key, write_digest
 from headway.workload import Vocabulary, WorkItem

@@ -37,11 +37,11 @@ from typing import Any
 
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
-from headway.bench.http import HttpClient
-from headway.bench.load import Limits, LoadRun, run_load
-from headway.bench.load_records import LoadRecord, Outcome
-from headway.bench.load_stats import Targets, summarize_load
-from headway.bench.openai import Target, ask
+from headway.bench.load.http import HttpClient
+from headway.bench.load.openai import Target, ask
+from headway.bench.load.records import LoadRecord, Outcome
+from headway.bench.load.runner import LoadRun, RunLimits, run_load
+from headway.bench.load.stats import LoadTargets, summarize_load
 from headway.clock import SystemClock
 from headway.workload import (
     Bounds,
@@ -86,7 +86,7 @@ class Rates:
     output_tokens_per_s: float
 
 
-def steady_rates(records: Sequence[LoadRecord], duration_s: float, targets: Targets) -> Rates:
+def steady_rates(records: Sequence[LoadRecord], duration_s: float, targets: LoadTargets) -> Rates:
     begin_s = RAMP_SHARE * duration_s
     window_s = duration_s - begin_s
     done = [
@@ -109,8 +109,8 @@ async def measure_capacity(
 ) -> Rates:
     """With every seat taken and nobody waiting."""
     work = workload(ClosedLoop(NUM_SEATS), vocabulary)
-    run = await run_load(target, work, Limits(duration_s=duration_s), seed - 1)
-    return steady_rates(run.records, duration_s, Targets())
+    run = await run_load(target, work, RunLimits(duration_s=duration_s), seed - 1)
+    return steady_rates(run.records, duration_s, LoadTargets())
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class Options:
 
     duration_s: float
     idle_s: float
-    targets: Targets
+    targets: LoadTargets
     factors: tuple[float, ...] = FACTORS
 
 
@@ -182,7 +182,7 @@ class Bench:
         options, run = self.options, LoadRun()
         before = proc_stats.both_usages(self.server)
         work = workload(Poisson(factor * capacity), self.vocabulary)
-        limits = Limits(duration_s=options.duration_s, max_concurrency=MAX_CONCURRENCY)
+        limits = RunLimits(duration_s=options.duration_s, max_concurrency=MAX_CONCURRENCY)
         await run_load(self.target, work, limits, seed, run)
         return {
             "factor": factor,
@@ -239,7 +239,7 @@ async def run(
     target = await proc_stats.target_of(server)
     bench = Bench(server, target, vocabulary, options, Prober(target, vocabulary))
     warm_up = workload(ClosedLoop(8), vocabulary)
-    await run_load(target, warm_up, Limits(num_requests=16), -1000)
+    await run_load(target, warm_up, RunLimits(num_requests=16), -1000)
     capacity = await measure_capacity(target, vocabulary, capacity_s)
     print(f"capacity: {asdict(capacity)}", flush=True)
     found: list[list[dict[str, Any]]] = []
@@ -381,7 +381,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="draw the picture here")
     args = proc_stats.arguments(parser)
-    options = Options(args.duration, args.idle, Targets(ttft_s=args.ttft, tpot_s=args.tpot))
+    options = Options(args.duration, args.idle, LoadTargets(ttft_s=args.ttft, tpot_s=args.tpot))
     vocabulary = proc_stats.LETTERS if args.fake else Vocabulary()
     settings = {"max_queue_wait_s": args.max_queue_wait_s}
     with (

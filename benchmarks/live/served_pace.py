@@ -40,7 +40,7 @@ from benchmarks.live.served_rig import (
     MODEL_ERROR,
     REFUSED,
     Served,
-    Site,
+    ServerParts,
     body_of,
     record_of,
     scaled,
@@ -48,9 +48,9 @@ from benchmarks.live.served_rig import (
 from benchmarks.sim import control, deadlines
 from benchmarks.sim.pace_rig import NUM_SEATS
 from benchmarks.support import proc_stats
-from headway.bench.load import LoadRun
-from headway.bench.load_records import Outcome
-from headway.bench.load_stats import summarize_load
+from headway.bench.load.records import Outcome
+from headway.bench.load.runner import LoadRun
+from headway.bench.load.stats import summarize_load
 from headway.clock import SystemClock
 from headway.core.terms import Targets, Terms
 from headway.sim import Record
@@ -68,7 +68,7 @@ MAX_REFUSAL_P99_S = 0.05
 
 
 async def run_phases(
-    site: Site, served: Served, phase_s: float, target_s: float | None, seed: int
+    site: ServerParts, served: Served, phase_s: float, target_s: float | None, seed: int
 ) -> dict[str, Any]:
     """Some callers all the time, the others for the phase in the middle."""
     draw = partial(control.asked_for, target_s)
@@ -107,7 +107,11 @@ def median_tpot(records: Sequence[Record]) -> float:
 
 
 def run_setting(
-    site: Site, limits: tuple[int, int] | None, phase_s: float, target_s: float | None, seed: int
+    site: ServerParts,
+    limits: tuple[int, int] | None,
+    phase_s: float,
+    target_s: float | None,
+    seed: int,
 ) -> dict[str, Any]:
     settings = {**control.settings_of("auto", limits), "scheduling_policy": "fair"}
 
@@ -119,7 +123,7 @@ def run_setting(
         return proc_stats.run_client(measure(served))
 
 
-def choose_target(site: Site, phase_s: float) -> dict[str, float]:
+def choose_target(site: ServerParts, phase_s: float) -> dict[str, float]:
     """From the widest fixed setting alone."""
     found = run_setting(site, FIXED[-1], phase_s, None, seed=1000)
     settings = control.settings_of("fixed", FIXED[-1])
@@ -144,7 +148,7 @@ def merge(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_control(
-    site: Site,
+    site: ServerParts,
     phase_s: float,
     target_s: float | None,
     rounds: int,
@@ -200,7 +204,7 @@ def control_failures(report: Mapping[str, Any]) -> list[str]:
 # ----------------------------------------------------------------------- deadlines
 
 
-def measure_capacity(site: Site, duration_s: float, seed: int) -> dict[str, float]:
+def measure_capacity(site: ServerParts, duration_s: float, seed: int) -> dict[str, float]:
     """Of the full engine: requests per second, and what that makes of the targets."""
     settings = {**deadlines.POLICIES["fcfs"], "max_num_seqs": NUM_SEATS}
 
@@ -236,7 +240,7 @@ def bodies_of(policy: str, scale: float) -> dict[str, dict[str, object]]:
 
 
 async def run_level(
-    site: Site, served: Served, rate: float, duration_s: float, seed: int
+    site: ServerParts, served: Served, rate: float, duration_s: float, seed: int
 ) -> tuple[LoadRun, proc_stats.Scrape]:
     """The requests, and the server's metrics at the moment when the sending ends."""
     await site.warm_up(served, deadlines.unpromised)
@@ -273,7 +277,7 @@ def level_report(
 
 
 def run_deadlines(
-    site: Site, loads: Sequence[float], duration_s: float, seed: int
+    site: ServerParts, loads: Sequence[float], duration_s: float, seed: int
 ) -> dict[str, Any]:
     capacity = measure_capacity(site, duration_s, seed)
     print(f"capacity: {capacity}")
@@ -345,7 +349,7 @@ def main() -> int:
     tiers.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
     tiers.add_argument("--seed", type=int, default=0)
     args = proc_stats.arguments(parser)
-    site = Site(args.model)
+    site = ServerParts(args.model)
     if args.command == "control":
         target_s = None if args.target_ms is None else args.target_ms / 1000
         report = run_control(site, args.phase, target_s, args.rounds, args.fixed)

@@ -25,9 +25,9 @@ from benchmarks.live.account_clients import write_tenants
 from benchmarks.live.overload import SMALL
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
-from headway.bench.load import Limits, LoadRun, run_load
-from headway.bench.load_records import LoadRecord, Outcome
-from headway.bench.openai import Access, Target
+from headway.bench.load.openai import Access, Target
+from headway.bench.load.records import LoadRecord, Outcome
+from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.core.terms import NO_TERMS, Targets, Terms
 from headway.sim import Record
 from headway.tenancy.keys import make_key
@@ -115,7 +115,7 @@ class Served:
         return replace(self, target=replace(self.target, access=access))
 
     async def send(self, mix: Mix, duration_s: float, seed: int) -> LoadRun:
-        limits = Limits(duration_s=duration_s, max_concurrency=MAX_CONCURRENCY)
+        limits = RunLimits(duration_s=duration_s, max_concurrency=MAX_CONCURRENCY)
         return await run_load(self.target, mix, limits, seed)
 
     async def scrape(self) -> proc_stats.Scrape:
@@ -123,7 +123,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ServerParts:
     """What is measured: a model's server, or the fake one."""
 
     model: Path | None
@@ -165,4 +165,4 @@ class Site:
         ask for nothing."""
         plain = served.asking({name: {} for name in served.target.access})
         mix = self.mix(draw, WARM_UP_CALLERS)
-        await run_load(plain.target, mix, Limits(num_requests=WARM_UP), -1000)
+        await run_load(plain.target, mix, RunLimits(num_requests=WARM_UP), -1000)

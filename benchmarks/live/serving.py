@@ -26,12 +26,12 @@ from statistics import median
 import psutil
 
 from benchmarks.support.servers import RunningServer, start_model_server
-from headway.bench.http import parse_url
-from headway.bench.load import Limits, run_load
-from headway.bench.load_records import Outcome
-from headway.bench.measure import name_model
-from headway.bench.modes import Bench
-from headway.bench.openai import Target
+from headway.bench.load.http import parse_url
+from headway.bench.load.measure import name_model
+from headway.bench.load.openai import Target
+from headway.bench.load.records import Outcome
+from headway.bench.load.runner import RunLimits, run_load
+from headway.bench.offline.modes import Bench
 from headway.build import load_model
 from headway.clock import SystemClock
 from headway.config import load_config
@@ -137,7 +137,7 @@ async def stream(server: RunningServer, batch: Sequence[WorkItem], num_clients: 
     run = await run_load(
         Target(origin, model),
         Listed(tuple(batch), num_clients),
-        Limits(num_requests=len(batch)),
+        RunLimits(num_requests=len(batch)),
     )
     elapsed_s = time.perf_counter() - started_at
     api_end_s, engine_end_s = cpu_s(server)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.bench.modes import Spread
+from headway.bench.offline.modes import Spread
 
 
 @dataclass(frozen=True, slots=True)

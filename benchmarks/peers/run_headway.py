@@ -18,7 +18,7 @@ from benchmarks.peers.runner import (
     serve,
 )
 from headway._version import __version__
-from headway.bench.modes import Bench
+from headway.bench.offline.modes import Bench
 from headway.build import load_model
 from headway.clock import SystemClock
 from headway.config import load_config

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from headway.bench.modes import Bench
+from headway.bench.offline.modes import Bench
 from headway.bench.records import RunRecord
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig

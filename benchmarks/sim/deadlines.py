@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks.sim.pace_rig import NUM_SEATS, Tier, draw_record, make_simulation
 from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
-from headway.server.gate import DrainRate
+from headway.server.admission import DrainRate
 from headway.sim import Record, Simulation, percentile
 
 TIERS = (

@@ -215,7 +215,7 @@ class TenantRig:
                 self._work += PROMPT_COST * num_fresh
                 self._charge(record, PROMPT_COST * num_fresh)
         scheduler, elapsed_s = self.engine.scheduler, self.engine.executor.step_s
-        for name, blocks in scheduler.kv.held.items():
+        for name, blocks in scheduler.kv.blocks_by_tenant.items():
             number = self._numbers[name]
             cost = BLOCK_S_COST * len(blocks) * elapsed_s
             self._service[number] += cost / self._tenants[number].weight

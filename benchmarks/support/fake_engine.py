@@ -17,10 +17,10 @@ from headway.core.events import Sink
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import Sample, ScheduledRequest, StepPlan, StepResult, TokenLogprobs
 from headway.core.scheduler import Scheduler
-from headway.engine.journal import JournaledExecutor
-from headway.engine.launcher import STACKS_SIGNAL
-from headway.engine.messages import EngineInfo
-from headway.engine.process import EngineLoop, Progress, ignore_stop_signals
+from headway.engine.process.journal import JournaledExecutor
+from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
+from headway.engine.process.messages import EngineInfo
+from headway.engine.supervise.launcher import STACKS_SIGNAL
 from headway.executors.fake import FakeExecutor
 
 CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)

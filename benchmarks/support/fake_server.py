@@ -11,13 +11,21 @@ import msgspec
 
 from headway.clock import SystemClock
 from headway.config import LedgerConfig, ServerConfig
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.launcher import EngineProcess
-from headway.engine.messages import EngineInfo
-from headway.engine.supervision import RestartLimits
+from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.process.messages import EngineInfo
+from headway.engine.supervise.launcher import EngineProcess
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.errors import ConfigError
 from headway.observe import Metrics, make_observers
-from headway.server import Gate, Site, Timeouts, create_apps, listen, run, serve
+from headway.server import (
+    AdmissionController,
+    ServerParts,
+    Timeouts,
+    create_apps,
+    listen,
+    run,
+    serve,
+)
 from headway.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
@@ -57,12 +65,12 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
-    async def make_site() -> Site:
+    async def make_site() -> ServerParts:
         engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
-        gate = Gate(config, engine, SystemClock())
+        gate = AdmissionController(config, engine, SystemClock())
         template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
         apps = create_apps(engine, gate, entrance, ("fake",), template, observers)
-        return Site(engine, apps, gate)
+        return ServerParts(engine, apps, gate)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()

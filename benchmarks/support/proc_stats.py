@@ -26,8 +26,8 @@ import uvloop
 
 from benchmarks.support.servers import Launcher, RunningServer, start_model_server
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.http import HttpClient, Origin
-from headway.bench.openai import Target, first_model
+from headway.bench.load.http import HttpClient, Origin
+from headway.bench.load.openai import Target, first_model
 from headway.bench.records import percentile
 from headway.workload import Vocabulary
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from headway.observe.usage import COST_UNITS, MILLION
+from headway.observe.ledger.usage import COST_UNITS, MILLION
 
 
 class Told:

@@ -12,15 +12,15 @@ from headway._version import __version__
 
 if TYPE_CHECKING:
     from headway.core.params import SamplingParams
-    from headway.engine.outputs import CompletionOutput, RequestOutput
+    from headway.engine.client.outputs import CompletionOutput, RequestOutput
     from headway.llm import LLM
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOME_OF = {
     "LLM": "headway.llm",
-    "CompletionOutput": "headway.engine.outputs",
-    "RequestOutput": "headway.engine.outputs",
+    "CompletionOutput": "headway.engine.client.outputs",
+    "RequestOutput": "headway.engine.client.outputs",
     "SamplingParams": "headway.core.params",
 }
 

@@ -15,12 +15,12 @@ from headway.core.events import Sink
 from headway.core.executor import Executor
 from headway.core.scheduler import Scheduler
 from headway.core.waiting.policies import make_queue
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.launcher import EngineProcess
-from headway.engine.messages import EngineInfo
+from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.offline import OfflineParts
-from headway.engine.process import Progress
-from headway.engine.supervision import RestartLimits
+from headway.engine.process.loop import Progress
+from headway.engine.process.messages import EngineInfo
+from headway.engine.supervise.launcher import EngineProcess
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
 from headway.resolve import ModelFacts, Resolved, resolve
@@ -139,7 +139,15 @@ def _as_before(config: Config, before: EngineInfo | None) -> Config:
 def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serve until a signal; the exit code."""
     from headway.observe import Metrics, make_observers
-    from headway.server import Gate, Loading, Site, create_apps, listen, run, serve
+    from headway.server import (
+        AdmissionController,
+        Loading,
+        ServerParts,
+        create_apps,
+        listen,
+        run,
+        serve,
+    )
 
     make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
     listeners = listen(config.server)
@@ -152,12 +160,12 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
     loading = Loading(load)
 
-    async def make_site() -> Site:
+    async def make_site() -> ServerParts:
         located, tokenizer, chat_template = await loading.run()
         engine = build_async(located, tokenizer, command)
-        gate = Gate(config.server, engine, SystemClock())
-        apps = create_apps(engine, gate, listeners.entrance, names, chat_template, observers)
-        return Site(engine, apps, gate)
+        admission = AdmissionController(config.server, engine, SystemClock())
+        apps = create_apps(engine, admission, listeners.entrance, names, chat_template, observers)
+        return ServerParts(engine, apps, admission)
 
     observers.ledger.price_of = listeners.entrance.tenants.directory.price_of
     observers.ledger.start()

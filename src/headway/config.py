@@ -179,12 +179,12 @@ class ServerConfig:
     max_body_bytes: int = setting(4 * 1024**2, "Largest request body that is read.")
     max_num_queued_reqs: int = setting(
         256,
-        "Most requests waiting for a seat; more are refused with 503. Under fair, of one tenant; "
+        "Most requests in the waiting queue; more are refused with 503. Under fair, of one tenant; "
         "twice as many of all.",
     )
     max_num_queued_tokens: int = setting(
         262_144,
-        "Most prompt tokens waiting for a seat; more are refused with 503. Under fair, of one "
+        "Most prompt tokens in the waiting queue; more are refused with 503. Under fair, of one "
         "tenant; twice as many of all.",
     )
     max_num_queued_reqs_per_key: int | None = setting(
@@ -193,10 +193,10 @@ class ServerConfig:
         "seat; more are refused with 429.",
     )
     max_queue_wait_s: float = setting(
-        10.0, "A request expected to wait longer for a seat, in seconds, is refused at once."
+        10.0, "A request expected to wait longer than this, in seconds, is refused at once."
     )
     max_queue_age_s: float = setting(
-        30.0, "A request that has waited longer for a seat, in seconds, is refused after all."
+        30.0, "A request that has waited longer than this, in seconds, is refused."
     )
     slow_reader_timeout_s: float = setting(
         30.0, "A client that has not read anything for so long, in seconds, is cut off."

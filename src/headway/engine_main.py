@@ -15,10 +15,10 @@ from headway.config import Config
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Executor
-from headway.engine.journal import JournaledExecutor
-from headway.engine.launcher import STACKS_SIGNAL
-from headway.engine.messages import EngineInfo
-from headway.engine.process import EngineLoop, Progress, ignore_stop_signals
+from headway.engine.process.journal import JournaledExecutor
+from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
+from headway.engine.process.messages import EngineInfo
+from headway.engine.supervise.launcher import STACKS_SIGNAL
 
 
 def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:

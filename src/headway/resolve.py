@@ -76,7 +76,7 @@ _STORE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _NumberForm:
     """How the numbers are held and who multiplies them."""
 
     dtype: str
@@ -127,7 +127,9 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
     )
 
 
-def _resolve_form(config: Config, model: ModelFacts, hardware: Hardware, device: str) -> _Form:
+def _resolve_form(
+    config: Config, model: ModelFacts, hardware: Hardware, device: str
+) -> _NumberForm:
     kernels, why_not = _usable_kernels(config, model, hardware, device)
     dtype, why = _resolve_dtype(config.model.dtype, model, hardware, kernels)
     if dtype == "fp32":
@@ -154,7 +156,7 @@ def _resolve_form(config: Config, model: ModelFacts, hardware: Hardware, device:
             f"kv_cache_dtype must be auto, bf16 or int8 with the compiled kernels and follows "
             f"dtype without them ({why_not or dtype}); got {asked!r}"
         )
-    return _Form(dtype, kv_dtype, kernels, tuple(reasons))
+    return _NumberForm(dtype, kv_dtype, kernels, tuple(reasons))
 
 
 def _usable_kernels(
@@ -203,7 +205,7 @@ def _block_bytes(config: Config, model: ModelFacts, kv_dtype: str) -> int:
 
 
 def _resolve_blocks(
-    config: Config, model: ModelFacts, hardware: Hardware, form: _Form, max_model_len: int
+    config: Config, model: ModelFacts, hardware: Hardware, form: _NumberForm, max_model_len: int
 ) -> tuple[int, str]:
     block_size = config.cache.block_size
     block_bytes = _block_bytes(config, model, form.kv_dtype)
@@ -217,7 +219,7 @@ def _resolve_blocks(
         per_request = -(-max_model_len // block_size)
         wanted = per_request * config.scheduler.max_num_seqs
         num_blocks = min(free // 2 // block_bytes, wanted)
-        limit = "half of the free memory" if num_blocks < wanted else "room for every seat"
+        limit = "half of the free memory" if num_blocks < wanted else "room for every sequence"
         why = (
             f"KV cache {num_blocks * block_bytes / GIB:.2f} GiB: {limit} "
             f"({free / GIB:.1f} GiB free after the weights)"

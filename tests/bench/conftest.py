@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from headway.bench.http import parse_url
-from headway.bench.openai import Target
+from headway.bench.load.http import parse_url
+from headway.bench.load.openai import Target
 from tests.bench.endpoint import Endpoint, Script
 
 Serve = Callable[[Script], Awaitable[Endpoint]]

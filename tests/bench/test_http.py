@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headway.bench.http import ChunkedBody, HttpClient, HttpFailure, Origin, parse_head, parse_url
+from headway.bench.load.http import (
+    ChunkedBody,
+    HttpClient,
+    HttpFailure,
+    Origin,
+    parse_head,
+    parse_url,
+)
 from headway.errors import ConfigError
 from tests.bench.conftest import Serve
 from tests.bench.endpoint import Call

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from benchmarks.support.servers import RunningServer
-from headway.bench.http import parse_url
-from headway.bench.load import Limits, LoadRun, run_load
-from headway.bench.load_records import Outcome
-from headway.bench.load_stats import summarize_load
-from headway.bench.measure import Plan, name_model, warm_up
-from headway.bench.openai import Access, Target
+from headway.bench.load.http import parse_url
+from headway.bench.load.measure import Plan, name_model, warm_up
+from headway.bench.load.openai import Access, Target
+from headway.bench.load.records import Outcome
+from headway.bench.load.runner import LoadRun, RunLimits, run_load
+from headway.bench.load.stats import summarize_load
 from headway.errors import ConfigError
 from headway.workload import (
     ClosedLoop,
@@ -46,7 +46,7 @@ def opened(rate: float, num_output: int = 3) -> Synthetic:
 
 async def test_a_record_holds_what_happened(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(lambda call: spell(call, 0.02))
-    run = await run_load(target_of(endpoint.url), closed(1), Limits(1))
+    run = await run_load(target_of(endpoint.url), closed(1), RunLimits(1))
     [record] = run.records
     assert record.outcome is Outcome.COMPLETED
     assert (record.status, record.error, record.finish_reason) == (200, None, "length")
@@ -80,7 +80,7 @@ async def test_several_tokens_in_a_chunk_are_counted_exactly(serve: Serve, targe
         call.end_stream(10, prompt_tokens_details={"cached_tokens": 3})
 
     endpoint = await serve(script)
-    [record] = (await run_load(target_of(endpoint.url), closed(1, 10), Limits(1))).records
+    [record] = (await run_load(target_of(endpoint.url), closed(1, 10), RunLimits(1))).records
     assert record.num_output_tokens == 10
     assert record.chunk_tokens == [1, 4, 5]
     assert len(record.gaps_s()) == 2
@@ -95,7 +95,7 @@ async def test_without_usage_events_are_counted(serve: Serve, target_of: MakeTar
         call.end_stream()
 
     endpoint = await serve(script)
-    run = await run_load(target_of(endpoint.url), closed(1), Limits(1))
+    run = await run_load(target_of(endpoint.url), closed(1), RunLimits(1))
     assert run.records[0].num_output_tokens == 2
     assert summarize_load(run.records).num_without_usage == 1
 
@@ -110,7 +110,7 @@ async def test_events_may_be_torn_anywhere(serve: Serve, target_of: MakeTarget):
         call.end_stream(1)
 
     endpoint = await serve(script)
-    [record] = (await run_load(target_of(endpoint.url), closed(1), Limits(1))).records
+    [record] = (await run_load(target_of(endpoint.url), closed(1), RunLimits(1))).records
     assert (record.outcome, record.num_output_tokens) == (Outcome.COMPLETED, 1)
 
 
@@ -127,7 +127,7 @@ async def test_chat_sends_words_and_skips_the_opening(serve: Serve, target_of: M
 
     endpoint = await serve(script)
     target = target_of(endpoint.url, is_chat=True, ignores_eos=False, extra_body={"top_k": 5})
-    [record] = (await run_load(target, closed(1, 1, 50), Limits(1))).records
+    [record] = (await run_load(target, closed(1, 1, 50), RunLimits(1))).records
     assert (record.num_prompt_tokens, record.num_output_tokens) == (9, 1)
     assert record.ttft_s is not None
     assert record.ttft_s > 0.04
@@ -173,7 +173,7 @@ async def test_refusals_and_failures_are_told_apart(serve: Serve, target_of: Mak
                 await spell(call)
 
     endpoint = await serve(script)
-    run = await run_load(target_of(endpoint.url), opened(50.0), Limits(9))
+    run = await run_load(target_of(endpoint.url), opened(50.0), RunLimits(9))
     summary = summarize_load(run.records)
     assert summary.outcomes == {"completed": 1, "refused": 2, "failed": 6, "unfinished": 0}
     assert summary.refusals == {429: 1, 503: 1}
@@ -195,7 +195,7 @@ async def test_refusals_and_failures_are_told_apart(serve: Serve, target_of: Mak
 
 
 async def test_nobody_listening_is_an_error_per_request(target_of: MakeTarget):
-    run = await run_load(target_of("http://127.0.0.1:1"), opened(200.0), Limits(5))
+    run = await run_load(target_of("http://127.0.0.1:1"), opened(200.0), RunLimits(5))
     assert summarize_load(run.records).errors == {"connection refused": 5}
 
 
@@ -203,7 +203,7 @@ async def test_nobody_listening_is_an_error_per_request(target_of: MakeTarget):
 async def test_a_request_that_takes_too_long_has_failed(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(lambda call: asyncio.sleep(5))
     target = target_of(endpoint.url, timeout_s=0.05)
-    run = await run_load(target, closed(1), Limits(1))
+    run = await run_load(target, closed(1), RunLimits(1))
     assert run.records[0].error == "timeout"
     assert run.elapsed_s < 2
 
@@ -212,7 +212,7 @@ async def test_open_loop_latency_counts_from_the_scheduled_time(
     serve: Serve, target_of: MakeTarget
 ):
     endpoint = await serve(lambda call: spell(call, 0.05))
-    limits = Limits(6, max_concurrency=1)
+    limits = RunLimits(6, max_concurrency=1)
     run = await run_load(target_of(endpoint.url), opened(1000.0, 2), limits)
     assert endpoint.most_running == 1
     last = run.records[-1]
@@ -225,13 +225,13 @@ async def test_open_loop_latency_counts_from_the_scheduled_time(
 
 async def test_nothing_is_sent_early(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(spell)
-    run = await run_load(target_of(endpoint.url), opened(200.0), Limits(60))
+    run = await run_load(target_of(endpoint.url), opened(200.0), RunLimits(60))
     assert min(record.lateness_s or 0.0 for record in run.records) >= 0.0
 
 
 async def test_a_closed_loop_keeps_so_many_in_flight(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(lambda call: spell(call, 0.01))
-    run = await run_load(target_of(endpoint.url), closed(4), Limits(20))
+    run = await run_load(target_of(endpoint.url), closed(4), RunLimits(20))
     assert len(run.records) == 20
     assert endpoint.most_running == 4
     assert endpoint.num_connections == 4
@@ -242,14 +242,14 @@ async def test_a_duration_ends_the_sending(
     serve: Serve, target_of: MakeTarget, workload: Synthetic
 ):
     endpoint = await serve(lambda call: spell(call, 0.01))
-    run = await run_load(target_of(endpoint.url), workload, Limits(None, 0.3))
+    run = await run_load(target_of(endpoint.url), workload, RunLimits(None, 0.3))
     assert 2 < len(run.records) < 60
     assert all(record.outcome is Outcome.COMPLETED for record in run.records)
     assert all(record.scheduled_at < 0.3 for record in run.records)
 
 
 async def test_callers_pause_when_nobody_answers(target_of: MakeTarget):
-    run = await run_load(target_of("http://127.0.0.1:1"), closed(2), Limits(None, 0.25))
+    run = await run_load(target_of("http://127.0.0.1:1"), closed(2), RunLimits(None, 0.25))
     assert 2 <= len(run.records) <= 8
 
 
@@ -260,7 +260,7 @@ async def test_an_interrupted_run_keeps_what_there_is(serve: Serve, target_of: M
     endpoint = await serve(script)
     run = LoadRun()
     task = asyncio.create_task(
-        run_load(target_of(endpoint.url), closed(1), Limits(5), 0, run, None)
+        run_load(target_of(endpoint.url), closed(1), RunLimits(5), 0, run, None)
     )
     while len(run.records) < 2:
         await asyncio.sleep(0.01)
@@ -275,7 +275,7 @@ async def test_tenants_have_names_and_keys(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(spell)
     content = Content(tenants=Tenants(3, 0.0))
     workload = Synthetic(ClosedLoop(2), Fixed(2), Fixed(1), content)
-    await run_load(target_of(endpoint.url, api_keys=("a", "b")), workload, Limits(30))
+    await run_load(target_of(endpoint.url, api_keys=("a", "b")), workload, RunLimits(30))
     seen = {(call.body["user"], call.headers["authorization"]) for call in endpoint.calls}
     assert seen == {
         ("tenant-1", "Bearer a"),
@@ -289,13 +289,13 @@ async def test_requests_given_one_by_one(serve: Serve, target_of: MakeTarget):
     items = (WorkItem((1, 2), 2, 0.0, "gold"), WorkItem((3,), 1, 0.1, "free"))
     access = {"gold": Access("secret", {"priority": -1})}
     target = target_of(endpoint.url, api_keys=("shared",), access=access)
-    run = await run_load(target, Listed(items), Limits(10))
+    run = await run_load(target, Listed(items), RunLimits(10))
     assert [record.scheduled_at for record in run.records] == [0.0, 0.1]
     gold, free = endpoint.calls
     assert (gold.headers["authorization"], gold.body["priority"]) == ("Bearer secret", -1)
     assert free.headers["authorization"] == "Bearer shared"
     assert "priority" not in free.body
-    await run_load(target, Listed(items, concurrency=1), Limits(10))
+    await run_load(target, Listed(items, concurrency=1), RunLimits(10))
     assert [call.body["prompt"] for call in endpoint.calls[2:]] == [[1, 2], [3]]
     with pytest.raises(ConfigError, match="no rate to change"):
         Listed(items).with_rate(1.0)
@@ -303,7 +303,7 @@ async def test_requests_given_one_by_one(serve: Serve, target_of: MakeTarget):
 
 async def test_warm_up_uses_prompts_of_its_own(serve: Serve, target_of: MakeTarget):
     endpoint = await serve(spell)
-    plan = Plan(closed(2), Limits(4), num_warmup=3)
+    plan = Plan(closed(2), RunLimits(4), num_warmup=3)
     await warm_up(target_of(endpoint.url), plan, lambda done, total: None)
     await run_load(target_of(endpoint.url), plan.workload, plan.limits, plan.seed)
     assert len({json.dumps(call.body["prompt"]) for call in endpoint.calls}) == 3 + 4
@@ -340,7 +340,7 @@ async def test_against_the_real_server(fake_server: RunningServer, is_chat: bool
     workload = Synthetic(
         Poisson(100.0), Uniform(5, 40), Uniform(2, 20), Content(Vocabulary(100, 250), Tenants(2))
     )
-    run = await run_load(target, workload, Limits(40))
+    run = await run_load(target, workload, RunLimits(40))
     assert {record.error for record in run.records} == {None}
     asked = [item for item, _ in zip(workload.items(0), range(40), strict=False)]
     assert [r.num_output_tokens for r in run.records] == [i.num_output_tokens for i in asked]

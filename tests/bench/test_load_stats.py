@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from headway.bench.load_plot import draw_run, draw_sweep
-from headway.bench.load_records import LoadRecord, Outcome, spread_tokens
-from headway.bench.load_report import summary_dict, write_csv, write_json
-from headway.bench.load_stats import (
+from headway.bench.load.plot import draw_run, draw_sweep
+from headway.bench.load.records import LoadRecord, Outcome, spread_tokens
+from headway.bench.load.report import summary_dict, write_csv, write_json
+from headway.bench.load.stats import (
     LoadSummary,
-    Targets,
+    LoadTargets,
     by_tenant,
     parse_targets,
     percentiles,
     summarize_load,
 )
-from headway.bench.load_text import cpu_warning, knee_line, lines_of
-from headway.bench.sweep import Knee, SweepPoint, find_knee, run_sweep
+from headway.bench.load.sweep import Knee, SweepPoint, find_knee, run_sweep
+from headway.bench.load.text import cpu_warning, knee_line, lines_of
 from headway.errors import ConfigError
 
 
@@ -105,14 +105,14 @@ def test_an_answer_without_a_token_has_missed_its_first():
 
 
 def test_targets_are_checked():
-    assert parse_targets("ttft=2.0,tpot=0.2,e2e=30") == Targets(2.0, 0.2, 30.0)
+    assert parse_targets("ttft=2.0,tpot=0.2,e2e=30") == LoadTargets(2.0, 0.2, 30.0)
     for text in ("", "ttft", "ttft=x", "ttft=0", "itl=3", "2"):
         with pytest.raises(ConfigError, match="ttft=SECONDS"):
             parse_targets(text)
 
 
 def test_a_run_of_nothing_has_no_figures():
-    summary = summarize_load([], Targets(1.0))
+    summary = summarize_load([], LoadTargets(1.0))
     assert (summary.num_requests, summary.elapsed_s, summary.requests_per_s) == (0, 0.0, 0.0)
     assert summary.ttft_s == {}
     assert summary.retry_after_share is None

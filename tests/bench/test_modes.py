@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headway.bench.modes import MODES, Bench, run_rounds, same_tokens, summarize
+from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
+from headway.bench.offline.report import as_json, as_table, compare, draw
+from headway.bench.offline.static import StaticBatcher
 from headway.bench.records import percentile
-from headway.bench.report import as_json, as_table, compare, draw
-from headway.bench.static import StaticBatcher
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity, Ticket

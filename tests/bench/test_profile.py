@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.bench.modes import Bench
-from headway.bench.profile import OUTSIDE, profile_table, run_profile
+from headway.bench.offline.modes import Bench
+from headway.bench.offline.profile import OUTSIDE, profile_table, run_profile
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity

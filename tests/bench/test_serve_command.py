@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.servers import RunningServer
-from headway.bench.options import LoadOptions, plan_of
+from headway.bench.load.options import LoadOptions, plan_of
 from headway.errors import ConfigError
 from headway.workload import Replay
 from tests.conftest import ROOT

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from headway.cli import app
 from headway.errors import HeadwayError
-from headway.observe.databases import make_store
+from headway.observe.ledger.databases import make_store
 from tests.conftest import ROOT
 from tests.support.rows import DAY, make_row
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headway.cli import app
 from headway.errors import ConfigError
 from headway.tenancy.keys import digest_of_text
-from headway.tenancy.reading import read_roster
+from headway.tenancy.roster import read_roster
 from headway.tenancy.values import Quotas
 
 

@@ -131,7 +131,7 @@ def test_a_step_reports_the_state_after_it():
     engine.step()
     (stepped,) = engine.seen(Stepped)
     assert (stepped.num_tokens, stepped.token_budget) == (8, 10)
-    assert (stepped.num_running, stepped.num_waiting, stepped.num_seats_used) == (2, 1, 2)
+    assert (stepped.num_running, stepped.num_waiting, stepped.num_scheduled) == (2, 1, 2)
     assert (stepped.num_blocks_used, stepped.num_blocks, stepped.max_num_seqs) == (2, 16, 2)
     assert stepped.elapsed_s == 0.001
 

@@ -26,11 +26,11 @@ def test_a_move_is_made_and_stamped_if_the_table_has_it_and_raises_if_not(
 ):
     request = make_request(state=state)
     if (state, target) in LEGAL:
-        request.to(target, 3.0)
+        request.set_state(target, 3.0)
         assert (request.state, request.changed_at) == (target, 3.0)
     else:
         with pytest.raises(RuntimeError, match="not a legal move"):
-            request.to(target, 3.0)
+            request.set_state(target, 3.0)
         assert request.state is state
 
 

@@ -12,11 +12,11 @@ from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.clock import SystemClock
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.messages import EngineInfo, EngineReady, EventBatch
-from headway.engine.streams import RequestStream
-from headway.engine.supervision import RestartLimits
-from headway.engine.supervisor import Supervisor
+from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.client.streams import RequestStream
+from headway.engine.process.messages import EngineInfo, EngineReady, EventBatch
+from headway.engine.supervise.restart_policy import RestartLimits
+from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineError, HeadwayError
 from headway.text import Tokenizer
 from tests.support.local_engine import LocalProcess, ScriptExecutor
@@ -47,7 +47,7 @@ class Process:
         return frozenset({"somebody"})
 
 
-class Owner:
+class EngineOwner:
     """Fails over every report."""
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Owner:
     def has_work_in_engine(self) -> bool:
         return False
 
-    async def came_up(self) -> None: ...
+    async def on_engine_up(self) -> None: ...
 
-    async def take_in(self, report: EventBatch) -> None:
+    async def on_report(self, report: EventBatch) -> None:
         raise KeyError("a fault")
 
-    def went_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+    def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         self.downs.append((suspect_ids, has_failed))
         return 0
 
-    def gave_up(self, error: EngineError) -> None:
+    def on_give_up(self, error: EngineError) -> None:
         self.error = error
 
 
@@ -80,7 +80,10 @@ async def test_an_exception_over_a_report_is_a_failure_within_the_restart_budget
     def fail(_kind: str, _num_requests: int) -> None:
         raise ValueError("a fault in a listener")
 
-    supervisor, owner = Supervisor(launch, SystemClock(), RestartLimits(max_restarts=3)), Owner()
+    supervisor, owner = (
+        Supervisor(launch, SystemClock(), RestartLimits(max_restarts=3)),
+        EngineOwner(),
+    )
     supervisor.subscribe(fail)
     await supervisor.load()
     await asyncio.wait_for(supervisor.run(owner), 10)
@@ -100,7 +103,10 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
             raise PermissionError("a fault in the launch")
         return Process()
 
-    supervisor, owner = Supervisor(launch, SystemClock(), RestartLimits(max_restarts=2)), Owner()
+    supervisor, owner = (
+        Supervisor(launch, SystemClock(), RestartLimits(max_restarts=2)),
+        EngineOwner(),
+    )
     await supervisor.load()
     await asyncio.wait_for(supervisor.run(owner), 10)
     assert num_launches == 3
@@ -148,7 +154,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, after: in
     monkeypatch.setattr(target, name, faulty)
 
 
-@pytest.mark.parametrize("method", ["gain", "end"])
+@pytest.mark.parametrize("method", ["count_tokens", "finish_sample"])
 async def test_a_request_whose_event_raises_fails_alone(engine, monkeypatch, method: str) -> None:
     streams = [await begin(engine, name) for name in ("a", "b", "c")]
     fail_once(monkeypatch, streams[1], method, 1)
@@ -168,7 +174,7 @@ async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
     engine.subscribe_restarts(lambda kind, _num_requests: restarts.append(kind))
     streams = [await begin(engine, name, n=n) for name, n in (("a", 1), ("b", 3), ("c", 1))]
     if place == "listeners":  # when every event of the report has been handled
-        fail_once(monkeypatch, engine._listeners, "tell", after)
+        fail_once(monkeypatch, engine._listeners, "notify", after)
     else:  # before any
         fail_once(monkeypatch, engine, "has_work_in_engine", after)
     answers = await asyncio.gather(*(read(engine, stream) for stream in streams))

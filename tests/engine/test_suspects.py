@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
-from headway.engine.messages import AddRequest
-from headway.engine.streams import NUM_CLEARS, RequestStream
-from headway.engine.suspects import Suspects
+from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
+from headway.engine.process.messages import AddRequest
+from headway.engine.supervise.suspects import Suspects
 from headway.text import Tokenizer
 
 
@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 class Engines:
     """Engines one after another, all with the same requests, one of which may be deadly."""
 
-    def __init__(self, tokenizer: Tokenizer, num_requests: int, num_gained: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_requests: int, num_tokens_in_engine: int) -> None:
         params = SamplingParams(max_tokens=100)
         commands = [AddRequest(f"r{at}", [1, 2], params, 0, 0.0) for at in range(num_requests)]
         self.streams = [RequestStream(command, tokenizer) for command in commands]
@@ -33,14 +33,14 @@ class Engines:
         for stream in self.streams:
             stream.metrics.admitted_at = 0.0
             self.send(stream)
-            self.gain(stream, num_gained)
+            self.gain(stream, num_tokens_in_engine)
 
     def send(self, stream: RequestStream) -> None:
         stream.commands(0.0)
         stream.admit(stream.request_id)
 
     def gain(self, stream: RequestStream, num_tokens: int) -> None:
-        stream.gain(stream.request_id, num_tokens)
+        stream.count_tokens(stream.request_id, num_tokens)
 
     def lose(self, *ids: str, has_failed: bool = False) -> RequestStream | None:
         """An engine is lost with these in its step."""
@@ -74,18 +74,18 @@ class Engines:
             if not group and not others:
                 return True
             for stream in (*group, *others):
-                self.gain(stream, NUM_CLEARS)
+                self.gain(stream, NUM_CLEARING_TOKENS)
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-@pytest.mark.parametrize("num_gained", [0, 50])
+@pytest.mark.parametrize("num_tokens_in_engine", [0, 50])
 @pytest.mark.parametrize("num_requests", [1, 2, 3, 7, 16, 64])
 def test_the_culprit_is_found_in_few_engines(
-    tokenizer: Tokenizer, num_requests: int, num_gained: int, has_failed: bool
+    tokenizer: Tokenizer, num_requests: int, num_tokens_in_engine: int, has_failed: bool
 ) -> None:
     """In a step, or between steps where the journal names nobody."""
     for at in range(num_requests):
-        engines = Engines(tokenizer, num_requests, num_gained)
+        engines = Engines(tokenizer, num_requests, num_tokens_in_engine)
         deadly = engines.streams[at]
         culprit = engines.lose_all(has_failed)
         while culprit is None:
@@ -184,5 +184,5 @@ def test_a_request_that_came_while_there_was_no_engine_has_not_waited(
 ) -> None:
     command = AddRequest("r", [1, 2], SamplingParams(max_tokens=9), 0, arrived_at=10.0)
     stream = RequestStream(command, tokenizer)
-    stream.lacks_engine = True
+    stream.is_awaiting_engine = True
     assert [one.waited_s for one in stream.commands(50.0)] == [0.0]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import auth_sweep, disconnects, ledger_outage, slow_readers, soak
-from benchmarks.faults.disconnects import Crowd, Visit
+from benchmarks.faults.disconnects import Crowd, QuotaLease
 from benchmarks.live import overload
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import Launcher
-from headway.bench.load_records import LoadRecord
-from headway.bench.load_stats import Targets
+from headway.bench.load.records import LoadRecord
+from headway.bench.load.stats import LoadTargets
 from tests.support.postgres import make_server
 
 MAX_LATE_STEPS = 20.0
@@ -76,7 +76,7 @@ async def test_slow_readers_are_cut_off_and_nobody_else(launch: Launcher) -> Non
 @pytest.mark.timing
 async def test_every_level_of_overload_is_measured(launch: Launcher) -> None:
     server = launch(server={"max_queue_wait_s": 0.5}, step_s=0.005).wait_ready()
-    options = overload.Options(2.0, 0.1, Targets(ttft_s=8.0, tpot_s=1.0), (1.0, 3.0))
+    options = overload.Options(2.0, 0.1, LoadTargets(ttft_s=8.0, tpot_s=1.0), (1.0, 3.0))
     report = await overload.run(server, proc_stats.LETTERS, options, 2.0, 1)
     assert [level["factor"] for level in report["levels"]] == [1.0, 3.0]
     assert report["levels"][0]["goodput_per_s"] > 0
@@ -138,17 +138,17 @@ def test_what_was_not_given_back_is_found() -> None:
 @pytest.mark.parametrize(
     ("seen", "end"),
     [
-        (Visit(has_left=True), soak.LEFT),
-        (Visit(200, is_complete=True), soak.COMPLETE),
-        (Visit(503, retry_after="2"), soak.REFUSED),
-        (Visit(503), None),
-        (Visit(200, error='data: {"error": {"message": "it failed (id)"}}'), soak.FAILED),
-        (Visit(500, error='{"error": {"message": "it failed"}}'), soak.FAILED),
-        (Visit(200, error="connection: reset"), None),
-        (Visit(200), None),
+        (QuotaLease(has_left=True), soak.LEFT),
+        (QuotaLease(200, is_complete=True), soak.COMPLETE),
+        (QuotaLease(503, retry_after="2"), soak.REFUSED),
+        (QuotaLease(503), None),
+        (QuotaLease(200, error='data: {"error": {"message": "it failed (id)"}}'), soak.FAILED),
+        (QuotaLease(500, error='{"error": {"message": "it failed"}}'), soak.FAILED),
+        (QuotaLease(200, error="connection: reset"), None),
+        (QuotaLease(200), None),
     ],
 )
-def test_an_end_without_a_reason_is_no_good_end(seen: Visit, end: str | None) -> None:
+def test_an_end_without_a_reason_is_no_good_end(seen: QuotaLease, end: str | None) -> None:
     assert soak.end_of(seen) == end
 
 
@@ -164,10 +164,10 @@ def test_rates_leave_out_the_ramp_and_the_tail() -> None:
         LoadRecord(at, None, float(at), 4, float(at), [at + 0.5], [3], at + 1.0, 200)
         for at in range(12)
     ]
-    rates = overload.steady_rates(records, 10.0, Targets(ttft_s=0.6))
+    rates = overload.steady_rates(records, 10.0, LoadTargets(ttft_s=0.6))
     # Of 10 s, the 8 from 2 to 10 count: those sent at 1 to 8 s end in them.
     assert rates == overload.Rates(1.0, 1.0, 3.0)
-    assert overload.steady_rates(records, 10.0, Targets(ttft_s=0.4)).good_per_s == 0.0
+    assert overload.steady_rates(records, 10.0, LoadTargets(ttft_s=0.4)).good_per_s == 0.0
 
 
 def test_no_way_around_the_keys(launch: Launcher) -> None:

@@ -13,8 +13,8 @@ from headway.core.events import (
 )
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
-from headway.observe.account import Account, Entry
-from headway.observe.audit import Audit, account
+from headway.observe.trace.account import Entry, RequestAccount
+from headway.observe.trace.audit import Audit, account
 
 A, B = Terms(tenant="a", tier="gold"), Terms(tenant="b", tier="free")
 KV, SHARE, BUSY = WaitCause.KV_BLOCKS, WaitCause.TENANT_SHARE, WaitCause.EXECUTOR_BUSY
@@ -34,7 +34,7 @@ class Story:
 
     def __init__(self, *batches: list[Event]) -> None:
         self.audit = Audit()
-        self.ended: list[Account] = []
+        self.ended: list[RequestAccount] = []
         for batch in batches:
             self.tell(*batch)
 
@@ -43,21 +43,21 @@ class Story:
             self.ended.append(account(request, 1e9, 1000.0))
         self.audit.check()
 
-    def now(self, name: str, at: float) -> Account:
+    def now(self, name: str, at: float) -> RequestAccount:
         request = self.audit.find(name, None)
         assert request is not None
         return account(request, at, 1000.0)
 
     @property
-    def only(self) -> Account:
+    def only(self) -> RequestAccount:
         (found,) = self.ended
         assert sum(share.seconds for share in found.causes) == pytest.approx(found.queue_s)
         return found
 
 
-def seconds_of(found: Account) -> dict[str, Any]:
+def seconds_of(found: RequestAccount) -> dict[str, Any]:
     return {share.cause: pytest.approx(share.seconds) for share in found.causes}
 
 
-def entries(found: Account, kind: str) -> list[Entry]:
+def entries(found: RequestAccount, kind: str) -> list[Entry]:
     return [entry for entry in found.timeline if entry.kind == kind]

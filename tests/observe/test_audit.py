@@ -15,8 +15,8 @@ from headway.core.events import (
     Resent,
 )
 from headway.core.request import FinishReason
-from headway.observe.account import ENGINE_RESTART, UNRECORDED
-from headway.observe.explain import paragraph
+from headway.observe.trace.account import ENGINE_RESTART, UNRECORDED
+from headway.observe.trace.explain import paragraph
 from tests.observe.stories import (
     BUSY,
     KV,
@@ -77,7 +77,7 @@ def test_the_paragraph_of_a_wait_for_blocks_and_for_the_share() -> None:
     ("cause", "words"),
     [
         ("kv_blocks", "for KV blocks held mostly by tenant b"),
-        ("running_limit", "for a seat, most of them taken by tenant b"),
+        ("running_limit", "for a place in the running set, most of it taken by tenant b"),
         ("tenant_share", "because its tenant had used its share"),
         ("tier_order", "because requests of a higher tier went first"),
         ("deadline_order", "because requests with less time left went first"),
@@ -243,4 +243,4 @@ def test_one_that_ends_while_it_waits() -> None:
     found = story.only
     assert seconds_of(found) == {WaitCause.TIER_ORDER: 3.0}
     assert found.first_token_s is None
-    assert "refused after all after 3.0 s with 0 output tokens" in paragraph(found)
+    assert "refused after waiting after 3.0 s with 0 output tokens" in paragraph(found)

@@ -14,10 +14,10 @@ from headway.core.events import (
     Resent,
 )
 from headway.core.request import FinishReason
-from headway.observe.account import for_tenant
-from headway.observe.audit import Audit
-from headway.observe.explain import paragraph, timeline
-from headway.observe.names import part_name, prompt_id, split_id
+from headway.observe.trace.account import for_tenant
+from headway.observe.trace.audit import Audit
+from headway.observe.trace.explain import paragraph, timeline
+from headway.observe.trace.names import part_name, prompt_id, split_id
 from tests.observe.stories import STOP, A, B, Story, causes, tokens
 from tests.observe.test_metrics import step
 
@@ -84,8 +84,8 @@ def test_samples_that_go_on_in_another_engine_recompute_their_prompt_each() -> N
 
 def test_it_is_found_by_both_ids_and_only_by_its_own_tenant() -> None:
     story = Story([Arrived("r-1", 0.0, 10, A), Arrived("r-2", 0.0, 10, B)])
-    assert story.audit.name("r-1", "mine") is None
-    assert story.audit.name("r-2", "mine") is None
+    assert story.audit.set_client_id("r-1", "mine") is None
+    assert story.audit.set_client_id("r-2", "mine") is None
     find = story.audit.find
 
     def found(name: str, tenant: str | None) -> str | None:
@@ -97,7 +97,7 @@ def test_it_is_found_by_both_ids_and_only_by_its_own_tenant() -> None:
     assert found("mine", "") is None and found("mine", "c") is None
     assert found("mine", None) in ("r-1", "r-2")
     # A client may name its request as it likes, also like that of somebody else.
-    assert story.audit.name("r-2", "r-1") is None
+    assert story.audit.set_client_id("r-2", "r-1") is None
     assert (found("r-1", "a"), found("r-1", "b"), found("r-1", None)) == ("r-1", "r-2", "r-1")
 
 
@@ -106,7 +106,7 @@ def test_what_is_kept_of_ended_requests_is_bounded() -> None:
     for number in range(10):
         name = f"r-{number}"
         audit.consume([Arrived(name, 0.0, 1)])
-        audit.name(name, f"client-{number}")
+        audit.set_client_id(name, f"client-{number}")
         audit.consume([Finished(name, 1.0, STOP, 0)])
         audit.check()
     assert len(audit) == 0

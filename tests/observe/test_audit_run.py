@@ -9,10 +9,10 @@ import pytest
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Arrived, Finished, Preempted, TokensEmitted
 from headway.core.terms import Terms
-from headway.engine.messages import all_events, batch_events
-from headway.observe.account import UNRECORDED, Account
-from headway.observe.audit import Audit, account
-from headway.observe.explain import paragraph
+from headway.engine.process.messages import all_events, batch_events
+from headway.observe.trace.account import UNRECORDED, RequestAccount
+from headway.observe.trace.audit import Audit, account
+from headway.observe.trace.explain import paragraph
 from tests.support.harness import Harness
 
 
@@ -23,7 +23,7 @@ class AuditedRun(Harness):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # pyright: ignore[reportArgumentType]
         self.audit = Audit()
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, RequestAccount] = {}
         self._num_told = 0
 
     def tell(self) -> None:

@@ -35,7 +35,7 @@ def step(at: float, **fields: Any) -> Stepped:
         "elapsed_s": 0.1,
         "num_tokens": 16,
         "token_budget": 64,
-        "num_seats_used": 1,
+        "num_scheduled": 1,
         "max_num_seqs": 4,
         "num_running": 1,
         "num_waiting": 0,

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from headway.config import LedgerConfig
 from headway.errors import ConfigError, LedgerError
-from headway.observe.databases import make_store, sqlite_path
-from headway.observe.ledger import ledger_url, spool_folder
-from headway.observe.store import PRUNE_ROWS, Span
-from headway.observe.usage import MAX_COST_E12
+from headway.observe.ledger.databases import make_store, sqlite_path
+from headway.observe.ledger.ledger import ledger_url, spool_folder
+from headway.observe.ledger.store import PRUNE_ROWS, TimeRange
+from headway.observe.ledger.usage import MAX_COST_E12
 from tests.support.rows import DAY, make_row, numbers_in, totals
 
 
@@ -61,7 +61,7 @@ def test_what_is_asked_is_never_part_of_a_statement(any_url: str) -> None:
     store.write([make_row(1)])
     assert store.find("x' OR '1'='1", None) is None
     assert store.find("cmpl-1", "b' OR 'a'='a") is None
-    assert [total.group for total in store.totals(["tenant; DROP TABLE x"], Span())] == [()]
+    assert [total.group for total in store.totals(["tenant; DROP TABLE x"], TimeRange())] == [()]
     store.close()
 
 
@@ -69,21 +69,21 @@ def test_totals_by_tenant_tier_and_day(any_url: str) -> None:
     store = make_store(any_url)
     store.write([make_row(number) for number in range(4)])
     store.write([make_row(4, tier="free", arrived_at=DAY + 86_400)])
-    by_tenant = {total.group: total for total in store.totals(["tenant"], Span())}
+    by_tenant = {total.group: total for total in store.totals(["tenant"], TimeRange())}
     assert by_tenant["a",].output_tokens == 0 + 2 + 4
     assert by_tenant["b",].output_tokens == 1 + 3
     assert (by_tenant["a",].requests, by_tenant["a",].prompt_tokens) == (3, 30)
     assert by_tenant["a",].queue_s == pytest.approx(1.5)
-    groups = [total.group for total in store.totals(["tenant", "tier", "day"], Span())]
+    groups = [total.group for total in store.totals(["tenant", "tier", "day"], TimeRange())]
     assert groups == [
         ("a", "free", "2027-01-16"),
         ("a", "gold", "2027-01-15"),
         ("b", "gold", "2027-01-15"),
     ]
-    (later,) = store.totals([], Span(since=DAY + 10_000))
-    (earlier,) = store.totals([], Span(until=DAY + 10_000))
+    (later,) = store.totals([], TimeRange(since=DAY + 10_000))
+    (earlier,) = store.totals([], TimeRange(until=DAY + 10_000))
     assert (later.requests, earlier.requests) == (1, 4)
-    (nothing,) = store.totals([], Span(since=DAY + 10**6))
+    (nothing,) = store.totals([], TimeRange(since=DAY + 10**6))
     assert (nothing.requests, nothing.cost_e12) == (0, 0)
     store.close()
 
@@ -92,7 +92,7 @@ def test_totals_beyond_64_bits_are_exact(any_url: str) -> None:
     store = make_store(any_url)
     costs = [MAX_COST_E12, MAX_COST_E12 - 1, 999_999, 1]
     store.write([replace(make_row(n), cost_e12=cost) for n, cost in enumerate(costs)])
-    assert sum(one.cost_e12 for one in store.totals([], Span())) == sum(costs)
+    assert sum(one.cost_e12 for one in store.totals([], TimeRange())) == sum(costs)
     store.close()
 
 

@@ -15,8 +15,8 @@ from headway.core.slo.steptime import StepCost
 from headway.core.terms import Targets, Terms
 from headway.core.waiting.accounts import CACHED_COST
 from headway.observe import Metrics
-from headway.observe.account import Share
-from headway.observe.goodput import Fairness
+from headway.observe.metrics.goodput import Fairness
+from headway.observe.trace.account import CauseShare
 from tests.observe.stories import tokens
 from tests.observe.test_metrics import Reader, step
 
@@ -75,8 +75,8 @@ def test_goodput(
 
 def test_waits_by_cause(metrics: Metrics, read: Reader) -> None:
     terms = Terms(tenant="a", tier="gold")
-    metrics.count_wait(terms, (Share("kv_blocks", 1.5, "b"), Share("tenant_share", 0.5)))
-    metrics.count_wait(terms, (Share("kv_blocks", 1.0),))
+    metrics.count_wait(terms, (CauseShare("kv_blocks", 1.5, "b"), CauseShare("tenant_share", 0.5)))
+    metrics.count_wait(terms, (CauseShare("kv_blocks", 1.0),))
     of = {"tenant": "a", "tier": "gold"}
     assert read("headway_wait_seconds_total", cause="kv_blocks", **of) == 2.5
     assert read("headway_wait_seconds_total", cause="tenant_share", **of) == 0.5
@@ -92,7 +92,7 @@ def test_preemptions_by_method(metrics: Metrics, read: Reader) -> None:
 def test_the_labels_are_bounded() -> None:
     metrics = Metrics("m", max_tenants=3)
     for number in range(50):
-        metrics.count_wait(Terms(tenant=f"t{number}"), (Share("kv_blocks", 1.0),))
+        metrics.count_wait(Terms(tenant=f"t{number}"), (CauseShare("kv_blocks", 1.0),))
     lines = metrics.render().decode().splitlines()
     found = [line for line in lines if line.startswith("headway_wait_seconds_total")]
     names = sorted(line.split('tenant="')[1].split('"')[0] for line in found)

@@ -10,8 +10,8 @@ import pytest
 from headway.cli.usage import cost_of
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Resent
 from headway.core.request import FinishReason
-from headway.observe.account import Account
-from headway.observe.usage import MAX_COST_E12, cost_e12, row_of
+from headway.observe.ledger.usage import MAX_COST_E12, cost_e12, row_of
+from headway.observe.trace.account import RequestAccount
 from headway.tenancy import values
 from tests.observe.stories import A, Story, tokens
 from tests.observe.test_metrics import step
@@ -28,7 +28,7 @@ def test_a_row_has_what_the_account_has() -> None:
     assert (row.prompt_tokens, row.cached_tokens, row.output_tokens) == (10, 4, 7)
     assert (row.queue_s, row.kv_block_s, row.speculative_tokens) == (0.5, 3.0, 0)
     assert (row.arrived_at, row.finished_at, row.day) == (DAY, DAY + 2.0, "2027-01-15")
-    assert msgspec.json.decode(row.account, type=Account).num_output_tokens == 7
+    assert msgspec.json.decode(row.account, type=RequestAccount).num_output_tokens == 7
 
 
 def test_a_request_counts_on_the_day_it_ended() -> None:
@@ -40,12 +40,14 @@ def test_costs_are_exact() -> None:
     assert make_row(1_000_000).cost_e12 == 6 * 100_000 + 4 * 25_000 + 300_000_000_000
     many = [make_row(number, num_output_tokens=1) for number in range(1000)]
     assert sum(row.cost_e12 for row in many) == 1000 * (600_000 + 100_000 + 300_000)
-    assert row_of(msgspec.json.decode(make_row(3).account, type=Account), 1, None).cost_e12 == 0
+    assert (
+        row_of(msgspec.json.decode(make_row(3).account, type=RequestAccount), 1, None).cost_e12 == 0
+    )
 
 
 def test_a_cost_that_no_database_holds_is_the_most_it_does() -> None:
     price = values.Price(1e9, 1e9, 1e9)
-    account = msgspec.json.decode(make_row(10_000).account, type=Account)
+    account = msgspec.json.decode(make_row(10_000).account, type=RequestAccount)
     assert cost_e12(account, price) == MAX_COST_E12
 
 
@@ -91,7 +93,7 @@ def test_what_is_billed_of_a_request_that_was_cut_short(
 
 
 def test_totals_are_shown_to_the_last_digit(sqlite_url: str) -> None:
-    from headway.observe.databases import make_store
+    from headway.observe.ledger.databases import make_store
 
     store = make_store(sqlite_url)
     store.write([make_row(number, num_output_tokens=1) for number in range(3)])

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.support.postgres import PostgresServer
 from headway.errors import LedgerError
-from headway.observe.spool import Spool, num_waiting_bytes, read_rows
-from headway.observe.writer import Retention
+from headway.observe.ledger.spool import Spool, num_waiting_bytes, read_rows
+from headway.observe.ledger.writer import Retention
 from tests.conftest import ROOT
 from tests.support.rows import DAY, make_row, make_writer, numbers_in, wait_until
 
@@ -63,7 +63,7 @@ def test_a_locked_database_loses_and_doubles_nothing(sqlite_url: str, tmp_path: 
             began_at = time.monotonic()
             writer.put(make_row(number))
             slowest_s = max(slowest_s, time.monotonic() - began_at)
-        wait_until(lambda: writer.is_failing and writer.num_held == 0)
+        wait_until(lambda: writer.is_failing and writer.num_buffered == 0)
         assert num_waiting_bytes(folder) > 99 * 300, "they wait on disk"
         assert slowest_s < 0.5, "whoever hands over a row does not wait with it"
     wait_until(lambda: not writer.is_failing and writer.num_pending == 0)
@@ -79,7 +79,7 @@ def test_a_backlog_of_many_rows_is_read_back_from_disk(sqlite_url: str, tmp_path
         writer.start()
         for number in range(2000):
             writer.put(make_row(number))
-        wait_until(lambda: writer.is_failing and writer.num_held == 0)
+        wait_until(lambda: writer.is_failing and writer.num_buffered == 0)
         assert writer.num_pending == 2000
     wait_until(lambda: not writer.is_failing)
     writer.stop()
@@ -143,7 +143,9 @@ def test_beyond_every_bound_rows_are_dropped_and_counted(
 ) -> None:
     num_bytes = 5000
     with locked(tmp_path / "ledger.db"):
-        writer = make_writer(sqlite_url, tmp_path / "spool", max_bytes=num_bytes, max_held_rows=20)
+        writer = make_writer(
+            sqlite_url, tmp_path / "spool", max_bytes=num_bytes, max_buffered_rows=20
+        )
         writer.start()
         for number in range(100):
             writer.put(make_row(number))
@@ -230,7 +232,7 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path: Path) -> None:
         fill(disk / "filler")
         for number in range(10, 100):
             writer.put(make_row(number))
-        wait_until(lambda: writer.is_failing and writer.num_held > 0)
+        wait_until(lambda: writer.is_failing and writer.num_buffered > 0)
         assert writer.num_dropped == 0
         (disk / "filler").unlink()
         wait_until(lambda: not writer.is_failing and writer.num_pending == 0)
@@ -254,7 +256,7 @@ wait_until(lambda: writer.num_pending == 0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 for number in range(10, 100):
     writer.put(make_row(number))
-wait_until(lambda: writer.is_failing and writer.num_held > 0)
+wait_until(lambda: writer.is_failing and writer.num_buffered > 0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 wait_until(lambda: not writer.is_failing and writer.num_pending == 0)
 writer.stop()
@@ -301,7 +303,7 @@ def test_postgres_goes_away_and_comes_back(
     try:
         wait_until(lambda: writer.is_failing)
         producer.join()
-        wait_until(lambda: writer.num_held == 0)
+        wait_until(lambda: writer.num_buffered == 0)
         assert num_waiting_bytes(tmp_path / "spool") > 0
     finally:
         gone.set()
@@ -322,7 +324,7 @@ writer = make_writer(f"sqlite://{folder}/ledger.db", folder / "spool", max_bytes
 writer.start()
 for number in itertools.count(int(sys.argv[2])):
     writer.put(make_row(number))
-    while writer.num_held:
+    while writer.num_buffered:
         pass
     print(number, flush=True)
 """

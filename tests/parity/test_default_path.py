@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.live.agreement import Agreement, Case, compare, english_prompts, make_cases
 from benchmarks.live.loading import load
-from headway.executors.torch.kernels import best_isa
+from headway.executors.cpu.kernels import best_isa
 from headway.text import Tokenizer
 
 pytestmark = [

@@ -9,8 +9,8 @@ import pytest
 from headway.core.causes import PreemptionMethod
 from headway.core.events import Admitted, Preempted
 from headway.core.executor import Capacity
-from headway.core.holdings import Offload
-from headway.core.kv import KVCache
+from headway.core.kv.cache import KVCache
+from headway.core.kv.offload import Offload
 from headway.core.plan import StepPlan
 from headway.core.request import Request
 from tests.support.harness import Harness, expected_output, make_request, own_tokens

@@ -16,13 +16,13 @@ from benchmarks.support.parity_runs import Collected, Schedule, Tokens, run
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
+from headway.executors.cpu.kernels import best_isa
 from headway.executors.source import locate
-from headway.executors.torch.kernels import best_isa
 from headway.executors.torch.load import TorchExecutor, load_model, open_checkpoint
-from headway.executors.torch.step_model import LoadOptions
+from headway.executors.torch.step_model import ModelOptions
 from headway.executors.torch.weights import Checkpoint
 from headway.text import Tokenizer
-from tests.executors.torch.test_compiled import spec_of, weights_of
+from tests.executors.cpu.test_compiled import spec_of, weights_of
 from tests.support.tiny import MemoryCheckpoint
 
 METHODS = ["auto", "trim", "checkpoint", "recompute"]
@@ -40,7 +40,7 @@ Make = Callable[[int, int], TorchExecutor]
 def maker(checkpoint: Checkpoint, form: str) -> Make:
     def make(num_blocks: int, num_slots: int) -> TorchExecutor:
         sizes = {"num_blocks": num_blocks, "num_slots": num_slots, "block_size": 16}
-        options = LoadOptions(max_model_len=256, **sizes, **FORMS[form])  # pyright: ignore
+        options = ModelOptions(max_model_len=256, **sizes, **FORMS[form])  # pyright: ignore
         return TorchExecutor(load_model(checkpoint, options), 256, SystemClock())
 
     return make

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.live.loading import load
 from benchmarks.live.perplexity import Quality, Text, perplexity, read_text
-from headway.executors.torch.kernels import best_isa
+from headway.executors.cpu.kernels import best_isa
 from headway.text import Tokenizer
 
 pytestmark = pytest.mark.model

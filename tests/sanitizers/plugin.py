@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headway.executors.torch import kernels
-from headway.executors.torch.compiled import _Packer
+from headway.executors.cpu import kernels
+from headway.executors.cpu.compiled import _Packer
 from headway.executors.torch.weights import Quantized
 from headway.executors.torch.weights.gguf import GgufCheckpoint
 

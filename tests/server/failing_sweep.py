@@ -6,21 +6,21 @@ import logging
 import runpy
 from itertools import count
 
-from headway.server.gate import Gate
+from headway.server.admission import AdmissionController
 
-sweep = Gate.sweep
+refuse_expired = AdmissionController.refuse_expired
 numbers = count(1)
 
 
-async def faulty_sweep(self: Gate) -> None:
+async def faulty_sweep(self: AdmissionController) -> None:
     number = next(numbers)
     if number == 1:
         raise KeyError("a fault in the sweep")
     if number == 2:
         logging.getLogger(__name__).warning("the sweep goes on")
-    await sweep(self)
+    await refuse_expired(self)
 
 
 if __name__ == "__main__":
-    Gate.sweep = faulty_sweep
+    AdmissionController.refuse_expired = faulty_sweep
     runpy.run_module("benchmarks.support.fake_server", run_name="__main__")

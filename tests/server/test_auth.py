@@ -15,12 +15,12 @@ from headway.cli import app as cli
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
-from headway.server.auth import Guard
-from headway.server.errors import ApiError
-from headway.server.keys import key_for, load_keys
-from headway.server.proxies import Proxies
+from headway.server.http.auth import Authentication
+from headway.server.http.errors import ApiError
+from headway.server.http.proxies import TrustedProxies
 from headway.tenancy import Directory
 from headway.tenancy.keys import make_key
+from headway.tenancy.keys_file import key_for, load_keys
 from tests.support.apps import check_error, routes_of, serving
 
 KEYS = ("first-key", "second-key")
@@ -164,7 +164,7 @@ async def tenant_of(keys, header: str) -> str:
 
     scope = {"type": "http", "headers": [(b"authorization", header.encode())]}
     directory = Directory(SystemClock(), {key.digest: key.tenant for key in keys})
-    await Guard(handler, directory, Proxies.of(()))(scope, nobody, nobody)
+    await Authentication(handler, directory, TrustedProxies.of(()))(scope, nobody, nobody)
     return seen[0]
 
 

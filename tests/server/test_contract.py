@@ -10,9 +10,9 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from headway.server.protocol import unsupported_fields
-from headway.server.protocol_chat import ChatRequest
-from headway.server.protocol_completions import CompletionRequest
+from headway.server.schema.chat import ChatRequest
+from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.request import unsupported_fields
 from tests.conftest import ROOT
 from tests.support.apps import check_error, serving
 
@@ -65,8 +65,8 @@ def test_the_outcomes_are_the_three_that_are_explained() -> None:
 
 @pytest.mark.parametrize("endpoint", PATHS)
 def test_the_table_names_exactly_the_fields_of_the_models(endpoint) -> None:
-    named = [row.field for row in TABLE if row.endpoint == endpoint]
-    assert sorted(named) == sorted(KINDS[endpoint].model_fields)
+    find_named = [row.field for row in TABLE if row.endpoint == endpoint]
+    assert sorted(find_named) == sorted(KINDS[endpoint].model_fields)
 
 
 @pytest.mark.parametrize("endpoint", PATHS)

@@ -77,12 +77,12 @@ def test_an_engine_is_replaced_while_idle_connections_take_all_there_are(launch:
         ]
         refused: set[socket.socket] = set()
 
-        def look() -> int:
+        def poll() -> int:
             refused.update(one for one in idle if one not in refused and is_refused(one))
             return len(refused)
 
-        wait_until(server, lambda: look() >= NUM_IDLE - 130)
-        assert look() < NUM_IDLE - 60, "hardly any connection was let in"
+        wait_until(server, lambda: poll() >= NUM_IDLE - 130)
+        assert poll() < NUM_IDLE - 60, "hardly any connection was let in"
         # One more is answered at once, and probes come through on the other listener.
         with pytest.raises((httpx.TransportError, httpx.HTTPStatusError)):
             httpx.get(f"{server.url}/health/live", timeout=10).raise_for_status()

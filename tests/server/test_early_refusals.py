@@ -16,13 +16,19 @@ from headway.core.slo.demand import Points
 from headway.core.slo.forecast import Demand, Forecast, TenantForecast
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
-from headway.engine.forecast_reader import ForecastReader
-from headway.engine.messages import AddRequest, EngineInfo, EventBatch, decode_report, encode
-from headway.engine.streams import RequestStream
+from headway.engine.client.forecast_reader import ForecastReader
+from headway.engine.client.streams import RequestStream
+from headway.engine.process.messages import (
+    AddRequest,
+    EngineInfo,
+    EventBatch,
+    decode_report,
+    encode,
+)
 from headway.errors import DeadlineError
-from headway.server.errors import refusal_reason, translate
+from headway.server.http.errors import refusal_reason, translate
 from headway.text import Tokenizer
-from tests.core.paced import Paced
+from tests.core.slo.paced import Paced
 from tests.support.harness import make_request
 from tests.support.local_engine import make_local
 

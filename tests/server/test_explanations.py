@@ -19,8 +19,8 @@ from headway.core.events import Admitted, Arrived, Finished
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe import Audit, Ledger
-from headway.observe.ledger import Archive
-from headway.server.explanations import MAX_LOOKUPS
+from headway.observe.ledger.ledger import Archive
+from headway.server.api.explanations import MAX_LOOKUPS
 from tests.server.test_openapi import document_of, validator
 from tests.support.apps import check_error, client_of, serving
 from tests.support.rows import make_row, make_writer, wait_until
@@ -41,7 +41,7 @@ def an_account(tenant: str, name: str = "cmpl-1f") -> Ledger:
     ledger.consume([Arrived(name, 1.0, 10, terms)])
     ledger.consume([Admitted(name, 2.5, 1.5, 0, 10, False, causes, "the-other")])
     ledger.consume([Finished(name, 3.0, FinishReason.STOP, 0)])
-    ledger.name(name, "from-the-header")
+    ledger.set_client_id(name, "from-the-header")
     return ledger
 
 
@@ -51,16 +51,16 @@ def explanations_client(made: Any, ledger: Ledger, **scope: Any) -> httpx.AsyncC
 
     from starlette.applications import Starlette
 
-    from headway.server.errors import install_error_handlers
-    from headway.server.explanations import explanations_router
+    from headway.server.api.explanations import explanations_router
+    from headway.server.http.errors import install_error_handlers
 
-    app = Starlette(routes=explanations_router(replace(made.services, ledger=ledger)))
+    app = Starlette(routes=explanations_router(replace(made.context, ledger=ledger)))
     install_error_handlers(app, lambda _reason: None)
 
-    async def let_in(received: Any, receive: Any, send: Any) -> None:
+    async def admit(received: Any, receive: Any, send: Any) -> None:
         await app({**received, "state": scope}, receive, send)
 
-    return client_of(let_in)
+    return client_of(admit)
 
 
 async def ask(made: Any, ledger: Ledger, name: str, **scope: Any) -> httpx.Response:
@@ -150,7 +150,7 @@ async def test_a_live_request(local: Any) -> None:
 
 
 async def test_requests_that_only_the_database_knows(made: Any, tmp_path: Path) -> None:
-    from headway.observe.databases import make_store
+    from headway.observe.ledger.databases import make_store
 
     url = f"sqlite://{tmp_path}/ledger.db"
     writer = make_writer(url, tmp_path / "spool")

@@ -9,9 +9,9 @@ import pytest
 from headway.core.params import SamplingParams
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
-from headway.engine.outputs import SampleDelta
+from headway.engine.client.outputs import SampleDelta
 from headway.errors import EngineDeadError
-from headway.server.generation import Generation, Order, coalesce
+from headway.server.api.generation import Generation, GenerationSpec, coalesce
 
 SCORES = TokenLogprobs(-1.0, 1)
 
@@ -33,8 +33,8 @@ def test_deltas_of_one_sample_are_joined_in_order() -> None:
 
 
 async def start(made, prompts: list[list[int]]) -> Generation:
-    order = Order("id", prompts, SamplingParams(max_tokens=20, n=2))
-    generation = Generation(made.engine, order)
+    spec = GenerationSpec("id", prompts, SamplingParams(max_tokens=20, n=2))
+    generation = Generation(made.engine, spec)
     await generation.start()
     return generation
 

@@ -6,7 +6,7 @@ import pytest
 
 from headway.config import ServerConfig
 from headway.errors import ConfigError
-from headway.server.hosts import HostPolicy, is_loopback
+from headway.server.http.hosts import HostPolicy, is_loopback
 from tests.support.apps import check_error, serving
 
 GOOD = ["localhost", "LOCALHOST", "localhost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000"]

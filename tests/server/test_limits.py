@@ -15,7 +15,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.errors import ConfigError
-from headway.server.limits import MAX_HEADER_BYTES, Timeouts, bounded_protocol, check_uvicorn
+from headway.server.http.limits import MAX_HEADER_BYTES, Timeouts, bounded_protocol, check_uvicorn
 
 JSON = {"content-type": "application/json"}
 

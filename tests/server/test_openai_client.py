@@ -41,28 +41,28 @@ async def test_whole_answers(local) -> None:
 async def test_streams(local) -> None:
     async with serving(local, "hello") as made:
         client = client_for(made)
-        wish = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}}
-        stream = await client.chat.completions.create(messages=MESSAGES, **wish)
+        payload = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}}
+        stream = await client.chat.completions.create(messages=MESSAGES, **payload)
         chunks = [chunk async for chunk in stream]
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert (text, chunks[-2].choices[0].finish_reason) == ("hello", "stop")
         assert chunks[-1].usage.completion_tokens == 6
-        stream = await client.completions.create(prompt="x", **wish)
+        stream = await client.completions.create(prompt="x", **payload)
         assert "".join([c.choices[0].text async for c in stream if c.choices]) == "hello"
 
 
 async def test_the_clients_own_stream_helper(local) -> None:
     async with serving(local, "hello") as made:
-        wish = client_for(made).chat.completions.stream(model="tiny", messages=MESSAGES)
-        async with wish as stream:
+        payload = client_for(made).chat.completions.stream(model="tiny", messages=MESSAGES)
+        async with payload as stream:
             final = await stream.get_final_completion()
         assert final.choices[0].message.content == "hello"
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised(local) -> None:
     async with serving(local, [97, None]) as made:
-        wish = {"model": "tiny", "prompt": "x", "stream": True}
-        stream = await client_for(made).completions.create(**wish)
+        payload = {"model": "tiny", "prompt": "x", "stream": True}
+        stream = await client_for(made).completions.create(**payload)
         texts = []
         with pytest.raises(openai.APIError, match="could not finish"):
             async for chunk in stream:
@@ -73,12 +73,12 @@ async def test_an_error_in_the_middle_of_a_stream_is_raised(local) -> None:
 async def test_errors_are_of_the_right_class(local) -> None:
     async with serving(local, api_key=("k",)) as made:
         client = client_for(made, api_key="k")
-        wish: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
+        payload: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(**wish, temperature=-1)
+            await client.chat.completions.create(**payload, temperature=-1)
         assert bad.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(**wish, response_format={"type": "json_object"})
+            await client.chat.completions.create(**payload, response_format={"type": "json_object"})
         assert bad.value.param == "response_format"
         with pytest.raises(openai.AuthenticationError) as denied:
             await client_for(made, api_key="wrong").models.list()
@@ -115,11 +115,11 @@ async def test_too_much_is_tried_again_when_the_server_says(
 
         monkeypatch.setattr(made.engine, "submit", refuse_at_first)
         monkeypatch.setattr("anyio.sleep", sleep)
-        wish: dict[str, Any] = {"model": "tiny", "prompt": "x"}
+        payload: dict[str, Any] = {"model": "tiny", "prompt": "x"}
         with pytest.raises(expected) as caught:
-            await client_for(made).completions.create(**wish)
+            await client_for(made).completions.create(**payload)
         assert caught.value.status_code == status
-        answer = await client_for(made, max_retries=2).completions.create(**wish)
+        answer = await client_for(made, max_retries=2).completions.create(**payload)
         assert answer.choices[0].text == "hello"
         assert sleeps == [7, 7]
 
@@ -163,10 +163,10 @@ async def test_chat(client, model) -> None:
 
 @real
 async def test_chat_stream_says_the_same(client, model) -> None:
-    wish = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
-    whole = await client.chat.completions.create(**wish)
+    payload = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
+    whole = await client.chat.completions.create(**payload)
     stream = await client.chat.completions.create(
-        **wish, stream=True, stream_options={"include_usage": True}
+        **payload, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -180,15 +180,15 @@ async def test_chat_stream_says_the_same(client, model) -> None:
 
 @real
 async def test_samples_differ_and_a_seed_repeats_them(client, model) -> None:
-    wish = {"model": model, "messages": MESSAGES, "n": 2, "seed": 11, "max_tokens": 8}
-    first = await client.chat.completions.create(**wish)
-    second = await client.chat.completions.create(**wish)
+    payload = {"model": model, "messages": MESSAGES, "n": 2, "seed": 11, "max_tokens": 8}
+    first = await client.chat.completions.create(**payload)
+    second = await client.chat.completions.create(**payload)
     texts = [choice.message.content for choice in first.choices]
     assert [choice.index for choice in first.choices] == [0, 1]
     assert texts[0] != texts[1]
     assert [choice.message.content for choice in second.choices] == texts
     streamed = ["", ""]
-    async for chunk in await client.chat.completions.create(**wish, stream=True):
+    async for chunk in await client.chat.completions.create(**payload, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert streamed == texts
 
@@ -212,14 +212,14 @@ async def test_chat_logprobs(client, model) -> None:
 
 @real
 async def test_completions(client, model) -> None:
-    wish = {"model": model, "prompt": "One, two, three,", "temperature": 0, "max_tokens": 8}
-    whole = await client.completions.create(**wish, logprobs=2)
+    payload = {"model": model, "prompt": "One, two, three,", "temperature": 0, "max_tokens": 8}
+    whole = await client.completions.create(**payload, logprobs=2)
     choice = whole.choices[0]
     assert choice.text and whole.usage.completion_tokens <= 8
     assert len(choice.logprobs.tokens) == whole.usage.completion_tokens
     assert choice.logprobs.text_offset[0] == 0
     text = ""
-    async for chunk in await client.completions.create(**wish, stream=True):
+    async for chunk in await client.completions.create(**payload, stream=True):
         text += chunk.choices[0].text
     assert text == choice.text
 
@@ -227,21 +227,21 @@ async def test_completions(client, model) -> None:
 @real
 async def test_several_prompts(client, model) -> None:
     prompts = ["The capital of France is", "Two plus two is"]
-    wish = {"model": model, "temperature": 0, "max_tokens": 5}
-    both = await client.completions.create(prompt=prompts, n=2, **wish)
+    payload = {"model": model, "temperature": 0, "max_tokens": 5}
+    both = await client.completions.create(prompt=prompts, n=2, **payload)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
     assert both.choices[0].text == both.choices[1].text
     for place, prompt in enumerate(prompts):
-        alone = await client.completions.create(prompt=prompt, **wish)
+        alone = await client.completions.create(prompt=prompt, **payload)
         assert both.choices[2 * place].text == alone.choices[0].text
 
 
 @real
 async def test_stop(client, model) -> None:
-    wish = {"model": model, "prompt": "1, 2, 3, 4, 5,", "temperature": 0, "max_tokens": 24}
-    free = (await client.completions.create(**wish)).choices[0].text
+    payload = {"model": model, "prompt": "1, 2, 3, 4, 5,", "temperature": 0, "max_tokens": 24}
+    free = (await client.completions.create(**payload)).choices[0].text
     stop = free[4:6]
-    stopped = await client.completions.create(**wish, stop=[stop])
+    stopped = await client.completions.create(**payload, stop=[stop])
     assert stopped.choices[0].text == free[: free.index(stop)]
     assert stopped.choices[0].finish_reason == "stop"
 
@@ -262,16 +262,16 @@ async def test_errors_arrive_as_the_clients_own(client, model) -> None:
 
 @real
 async def test_leaving_frees_everything(client, model, model_server) -> None:
-    wish = {
+    payload = {
         "model": model,
         "messages": MESSAGES,
         "max_tokens": 500,
         "extra_body": {"ignore_eos": True},
     }
-    stream = await client.chat.completions.create(**wish, stream=True)
+    stream = await client.chat.completions.create(**payload, stream=True)
     await anext(aiter(stream))
     await stream.close()
-    waiting = asyncio.create_task(client.chat.completions.create(**wish))
+    waiting = asyncio.create_task(client.chat.completions.create(**payload))
     await asyncio.to_thread(model_server.wait_for, "vllm:num_requests_running", 1)
     waiting.cancel()
     await asyncio.to_thread(model_server.wait_for, "vllm:num_requests_running", 0)

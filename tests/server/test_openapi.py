@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from headway.server.protocol import DEFAULT_LIMITS, TOKEN_ID
-from headway.server.protocol_chat import ChatRequest
+from headway.server.schema.chat import ChatRequest
+from headway.server.schema.request import DEFAULT_LIMITS, TOKEN_ID
 from tests.server.test_contract import REQUIRED, TABLE, TOGETHER_WITH, Row, name_of
 from tests.server.test_protocol import REFUSED_BY_BOTH
 from tests.support.apps import routes_of, serving

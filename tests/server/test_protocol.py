@@ -10,9 +10,9 @@ import pytest
 from headway.core.params import SamplingParams
 from headway.core.terms import Targets, Terms
 from headway.errors import InvalidRequestError
-from headway.server.protocol import parse, unsupported_fields
-from headway.server.protocol_chat import ChatRequest
-from headway.server.protocol_completions import CompletionRequest
+from headway.server.schema.chat import ChatRequest
+from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.request import parse, unsupported_fields
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.clock import VirtualClock
-from headway.server.rate_headers import duration
+from headway.server.http.rate_headers import duration
 from headway.tenancy.keys import digest_of, write_digest
 from tests.support.apps import check_error
 
@@ -82,7 +82,7 @@ async def test_too_many_requests(serve) -> None:
     assert refused.headers["x-ratelimit-reset-requests"] == "1m0s"
     assert b'reason="requests_per_minute"} 1.0' in made.metrics.render()
     assert (await made.client.get("/v1/models")).status_code == 200  # asks for no work
-    made.gate.clock.advance_to(35.0)
+    made.admission.clock.advance_to(35.0)
     assert (await made.client.post(PATH, json={"prompt": "x"})).status_code == 200
 
 
@@ -95,7 +95,7 @@ async def test_too_many_tokens(serve) -> None:
     refused = await made.client.post(PATH, json={"prompt": [1] * 20})
     assert "60 tokens per minute and has 4 left; this request needs 20" in refused.text
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "16")
-    made.gate.clock.advance_to(21.0)
+    made.admission.clock.advance_to(21.0)
     assert (await made.client.post(PATH, json={"prompt": [1] * 20})).status_code == 200
 
 
@@ -155,8 +155,8 @@ async def test_who_is_refused_after_a_wait_pays_nothing(serve) -> None:
     )
     made.process.is_paused = True
     task = await under_way(made)
-    made.gate.clock.advance_to(10**9)
-    await made.gate.sweep()
+    made.admission.clock.advance_to(10**9)
+    await made.admission.refuse_expired()
     response = await task
     assert response.status_code == 503
     assert response.headers["x-ratelimit-remaining-tokens"] == "1000"
@@ -170,11 +170,11 @@ async def test_a_failure_costs_what_came_before_it(serve, is_stream: bool) -> No
     response = await made.client.post(PATH, json={"prompt": [1, 2, 3], "stream": is_stream})
     assert "could not finish" in response.text
     assert await left(made) == (8, 995)
-    assert num_under_way(made) == 0
+    assert num_in_flight(made) == 0
 
 
-def num_under_way(made: Any) -> int:
-    return made.directory.by_digest(digest_of(b"a")).meter.num_under_way
+def num_in_flight(made: Any) -> int:
+    return made.directory.by_digest(digest_of(b"a")).meter.num_in_flight
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ async def test_a_wrong_request_costs_one_and_no_tokens(serve, body: Any, status:
     for _ in range(2):
         assert (await made.client.post(PATH, json=body)).status_code == status
     assert await left(made) == (7, 1000)
-    assert num_under_way(made) == 0
+    assert num_in_flight(made) == 0
 
 
 async def test_refusals_of_the_server_itself_cost_nothing(serve) -> None:
     made = await serve(tokens_per_minute=1000, requests_per_minute=9)
-    made.gate.close()
+    made.admission.close()
     assert (await made.client.post(PATH, json={"prompt": "x"})).status_code == 503
     assert await left(made) == (9, 1000)
 
@@ -217,7 +217,7 @@ async def test_a_reload_keeps_what_was_used(serve) -> None:
     await made.client.post(PATH, json={"prompt": [1, 2, 3], "max_tokens": 4})
     assert await left(made) == (8, 993)
     made.path.write_text(written(tokens_per_minute=2000, requests_per_minute=5))
-    await made.watch.look()
+    await made.watch.poll()
     assert await left(made) == (5, 993)
 
 
@@ -228,12 +228,12 @@ async def test_a_reload_while_a_request_runs(serve) -> None:
     made.path.write_text(
         written(tokens_per_minute=1000, requests_per_minute=9, concurrent_requests=2)
     )
-    await made.watch.look()
+    await made.watch.poll()
     made.process.is_paused = False
     made.process._wake.set()
     assert (await task).status_code == 200
     assert await left(made) == (8, 993)
-    assert num_under_way(made) == 0
+    assert num_in_flight(made) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.support.servers import RunningServer, free_port
-from headway.server.keys import append_key, key_for
+from headway.tenancy.keys_file import append_key, key_for
 from tests.conftest import ROOT
 
 PATH = "/v1/completions"

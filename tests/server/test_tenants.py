@@ -14,12 +14,12 @@ from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
-from headway.server.auth import Guard
+from headway.server.http.auth import Authentication
+from headway.server.http.proxies import TrustedProxies
 from headway.server.listeners import listen
-from headway.server.proxies import Proxies
 from headway.tenancy import Directory
 from headway.tenancy.keys import digest_of, write_digest
-from headway.tenancy.reading import parse_roster
+from headway.tenancy.roster import parse_roster
 from tests.support.apps import check_error
 
 FAIRNESS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
@@ -219,7 +219,7 @@ async def test_handlers_know_who_asks() -> None:
         seen.append((who.tenant, who.is_admin))
 
     directory = Directory(SystemClock(), roster=parse_roster(FILE))
-    guard = Guard(handler, directory, Proxies.of(()))
+    guard = Authentication(handler, directory, TrustedProxies.of(()))
     for key in (b"a", b"b", b"r"):
         headers = [(b"authorization", b"Bearer " + key)]
         await guard({"type": "http", "headers": headers}, nobody, nobody)
@@ -229,7 +229,7 @@ async def test_handlers_know_who_asks() -> None:
 @pytest.mark.parametrize("entry", ["gateway.local", "10.0.0.1/8", "10.0.0.0/33", "", "10.0.0"])
 def test_what_is_no_address_is_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match="trusted_proxy must be an address or a network"):
-        Proxies.of((entry,))
+        TrustedProxies.of((entry,))
 
 
 def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:

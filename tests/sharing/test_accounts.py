@@ -64,7 +64,7 @@ def wait_of(found: Iterable[Event], request_id: str) -> Admitted:
     )
 
 
-def share_of(cause: WaitCause, admitted: Admitted) -> float:
+def kv_quota_blocks(cause: WaitCause, admitted: Admitted) -> float:
     assert admitted.waited_s > 0.1, "it had to wait, or nothing is shown"
     return sum(one.seconds for one in admitted.causes if one.cause is cause) / admitted.waited_s
 
@@ -78,7 +78,7 @@ def test_one_blocked_by_kv_blocks_is_told_so_and_who_holds_them() -> None:
         ]
     )
     late = wait_of(found, "late")
-    assert share_of(WaitCause.KV_BLOCKS, late) > 0.9
+    assert kv_quota_blocks(WaitCause.KV_BLOCKS, late) > 0.9
     assert late.held_by == "holder"
 
 
@@ -88,7 +88,7 @@ def test_one_blocked_by_what_its_tenant_has_had_is_told_so() -> None:
     found = run([first, second, *others], max_num_seqs=1)
     after = wait_of(found, "second")
     assert after.at > wait_of(found, "other2").at
-    assert share_of(WaitCause.TENANT_SHARE, after) > 0.8
+    assert kv_quota_blocks(WaitCause.TENANT_SHARE, after) > 0.8
 
 
 def test_one_blocked_by_what_its_tenant_may_hold_is_told_so() -> None:
@@ -99,7 +99,7 @@ def test_one_blocked_by_what_its_tenant_may_hold_is_told_so() -> None:
             ask("free", "other", 0.31, 100, 10),
         ]
     )
-    assert share_of(WaitCause.KV_QUOTA, wait_of(found, "second")) > 0.9
+    assert kv_quota_blocks(WaitCause.KV_QUOTA, wait_of(found, "second")) > 0.9
     assert wait_of(found, "free").waited_s < 0.1
 
 
@@ -109,7 +109,7 @@ def test_one_blocked_by_a_higher_tier_is_told_so() -> None:
     found = run([*paid, spot], max_num_seqs=1)
     last = wait_of(found, "spot")
     assert last.at > wait_of(found, "paid7").at
-    assert share_of(WaitCause.TIER_ORDER, last) > 0.8
+    assert kv_quota_blocks(WaitCause.TIER_ORDER, last) > 0.8
 
 
 def test_books_notice_causes_that_do_not_add_up() -> None:

@@ -119,7 +119,7 @@ def test_a_stronger_request_starts_within_two_steps_at_a_full_engine(name: str, 
 def _is_full(engine: VirtualEngine, what: str) -> bool:
     scheduler = engine.scheduler
     if what == "seats":
-        return scheduler.num_seats_used == scheduler.config.max_num_seqs
+        return scheduler.num_seqs == scheduler.config.max_num_seqs
     return scheduler.kv.pool.num_free < 8
 
 

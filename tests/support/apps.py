@@ -11,12 +11,12 @@ import httpx
 
 from headway.clock import SystemClock
 from headway.config import ServerConfig
-from headway.engine.messages import all_events
+from headway.engine.process.messages import all_events
 from headway.observe import Metrics
-from headway.server.app import apps_for
+from headway.server.admission import AdmissionController
+from headway.server.app import make_apps
+from headway.server.context import ServerContext
 from headway.server.entrance import Entrance
-from headway.server.gate import Gate
-from headway.server.services import Services
 from headway.text import ChatTemplate
 from tests.support.local_engine import TEMPLATE
 
@@ -34,17 +34,17 @@ async def serving(
     made = await local(script, policy=policy, is_started=is_started)
     metrics, settings = Metrics(NAMES[0]), ServerConfig(**config)
     made.engine.subscribe(lambda batch: metrics.consume(all_events(batch)))
-    services = Services(
+    context = ServerContext(
         engine=made.engine,
         model_names=NAMES,
         chat_template=ChatTemplate(TEMPLATE, {}),
         metrics=metrics,
-        gate=Gate(settings, made.engine, SystemClock()),
+        admission=AdmissionController(settings, made.engine, SystemClock()),
         started_at=FIXED_TIME,
         new_id=lambda: FIXED_ID,
         time_of_day=lambda: FIXED_TIME,
     )
-    apps = apps_for(services, Entrance.of(settings, services.gate.clock))
+    apps = make_apps(context, Entrance.of(settings, context.admission.clock))
     async with client_of(apps.public) as public, client_of(apps.admin) as admin:
         yield SimpleNamespace(
             public=public,
@@ -53,7 +53,7 @@ async def serving(
             engine=made.engine,
             process=made.process,
             metrics=metrics,
-            services=services,
+            context=context,
         )
 
 

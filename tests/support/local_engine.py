@@ -17,8 +17,8 @@ from headway.core.executor import Capacity
 from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, TokenLogprobs
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.messages import (
+from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.process.messages import (
     AbortRequests,
     AddRequest,
     EngineFailed,
@@ -26,10 +26,10 @@ from headway.engine.messages import (
     EngineReady,
     batch_events,
 )
-from headway.engine.supervision import RestartLimits
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.executors.fake import FakeExecutor
 from headway.observe import Audit, Ledger, Metrics, Observers
-from headway.server import Entrance, Gate, create_apps
+from headway.server import AdmissionController, Entrance, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
@@ -153,11 +153,11 @@ async def make_local(
     engine = AsyncEngine(lambda _before: process, tokenizer, SystemClock(), limits)  # pyright: ignore
     metrics = Metrics("tiny")
     settings = ServerConfig(**config)
-    gate = Gate(settings, engine, clock or SystemClock())
+    admission = AdmissionController(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
     observers = Observers(metrics, Ledger(Audit(), SystemClock()))
-    entrance = Entrance.of(settings, gate.clock)
-    apps = create_apps(engine, gate, entrance, ("tiny", "alias/tiny"), template, observers)
+    entrance = Entrance.of(settings, admission.clock)
+    apps = create_apps(engine, admission, entrance, ("tiny", "alias/tiny"), template, observers)
     if is_started:
         await engine.start()
     return SimpleNamespace(
@@ -169,5 +169,5 @@ async def make_local(
         process=process,
         metrics=metrics,
         ledger=observers.ledger,
-        gate=gate,
+        admission=admission,
     )

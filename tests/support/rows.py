@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.observe.account import Account
-from headway.observe.databases import make_store
-from headway.observe.spool import Spool
-from headway.observe.store import Span, Totals
-from headway.observe.usage import Row, row_of
-from headway.observe.writer import LedgerWriter, Retention
+from headway.observe.ledger.databases import make_store
+from headway.observe.ledger.spool import Spool
+from headway.observe.ledger.store import TimeRange, Totals
+from headway.observe.ledger.usage import Row, row_of
+from headway.observe.ledger.writer import LedgerWriter, Retention
+from headway.observe.trace.account import RequestAccount
 
 DAY = 1_800_000_000.0
 """2027-01-15 08:00 UTC."""
@@ -42,7 +42,7 @@ def make_row(number: int, revision: int = 1, **fields: Any) -> Row:
         "queue_s": 0.5,
         "kv_block_s": 3.0,
     }
-    return row_of(Account(**(known | fields)), revision, Price())
+    return row_of(RequestAccount(**(known | fields)), revision, Price())
 
 
 def make_writer(url: str, folder: Path, **options: Any) -> LedgerWriter:
@@ -51,10 +51,10 @@ def make_writer(url: str, folder: Path, **options: Any) -> LedgerWriter:
     return LedgerWriter(make_store(url), Spool(folder, max_bytes), retention, **options)
 
 
-def totals(url: str, *by: str, span: Span | None = None) -> list[Totals]:
+def totals(url: str, *by: str, span: TimeRange | None = None) -> list[Totals]:
     store = make_store(url, is_reader=True)
     try:
-        return store.totals(by, span or Span())
+        return store.totals(by, span or TimeRange())
     finally:
         store.close()
 

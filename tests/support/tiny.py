@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headway.executors.torch.spec import ModelSpec, spec_from_config
+from headway.executors.spec import ModelSpec, spec_from_config
 from headway.executors.torch.weights.names import model_shapes
 
 CONFIG: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from headway.clock import VirtualClock
 from headway.errors import ConfigError, QuotaError
 from headway.tenancy import directory as directory_module
-from headway.tenancy.directory import Directory, Standing
+from headway.tenancy.directory import Directory, TenantRecord
 from headway.tenancy.keys import digest_of
 from headway.tenancy.values import Quotas, Roster, Tenant, Tier
 
@@ -24,10 +24,10 @@ def roster(*tenants: Tenant, **tiers: float) -> Roster:
     )
 
 
-def found(one: Directory, digest: bytes) -> Standing:
-    standing = one.by_digest(digest)
-    assert standing is not None
-    return standing
+def found(one: Directory, digest: bytes) -> TenantRecord:
+    record = one.by_digest(digest)
+    assert record is not None
+    return record
 
 
 def test_without_keys_everyone_is_the_anonymous_tenant() -> None:
@@ -76,93 +76,93 @@ def test_a_key_of_two_tenants_is_refused_and_nothing_changes() -> None:
 def test_a_reload_changes_terms_and_keeps_what_was_used() -> None:
     quotas = Quotas(requests_per_minute=2)
     one = Directory(VirtualClock(), roster=roster(Tenant("alice", (A,), quotas=quotas)))
-    visit = found(one, A).meter.enter()
-    found(one, A).meter.enter()
+    lease = found(one, A).meter.open_lease()
+    found(one, A).meter.open_lease()
     one.adopt(roster(Tenant("alice", (B,), "gold", quotas=quotas), gold=5.0))
     assert one.by_digest(A) is None
     after = found(one, B)
     assert after.terms.weight == 5.0
     with pytest.raises(QuotaError):
-        after.meter.enter()
-    visit.leave()
-    assert after.meter.num_under_way == 1
+        after.meter.open_lease()
+    lease.release()
+    assert after.meter.num_in_flight == 1
 
 
 def test_who_is_taken_out_and_put_back_has_no_fresh_minute() -> None:
     clock, quotas = VirtualClock(), Quotas(requests_per_minute=1)
     alice, bob = Tenant("alice", (A,), quotas=quotas), Tenant("bob", (B,))
     one = Directory(clock, roster=roster(alice, bob))
-    visit = found(one, A).meter.enter()
-    one.named("guest", found(one, A)).meter.enter()
+    lease = found(one, A).meter.open_lease()
+    one.find_named("guest", found(one, A)).meter.open_lease()
     for _ in range(2):
         one.adopt(roster(bob))
         assert one.by_digest(A) is None
     one.adopt(roster(alice, bob))
     with pytest.raises(QuotaError):
-        found(one, A).meter.enter()
+        found(one, A).meter.open_lease()
     with pytest.raises(QuotaError):
-        one.named("guest", found(one, A)).meter.enter()
-    visit.leave()
-    assert found(one, A).meter.num_under_way == 0
+        one.find_named("guest", found(one, A)).meter.open_lease()
+    lease.release()
+    assert found(one, A).meter.num_in_flight == 0
     one.adopt(roster(bob))
     clock.advance_to(60.0)
     one.adopt(roster(bob))
-    assert "alice" not in one._departed, "it owes nothing any more"
+    assert "alice" not in one._draining, "it owes nothing any more"
 
 
 def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
     gateway = Tenant("gateway", (A,), "gold", 2.0, Quotas(requests_per_minute=1), is_admin=True)
     one = Directory(VirtualClock(), roster=roster(gateway, Tenant("bob"), gold=3.0))
     by = found(one, A)
-    guest = one.named("guest@x", by)
+    guest = one.find_named("guest@x", by)
     assert guest.terms.tenant == guest.terms.cache_group == "guest@x"
     assert (guest.terms.tier, guest.terms.weight) == ("gold", 6.0)
     assert not guest.tenant.is_admin
-    assert one.named("guest@x", by) is guest
-    assert one.named("bob", by).terms.weight == 1.0
-    guest.meter.enter()
+    assert one.find_named("guest@x", by) is guest
+    assert one.find_named("bob", by).terms.weight == 1.0
+    guest.meter.open_lease()
     with pytest.raises(QuotaError):
-        one.named("guest@x", by).meter.enter()
-    by.meter.enter()  # its own quota is another
+        one.find_named("guest@x", by).meter.open_lease()
+    by.meter.open_lease()  # its own quota is another
     one.adopt(roster(gateway, gold=4.0))
-    again = one.named("guest@x", found(one, A))
+    again = one.find_named("guest@x", found(one, A))
     assert again.terms.weight == 8.0
     with pytest.raises(QuotaError):
-        again.meter.enter()
+        again.meter.open_lease()
 
 
 def test_a_guest_shares_no_prefixes_and_outlives_the_gateway_that_named_it_first() -> None:
     first = Tenant("first", (A,), cache_group="team")
     second = Tenant("second", (B,))
     one = Directory(VirtualClock(), roster=roster(first, second))
-    assert one.named("guest", found(one, A)).terms.cache_group == "guest"
+    assert one.find_named("guest", found(one, A)).terms.cache_group == "guest"
     one.adopt(roster(replace(first, is_disabled=True), second))
     assert found(one, A).tenant.is_disabled
-    assert not one.named("guest", found(one, B)).tenant.is_disabled
+    assert not one.find_named("guest", found(one, B)).tenant.is_disabled
 
 
 def test_nobody_becomes_an_admin_by_the_word_of_who_is_none() -> None:
     root, gateway = Tenant("root", (A,), is_admin=True), Tenant("gateway", (B,))
     one = Directory(VirtualClock(), roster=roster(root, gateway))
-    named = one.named("root", found(one, B))
-    assert named.terms == found(one, A).terms and named.meter is found(one, A).meter
-    assert not named.tenant.is_admin and not one.may_see_all(named)
-    assert one.named("root", found(one, A)).tenant.is_admin
+    find_named = one.find_named("root", found(one, B))
+    assert find_named.terms == found(one, A).terms and find_named.meter is found(one, A).meter
+    assert not find_named.tenant.is_admin and not one.may_see_all(find_named)
+    assert one.find_named("root", found(one, A)).tenant.is_admin
 
 
 def test_a_guest_does_not_see_all_where_its_gateway_would() -> None:
     one = Directory(VirtualClock(), roster=roster(Tenant("gateway", (A,))))
     assert one.may_see_all(found(one, A))
-    assert not one.may_see_all(one.named("guest", found(one, A)))
+    assert not one.may_see_all(one.find_named("guest", found(one, A)))
 
 
 def test_a_guest_that_is_listed_later_keeps_its_meter() -> None:
     gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=1))
     one = Directory(VirtualClock(), roster=roster(gateway))
-    one.named("guest", found(one, A)).meter.enter()
+    one.find_named("guest", found(one, A)).meter.open_lease()
     one.adopt(roster(gateway, Tenant("guest", (B,), quotas=Quotas(requests_per_minute=1))))
     with pytest.raises(QuotaError):
-        found(one, B).meter.enter()
+        found(one, B).meter.open_lease()
     one.adopt(roster(Tenant("other", (C,))))
     assert one.by_digest(A) is None
 
@@ -173,17 +173,17 @@ def test_the_number_of_unlisted_names_is_bounded(monkeypatch) -> None:
     gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=60))
     one = Directory(clock, roster=roster(gateway))
     by = found(one, A)
-    visit = one.named("x", by).meter.enter()
-    one.named("y", by).meter.enter().leave()
-    assert one.named("z", by) is by  # x is busy
+    lease = one.find_named("x", by).meter.open_lease()
+    one.find_named("y", by).meter.open_lease().release()
+    assert one.find_named("z", by) is by  # x is busy
     admin = replace(by, tenant=replace(by.tenant, is_admin=True))
-    assert not one.named("z", admin).tenant.is_admin
-    assert one.named("y", by) is not by
-    visit.leave()
-    assert one.named("z", by) is by  # x still owes
+    assert not one.find_named("z", admin).tenant.is_admin
+    assert one.find_named("y", by) is not by
+    lease.release()
+    assert one.find_named("z", by) is by  # x still owes
     clock.advance_to(1.1)
-    assert one.named("z", by).tenant.name == "z"
-    assert one.named("x", by).tenant.name == "x"  # in the place of y, at rest by now
+    assert one.find_named("z", by).tenant.name == "z"
+    assert one.find_named("x", by).tenant.name == "x"  # in the place of y, at rest by now
     assert len(one._unlisted) == 2
 
 
@@ -191,15 +191,15 @@ def test_a_long_stream_of_the_oldest_guest_keeps_no_newcomer_out(monkeypatch) ->
     monkeypatch.setattr(directory_module, "MAX_UNLISTED", 300)
     one = Directory(VirtualClock(), {A: "gateway"})
     by = found(one, A)
-    streams = [one.named(f"busy-{i}", by).meter.enter() for i in range(50)]
+    streams = [one.find_named(f"busy-{i}", by).meter.open_lease() for i in range(50)]
     for i in range(250):
-        one.named(f"idle-{i}", by)
+        one.find_named(f"idle-{i}", by)
     for i in range(250):
-        assert one.named(f"new-{i}", by).tenant.name == f"new-{i}"
+        assert one.find_named(f"new-{i}", by).tenant.name == f"new-{i}"
     assert len(one._unlisted) == 300
     for i, stream in enumerate(streams):
-        assert one.named(f"busy-{i}", by).meter.num_under_way == 1
-        stream.leave()
+        assert one.find_named(f"busy-{i}", by).meter.num_in_flight == 1
+        stream.release()
 
 
 def test_a_newcomer_looks_at_few_guests_and_the_next_one_at_others(monkeypatch) -> None:
@@ -207,10 +207,10 @@ def test_a_newcomer_looks_at_few_guests_and_the_next_one_at_others(monkeypatch) 
     one = Directory(VirtualClock(), {A: "gateway"})
     by = found(one, A)
     for i in range(299):
-        one.named(f"busy-{i}", by).meter.enter()
-    one.named("idle", by)
+        one.find_named(f"busy-{i}", by).meter.open_lease()
+    one.find_named("idle", by)
     num_looks = 0
-    while one.named("newcomer", by) is by:
+    while one.find_named("newcomer", by) is by:
         num_looks += directory_module.MAX_LOOKS
         assert num_looks < 300
     assert "idle" not in one._unlisted

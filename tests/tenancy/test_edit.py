@@ -12,7 +12,7 @@ from headway.errors import ConfigError
 from headway.tenancy import edit as edit_module
 from headway.tenancy.edit import add_tenant, rotate_key, set_disabled
 from headway.tenancy.keys import digest_of_text
-from headway.tenancy.reading import read_roster
+from headway.tenancy.roster import read_roster
 
 
 @pytest.fixture

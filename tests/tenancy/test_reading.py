@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
-from headway.tenancy.reading import parse_roster, read_roster
+from headway.tenancy.roster import parse_roster, read_roster
 from headway.tenancy.values import Price, Quotas, Tenant, Tier, terms_for
 from tests.conftest import ROOT
 

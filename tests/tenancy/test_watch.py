@@ -13,9 +13,9 @@ from headway.errors import ConfigError
 from headway.tenancy import watch as watch_module
 from headway.tenancy.directory import Directory
 from headway.tenancy.keys import digest_of
-from headway.tenancy.reading import read_roster
+from headway.tenancy.roster import read_roster
 from headway.tenancy.values import Roster
-from headway.tenancy.watch import KeysFile, RosterFile, Watch
+from headway.tenancy.watch import KeysFile, RosterFile, RosterWatcher
 
 A, B = digest_of(b"a"), digest_of(b"b")
 
@@ -44,22 +44,22 @@ class Reader:
 reader = Reader()
 
 
-def follow(path: Path) -> tuple[Watch, Directory]:
+def follow(path: Path) -> tuple[RosterWatcher, Directory]:
     file = RosterFile(path, reader)
     directory = Directory(VirtualClock(), roster=file.latest)
-    return Watch(directory, file), directory
+    return RosterWatcher(directory, file), directory
 
 
 async def test_a_changed_file_is_taken_over(path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     watch, directory = follow(path)
-    await watch.look()
+    await watch.poll()
     assert not caplog.records
     path.write_text(line("alice", B) + "tiers: {gold: {}}\n")
-    await watch.look()
+    await watch.poll()
     assert directory.by_digest(A) is None
     assert directory.by_digest(B) is not None
-    await watch.look()
+    await watch.poll()
     assert [record.getMessage() for record in caplog.records] == [
         f"read {path} again: 1 tenants (0 added, 0 removed, 1 changed); the tiers changed"
     ]
@@ -74,7 +74,7 @@ async def test_one_of_the_same_size_and_time_is_noticed_too(path: Path) -> None:
     other.replace(path)
     assert path.stat().st_size == status.st_size
     assert path.stat().st_mtime_ns == status.st_mtime_ns
-    await watch.look()
+    await watch.poll()
     assert directory.by_digest(B) is not None
 
 
@@ -99,7 +99,7 @@ async def test_half_a_file_is_not_taken_over(path: Path, monkeypatch) -> None:
     changing(path, monkeypatch, [whole])
     taken = []
     monkeypatch.setattr(directory, "adopt", lambda roster, _keys: taken.append(roster))
-    await watch.look()
+    await watch.poll()
     (roster,) = taken
     assert roster.tenants["bob"].is_disabled
 
@@ -108,10 +108,10 @@ async def test_a_file_that_keeps_changing_changes_nothing(path: Path, monkeypatc
     watch, directory = follow(path)
     path.write_text(line("bob", B))
     changing(path, monkeypatch, [line("bob" + "b" * i, B) for i in range(watch_module.MAX_READS)])
-    await watch.look()
+    await watch.poll()
     assert directory.by_digest(A) is not None and directory.by_digest(B) is None
     assert "changes while it is read" in caplog.text
-    await watch.look()  # it has settled
+    await watch.poll()  # it has settled
     assert directory.by_digest(B) is not None
 
 
@@ -135,7 +135,7 @@ async def test_a_wrong_file_changes_nothing_and_is_said_once(path: Path, caplog,
     else:
         path.write_text(broken)
     for _ in range(3):
-        await watch.look()
+        await watch.poll()
     assert directory.by_digest(A) is not None
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -143,14 +143,14 @@ async def test_a_wrong_file_changes_nothing_and_is_said_once(path: Path, caplog,
     assert str(path) in record.getMessage()
     assert record.exc_info is None
     path.write_text(line("bob", B))
-    await watch.look()
+    await watch.poll()
     assert directory.by_digest(B) is not None
 
 
 async def test_it_is_read_again_when_told_to(path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     watch, _ = follow(path)
-    await watch.look(is_forced=True)
+    await watch.poll(is_forced=True)
     assert "0 changed" in caplog.text
 
 
@@ -158,10 +158,10 @@ async def test_a_key_that_is_another_tenants_is_a_wrong_file(path: Path, caplog)
     file = RosterFile(path, read_roster)
     directory = Directory(VirtualClock(), {B: "bob"}, file.latest)
     path.write_text(line("alice", B))
-    await Watch(directory, file).look()
+    await RosterWatcher(directory, file).poll()
     assert "the tenants stay as they were" in caplog.text
-    standing = directory.by_digest(B)
-    assert standing is not None and standing.tenant.name == "bob"
+    record = directory.by_digest(B)
+    assert record is not None and record.tenant.name == "bob"
 
 
 # ---------------------------------------------------------------------- the keys file
@@ -177,8 +177,8 @@ def read_keys(path: Path) -> dict[bytes, str]:
 
 
 def tenant_of(directory: Directory, digest: bytes) -> str | None:
-    standing = directory.by_digest(digest)
-    return None if standing is None else standing.tenant.name
+    record = directory.by_digest(digest)
+    return None if record is None else record.tenant.name
 
 
 @pytest.fixture
@@ -192,11 +192,11 @@ async def test_a_key_taken_from_the_keys_file_is_revoked(keys_path: Path, caplog
     caplog.set_level(logging.INFO)
     file = KeysFile(keys_path, read_keys)
     directory = Directory(VirtualClock(), file.latest)
-    watch = Watch(directory, keys_file=file)
-    await watch.look()
+    watch = RosterWatcher(directory, keys_file=file)
+    await watch.poll()
     assert not caplog.records
     keys_path.write_text("c carol\nd dora")
-    await watch.look()
+    await watch.poll()
     assert tenant_of(directory, B) is None
     assert tenant_of(directory, digest_of(b"c")) == "carol"
     assert tenant_of(directory, digest_of(b"d")) == "dora"
@@ -209,18 +209,18 @@ async def test_a_wrong_keys_file_keeps_the_keys_and_not_the_tenants(
 ) -> None:
     keys_file, roster_file = KeysFile(keys_path, read_keys), RosterFile(path, read_roster)
     directory = Directory(VirtualClock(), keys_file.latest, roster_file.latest)
-    watch = Watch(directory, roster_file, keys_file)
+    watch = RosterWatcher(directory, roster_file, keys_file)
     for broken in ("what is this", None):
         keys_path.write_text(broken) if broken else keys_path.unlink()
-        await watch.look()
-        await watch.look()
+        await watch.poll()
+        await watch.poll()
     messages = [record.getMessage() for record in caplog.records]
     assert [message.startswith("the keys stay as they were: ") for message in messages] == [
         True
     ] * 2
     assert tenant_of(directory, B) == "bob"
     path.write_text(line("alice", digest_of(b"new")))
-    await watch.look()
+    await watch.poll()
     assert tenant_of(directory, A) is None
 
 
@@ -229,18 +229,18 @@ async def test_files_that_contradict_each_other_do_not_stop_a_revocation(
 ) -> None:
     keys_file, roster_file = KeysFile(keys_path, read_keys), RosterFile(path, read_roster)
     directory = Directory(VirtualClock(), keys_file.latest, roster_file.latest)
-    watch = Watch(directory, roster_file, keys_file)
+    watch = RosterWatcher(directory, roster_file, keys_file)
     path.write_text(line("alice", B))
-    await watch.look()
+    await watch.poll()
     assert "the tenants stay as they were: a key of tenants.alice" in caplog.text
     assert tenant_of(directory, B) == "bob" and tenant_of(directory, A) == "alice"
     keys_path.write_text("b bob")
-    await watch.look()
+    await watch.poll()
     assert tenant_of(directory, digest_of(b"c")) is None
     keys_path.write_text("c carol")
-    await watch.look()  # no contradiction is left
+    await watch.poll()  # no contradiction is left
     assert tenant_of(directory, B) == "alice" and tenant_of(directory, A) is None
 
 
 async def test_without_files_there_is_nothing_to_read() -> None:
-    await Watch(Directory(VirtualClock())).look(is_forced=True)
+    await RosterWatcher(Directory(VirtualClock())).poll(is_forced=True)

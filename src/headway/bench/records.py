@@ -50,8 +50,8 @@ class RunRecord:
     @property
     def slot_occupancy(self) -> float:
         """Share of seat-time spent on requests that needed it."""
-        seat_s = self.max_num_seqs * sum(step.elapsed_s for step in self.steps)
-        return sum(step.num_live_rows * step.elapsed_s for step in self.steps) / seat_s
+        seq_s = self.max_num_seqs * sum(step.elapsed_s for step in self.steps)
+        return sum(step.num_live_rows * step.elapsed_s for step in self.steps) / seq_s
 
     @property
     def padding_waste(self) -> float:

@@ -13,13 +13,21 @@ import typer
 from rich.console import Console
 
 from headway._version import __version__
-from headway.bench.load_report import Report
-from headway.bench.measure import Measured, Plan, Sweep, measure, measure_sweep, name_model, warm_up
-from headway.bench.modes import MODES, Bench, run_rounds, same_tokens, summarize
-from headway.bench.openai import Target
-from headway.bench.options import LoadOptions, option_about, plan_of, sweep_of, target_of
-from headway.bench.profile import profile_table, run_profile
-from headway.bench.report import as_json, as_table, compare, draw
+from headway.bench.load.measure import (
+    Measurement,
+    Plan,
+    Sweep,
+    measure,
+    measure_sweep,
+    name_model,
+    warm_up,
+)
+from headway.bench.load.openai import Target
+from headway.bench.load.options import LoadOptions, option_about, plan_of, sweep_of, target_of
+from headway.bench.load.report import Report
+from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
+from headway.bench.offline.profile import profile_table, run_profile
+from headway.bench.offline.report import as_json, as_table, compare, draw
 from headway.build import load_model
 from headway.cli.options import with_settings
 from headway.cli.progress import progress_bar
@@ -178,7 +186,7 @@ def serve(url: str, options: LoadOptions) -> None:
     """
     plan, target = plan_of(options), target_of(url, options)
     sweep = sweep_of(options, plan.workload)
-    measured = Measured()
+    measured = Measurement()
     is_interrupted = False
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         model = runner.run(name_model(target.origin, target.api_keys, options.model))
@@ -196,7 +204,7 @@ def serve(url: str, options: LoadOptions) -> None:
         raise typer.Exit(1)
 
 
-async def _measure(target: Target, plan: Plan, sweep: Sweep | None, measured: Measured) -> None:
+async def _measure(target: Target, plan: Plan, sweep: Sweep | None, measured: Measurement) -> None:
     with progress_bar("warming up") as progress:
         await warm_up(target, plan, progress)
     with progress_bar("measuring") as progress:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.ledger import reading
+from headway.cli.ledger import open_ledger
 from headway.config import load_config
 from headway.errors import ConfigError, LedgerError
 
@@ -46,9 +46,9 @@ def explain(
 
 
 def _from_ledger(url: str | None, request_id: str) -> dict[str, Any]:
-    from headway.observe.explain import as_dict
+    from headway.observe.trace.explain import as_dict
 
-    with reading(url) as ledger:
+    with open_ledger(url) as ledger:
         account = ledger.store.find(request_id, None)
     if account is None:
         raise LedgerError(f"the ledger has no request {request_id}; live ones are known to --url")

@@ -26,8 +26,8 @@ def new(
     ] = None,
 ) -> None:
     """Print a fresh key, once. Only its hash is kept."""
-    from headway.server.keys import append_key, key_for
     from headway.tenancy.keys import make_key
+    from headway.tenancy.keys_file import append_key, key_for
 
     secret = make_key()
     key = key_for(secret, name)
@@ -46,7 +46,7 @@ def hash_key(
     ] = None,
 ) -> None:
     """Read a key from standard input and print its line for the keys file."""
-    from headway.server.keys import key_for
+    from headway.tenancy.keys_file import key_for
 
     secret = sys.stdin.readline().strip()
     if not secret:

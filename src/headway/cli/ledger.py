@@ -11,11 +11,11 @@ from headway.config import load_config
 from headway.errors import ConfigError, LedgerError
 
 if TYPE_CHECKING:
-    from headway.observe.store import Store
+    from headway.observe.ledger.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpenLedger:
     """An open ledger."""
 
     url: str
@@ -23,17 +23,17 @@ class Place:
 
 
 @contextmanager
-def reading(url: str | None) -> Generator[Place, None, None]:
+def open_ledger(url: str | None) -> Generator[OpenLedger, None, None]:
     """The ledger at this URL, or the one that a server started here would write."""
-    from headway.observe.databases import make_store
-    from headway.observe.ledger import OFF, ledger_url
+    from headway.observe.ledger.databases import make_store
+    from headway.observe.ledger.ledger import OFF, ledger_url
 
-    place = ledger_url(load_config({"ledger_url": url}).ledger)
-    if place == OFF:
+    ledger = ledger_url(load_config({"ledger_url": url}).ledger)
+    if ledger == OFF:
         raise ConfigError("there is no ledger; name one with --ledger-url")
-    store = make_store(place, is_reader=True)
+    store = make_store(ledger, is_reader=True)
     try:
-        yield Place(place, store)
+        yield OpenLedger(ledger, store)
     except LedgerError as error:
         hint = "a server with a ledger writes one; --ledger-url names another"
         if "is locked" in str(error):

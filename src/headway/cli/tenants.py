@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.tenancy import Tenant
-    from headway.tenancy.edit import Edited
+    from headway.tenancy.edit import EditResult
 
 app = typer.Typer(no_args_is_help=True, help="Edit the file for --tenants-file.")
 
@@ -55,14 +55,14 @@ def add(
         "admin": admin or None,
     }
     entries = {entry: value for entry, value in given.items() if value is not None}
-    edited = add_tenant(file, name, entries)
-    _tell(edited, f"added {name} to {file}")
+    result = add_tenant(file, name, entries)
+    _print_result(result, f"added {name} to {file}")
 
 
 @app.command("list")
 def list_tenants(file: File = DEFAULT_FILE) -> None:
     """Print the tenants. A key is shown by the start of its hash."""
-    from headway.tenancy.reading import read_roster
+    from headway.tenancy.roster import read_roster
 
     rows = [("TENANT", "TIER", "WEIGHT", "QUOTAS", "KEYS", "")]
     rows += [_row(tenant) for tenant in read_roster(file).tenants.values()]
@@ -83,9 +83,9 @@ def rotate(
     """Print a fresh key for a tenant, once. Its other keys stop working."""
     from headway.tenancy.edit import rotate_key
 
-    edited = rotate_key(file, name, keep_old)
+    result = rotate_key(file, name, keep_old)
     others = "its other keys stay valid" if keep_old else "its other keys are gone"
-    _tell(edited, f"{name} has a new key in {file}; {others}")
+    _print_result(result, f"{name} has a new key in {file}; {others}")
 
 
 @app.command("disable")
@@ -93,7 +93,7 @@ def disable(name: Name, file: File = DEFAULT_FILE) -> None:
     """Refuse a tenant's requests from now on. Answers in progress finish."""
     from headway.tenancy.edit import set_disabled
 
-    _tell(set_disabled(file, name, True), f"{name} is disabled")
+    _print_result(set_disabled(file, name, True), f"{name} is disabled")
 
 
 @app.command("enable")
@@ -101,20 +101,20 @@ def enable(name: Name, file: File = DEFAULT_FILE) -> None:
     """Let a disabled tenant in again."""
     from headway.tenancy.edit import set_disabled
 
-    _tell(set_disabled(file, name, False), f"{name} is enabled")
+    _print_result(set_disabled(file, name, False), f"{name} is enabled")
 
 
-def _tell(edited: Edited, what: str) -> None:
+def _print_result(result: EditResult, what: str) -> None:
     typer.echo(what, err=True)
-    if edited.has_lost_comments:
-        typer.echo(f"the comments in {edited.path} were not kept", err=True)
-    if edited.key:
+    if result.has_lost_comments:
+        typer.echo(f"the comments in {result.path} were not kept", err=True)
+    if result.key:
         typer.echo("the key is not stored; this is the only time it is shown:", err=True)
-        typer.echo(edited.key)
+        typer.echo(result.key)
 
 
 def _quotas(given: list[str]) -> dict[str, int | float]:
-    from headway.tenancy.reading import QUOTA_ENTRIES
+    from headway.tenancy.roster import QUOTA_ENTRIES
 
     quotas: dict[str, int | float] = {}
     for item in given:

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.ledger import reading
+from headway.cli.ledger import open_ledger
 from headway.errors import ConfigError
-from headway.observe.store import GROUPS, Span, Totals
+from headway.observe.ledger.store import GROUPS, TimeRange, Totals
 
 COLUMNS = (
     "requests",
@@ -54,7 +54,7 @@ def usage(
         raise ConfigError(f"--by takes {', '.join(GROUPS)}, each once; got {by!r}")
     if as_csv and as_json:
         raise ConfigError("give --csv or --json, not both")
-    rows = _totals(ledger_url, groups, Span(_time(since, "--since"), _time(until, "--until")))
+    rows = _totals(ledger_url, groups, TimeRange(_time(since, "--since"), _time(until, "--until")))
     header = [*groups, *COLUMNS]
     cells = [_cells(row) for row in rows]
     if as_csv:
@@ -68,11 +68,11 @@ def usage(
         typer.echo(_table(header, cells, len(groups)))
 
 
-def _totals(url: str | None, groups: Sequence[str], span: Span) -> list[Totals]:
-    from headway.observe.ledger import spool_folder
-    from headway.observe.spool import num_waiting_bytes
+def _totals(url: str | None, groups: Sequence[str], span: TimeRange) -> list[Totals]:
+    from headway.observe.ledger.ledger import spool_folder
+    from headway.observe.ledger.spool import num_waiting_bytes
 
-    with reading(url) as ledger:
+    with open_ledger(url) as ledger:
         found = ledger.store.totals(groups, span)
     if num_bytes := num_waiting_bytes(spool_folder(ledger.url)):
         typer.echo(f"{num_bytes} bytes of rows are not in the ledger yet", err=True)
@@ -103,11 +103,11 @@ def cost_of(row: Totals) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Cell]], num_groups: int) -> str:
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(header))]
+    widths = [max(len(line[source]) for line in lines) for source in range(len(header))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if place < num_groups else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if source < num_groups else cell.rjust(width)
+            for source, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )

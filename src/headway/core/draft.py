@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.kv import BlockTable
+from headway.core.kv.cache import BlockTable
 from headway.core.plan import (
     BlockCopy,
     BlockLoad,
@@ -39,7 +39,7 @@ class PlanDraft:
         )
         self.num_tokens += len(token_ids)
 
-    def seal(
+    def build_plan(
         self,
         step_id: int,
         copies: tuple[BlockCopy, ...],

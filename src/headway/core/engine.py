@@ -49,12 +49,12 @@ class EngineCore:
         """End a request now; its blocks are free for the next step. A caller that saw a stop
         string, which the core knows nothing of, gives STOP as the reason."""
         now = self._clock.now()
-        was_here = self.scheduler.abort(request_id, now, reason)
+        was_live = self.scheduler.abort(request_id, now, reason)
         events = self.scheduler.take_events()
-        if was_here and not self.scheduler.has_work:
+        if was_live and not self.scheduler.has_work:
             events.append(Idled(now, self.scheduler.kv.pool.num_used))
         self._sink(events)
-        return was_here
+        return was_live
 
     def step(self) -> bool:
         """One whole step. False if there was nothing to do."""
@@ -69,7 +69,7 @@ class EngineCore:
             raise RuntimeError("a step is already in flight")
         plan = self.scheduler.schedule(self._clock.now())
         if not plan.scheduled:
-            self._note_idle()
+            self._count_idle_step()
             return None
         self._num_idle_steps = 0
         self._in_flight = (plan, self._executor.submit(plan))
@@ -85,13 +85,13 @@ class EngineCore:
         now = self._clock.now()
         self.scheduler.update(plan, result, now)
         events = self.scheduler.take_events()
-        events.append(self._stepped(plan, result.elapsed_s, now))
+        events.append(self._make_stepped(plan, result.elapsed_s, now))
         self._sink(events)
 
     def close(self) -> None:
         self._executor.close()
 
-    def _note_idle(self) -> None:
+    def _count_idle_step(self) -> None:
         if not self.scheduler.has_work:
             self._num_idle_steps = 0
             return
@@ -102,7 +102,7 @@ class EngineCore:
                 f"requests, and nothing scheduled in {self._num_idle_steps} steps"
             )
 
-    def _stepped(self, plan: StepPlan, elapsed_s: float, now: float) -> Stepped:
+    def _make_stepped(self, plan: StepPlan, elapsed_s: float, now: float) -> Stepped:
         scheduler = self.scheduler
         return Stepped(
             step_id=plan.step_id,
@@ -110,7 +110,7 @@ class EngineCore:
             elapsed_s=elapsed_s,
             num_tokens=plan.num_tokens,
             token_budget=scheduler.pacer.limits.max_num_batched_tokens,
-            num_seats_used=len(plan.scheduled),
+            num_scheduled=len(plan.scheduled),
             max_num_seqs=scheduler.config.max_num_seqs,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),

@@ -114,7 +114,7 @@ class Stepped:
     elapsed_s: float
     num_tokens: int
     token_budget: int
-    num_seats_used: int
+    num_scheduled: int
     max_num_seqs: int
     num_running: int
     num_waiting: int

@@ -36,7 +36,9 @@ def check(scheduler: Scheduler) -> None:
         )
     keys = [scheduler.waiting.effective_key(request) for request in scheduler.running]
     _require(all(a < b for a, b in pairwise(keys)), "running requests are out of order")
-    _require(scheduler.num_seats_used <= scheduler.config.max_num_seqs, "more seats than exist")
+    _require(
+        scheduler.num_seqs <= scheduler.config.max_num_seqs, "more sequences than max_num_seqs"
+    )
     scheduler.kv.check(running)
     preempted = [it.id for it in waiting.values() if it.state is RequestState.PREEMPTED]
     scheduler.offload.check(preempted)
@@ -44,9 +46,12 @@ def check(scheduler: Scheduler) -> None:
     scheduler.waiting.check()
     scheduler.pacer.check()
     for request in running.values():
-        num_held = len(scheduler.kv.held[request.terms.tenant])
-        max_held = scheduler.kv.max_blocks_of(request.terms.max_kv_share)
-        _require(num_held <= max_held, f"{request.terms.tenant} holds {num_held} of {max_held}")
+        num_tenant_blocks = len(scheduler.kv.blocks_by_tenant[request.terms.tenant])
+        max_tenant_blocks = scheduler.kv.max_quota_blocks(request.terms.max_kv_share)
+        _require(
+            num_tenant_blocks <= max_tenant_blocks,
+            f"{request.terms.tenant} holds {num_tenant_blocks} of {max_tenant_blocks}",
+        )
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
+from headway.core.kv.prefix import BlockHash
 from headway.core.params import SamplingParams
-from headway.core.prefix import BlockHash
 from headway.core.terms import NO_TERMS, Terms
 
 
@@ -102,7 +102,7 @@ class Request:
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
 
-    def to(self, state: RequestState, now: float) -> None:
+    def set_state(self, state: RequestState, now: float) -> None:
         """Move to another state, stamping the time; an illegal move is a bug and raises."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"request {self.id}: {self.state} -> {state} is not a legal move")

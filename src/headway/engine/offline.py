@@ -11,9 +11,14 @@ from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Sink, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request, sample_id
-from headway.engine.inputs import draw_seed, resolve_params
-from headway.engine.messages import EngineInfo
-from headway.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, sample_streams
+from headway.engine.client.inputs import draw_seed, resolve_params
+from headway.engine.client.outputs import (
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    sample_streams,
+)
+from headway.engine.process.messages import EngineInfo
 from headway.errors import EngineError, InvalidRequestError
 from headway.text import ChatTemplate, Tokenizer
 
@@ -22,7 +27,7 @@ Message = Mapping[str, object]
 Progress = Callable[[int, int], None]
 
 
-class _Live:
+class _LiveRequest:
     """One request that is being worked on."""
 
     def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
@@ -47,11 +52,11 @@ class OfflineEngine:
     def __init__(self, parts: OfflineParts) -> None:
         self.info = parts.info
         self.tokenizer = parts.tokenizer
-        self.core = parts.make_core(self._take_in)
+        self.core = parts.make_core(self._consume)
         self._chat_template = parts.chat_template
         self._clock = parts.clock
         self._ids = count(1)
-        self._live: dict[str, tuple[_Live, int]] = {}
+        self._live: dict[str, tuple[_LiveRequest, int]] = {}
         self._stopped_ids: list[str] = []
         self._num_finished = 0
 
@@ -68,14 +73,14 @@ class OfflineEngine:
         encoded = [self._encode(prompt) for prompt in batch]
         # Every request is checked before the first is added: a bad one starts nothing.
         resolved = [
-            self._resolve(wish, token_ids)
-            for wish, (_, token_ids) in zip(per_prompt, encoded, strict=True)
+            self._resolve(requested, token_ids)
+            for requested, (_, token_ids) in zip(per_prompt, encoded, strict=True)
         ]
         outputs = [
-            self._add(text, token_ids, wish)
-            for (text, token_ids), wish in zip(encoded, resolved, strict=True)
+            self._add(text, token_ids, requested)
+            for (text, token_ids), requested in zip(encoded, resolved, strict=True)
         ]
-        self._run(sum(wish.n for wish in resolved), progress)
+        self._run(sum(requested.n for requested in resolved), progress)
         return outputs
 
     def chat(
@@ -128,7 +133,7 @@ class OfflineEngine:
         now = self._clock.now()
         samples = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(request_id, text, token_ids, samples, RequestMetrics(now))
-        live = _Live(output, params, self.tokenizer)
+        live = _LiveRequest(output, params, self.tokenizer)
         for index in range(params.n):
             self._live[sample_id(request_id, index)] = (live, index)
         self.core.add(
@@ -163,7 +168,7 @@ class OfflineEngine:
             self.core.abort(request_id)
         self._live.clear()
 
-    def _take_in(self, events: Sequence[Event]) -> None:
+    def _consume(self, events: Sequence[Event]) -> None:
         at = self._clock.now()
         for event in events:
             if isinstance(event, TokensEmitted):

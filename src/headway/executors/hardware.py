@@ -19,7 +19,7 @@ def probe_hardware(has_cuda: bool = False) -> Hardware:
 
     `has_cuda` is told by whoever has loaded the library that knows.
     """
-    from headway.executors.torch.kernels import best_isa
+    from headway.executors.cpu.kernels import best_isa
 
     return Hardware(
         num_cores=_num_cores(),

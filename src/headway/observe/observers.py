@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from headway.clock import Clock
 from headway.config import LedgerConfig
-from headway.observe.audit import Audit
-from headway.observe.ledger import Ledger, open_archive
-from headway.observe.metrics import Metrics
+from headway.observe.ledger.ledger import Ledger, open_archive
+from headway.observe.metrics.metrics import Metrics
+from headway.observe.trace.audit import Audit
 
 
 @dataclass(frozen=True, slots=True)

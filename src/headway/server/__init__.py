@@ -1,20 +1,32 @@
-"""The HTTP side: OpenAI's API over an AsyncEngine."""
+"""The HTTP side: OpenAI's API over an AsyncEngine.
 
+Must not import build, cli or bench, nor any tensor library. In reading order:
+
+    context.py    what the handlers share
+    admission.py  admission to the queue, before a body is read
+    app.py        the two ASGI applications and their routes
+    serve.py      runs them until a signal, then drains
+
+    http/     below the API: limits, hosts, authentication, errors, SSE
+    schema/   request and response bodies
+    api/      the endpoints
+"""
+
+from headway.server.admission import AdmissionController
 from headway.server.app import Apps, create_apps
 from headway.server.entrance import Entrance
-from headway.server.gate import Gate
-from headway.server.limits import Timeouts
-from headway.server.listeners import Listeners, listen
+from headway.server.http.limits import Timeouts
+from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
-from headway.server.serve import Site, run, serve
+from headway.server.serve import ServerParts, run, serve
 
 __all__ = [
+    "AdmissionController",
     "Apps",
     "Entrance",
-    "Gate",
-    "Listeners",
+    "ListenSockets",
     "Loading",
-    "Site",
+    "ServerParts",
     "Timeouts",
     "create_apps",
     "listen",

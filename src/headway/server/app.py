@@ -18,29 +18,29 @@ from starlette.responses import Response
 from starlette.routing import Mount, Router
 
 from headway.core.events import Event
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.messages import EventBatch, all_events
+from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.process.messages import EventBatch, all_events
 from headway.observe import Observers
-from headway.server.chat import chat_router
-from headway.server.completions import completions_router
-from headway.server.edge import Edge
+from headway.server.admission import AdmissionController
+from headway.server.api.chat import chat_router
+from headway.server.api.completions import completions_router
+from headway.server.api.explanations import explanations_router
+from headway.server.api.health import HealthStatus, health_router, live_router
+from headway.server.api.models import models_router
+from headway.server.api.openapi import openapi_router
+from headway.server.api.status import metrics_router, version_router
+from headway.server.api.tokenize import tokenize_router
+from headway.server.context import ServerContext
 from headway.server.entrance import Entrance
-from headway.server.errors import UNAVAILABLE, ApiError, ErrorAnswer, install_error_handlers
-from headway.server.explanations import explanations_router
-from headway.server.gate import Gate
-from headway.server.health import Health, health_router, live_router
-from headway.server.hosts import HostPolicy
-from headway.server.limits import BodyLimit
-from headway.server.models import models_router
-from headway.server.openapi import openapi_router
-from headway.server.protocol import RequestLimits
-from headway.server.routing import Routes
-from headway.server.services import Services
-from headway.server.status import metrics_router, version_router
-from headway.server.tokenize import tokenize_router
+from headway.server.http.edge import Edge
+from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
+from headway.server.http.hosts import HostPolicy
+from headway.server.http.limits import BodyLimit
+from headway.server.http.routing import Routes
+from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
-NOT_OFFERED = ("/v1/responses", "/v1/embeddings", "/v1/messages")
+UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
 """What clients of other servers look for, and are told about instead of left to guess."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -55,8 +55,8 @@ class Apps:
 
 def create_apps(
     engine: AsyncEngine,
-    gate: Gate,
-    entrance: Entrance,
+    admission: AdmissionController,
+    access: Entrance,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
     observers: Observers,
@@ -66,48 +66,48 @@ def create_apps(
     The observers are subscribed to the engine here. `model_names[0]` is the name in answers to
     requests that name no model.
     """
-    services = Services(
+    context = ServerContext(
         engine,
         model_names,
         chat_template,
         observers.metrics,
-        gate,
+        admission,
         int(time.time()),
-        entrance.config.slow_reader_timeout_s,
+        access.config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
     # Each by itself: what fails in one is not missing in the other.
     for consume in (observers.metrics.consume, observers.ledger.consume):
-        engine.subscribe(partial(_pass_on, consume))
+        engine.subscribe(partial(_forward_events, consume))
     engine.subscribe_restarts(observers.metrics.count_restart)
-    return apps_for(services, entrance)
+    return make_apps(context, access)
 
 
-def _pass_on(consume: Callable[[Iterable[Event]], None], batch: EventBatch) -> None:
+def _forward_events(consume: Callable[[Iterable[Event]], None], batch: EventBatch) -> None:
     consume(all_events(batch))
 
 
-def apps_for(services: Services, entrance: Entrance) -> Apps:
+def make_apps(context: ServerContext, access: Entrance) -> Apps:
     """The apps over services that exist already."""
-    directory, limits = entrance.tenants.directory, RequestLimits.of(entrance.config)
+    directory, limits = access.tenants.directory, RequestLimits.of(access.config)
     public = (
-        chat_router(services, limits),
-        completions_router(services, limits),
-        models_router(services),
-        explanations_router(services),
-        tokenize_router(services),
-        openapi_router(services, limits, has_keys=not directory.is_open),
-        _not_offered_router(),
+        chat_router(context, limits),
+        completions_router(context, limits),
+        models_router(context),
+        explanations_router(context),
+        tokenize_router(context),
+        openapi_router(context, limits, has_keys=not directory.is_open),
+        _unsupported_router(),
     )
-    health = Health(services.status, lambda: services.engine.has_given_up)
-    make = partial(_app, entrance, health, services.metrics.count_refusal)
+    health = HealthStatus(context.status, lambda: context.engine.has_given_up)
+    make = partial(_app, access, health, context.metrics.count_refusal)
     return Apps(
-        make(entrance.hosts, public),
-        make(entrance.admin_hosts, (metrics_router(services, directory),)),
+        make(access.hosts, public),
+        make(access.admin_hosts, (metrics_router(context, directory),)),
     )
 
 
-def loading_apps(entrance: Entrance, status: Callable[[], str]) -> Apps:
+def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
     """The apps until there is an engine: they answer probes, and 503 to all else."""
     router = Routes()
 
@@ -115,13 +115,13 @@ def loading_apps(entrance: Entrance, status: Callable[[], str]) -> Apps:
         raise ApiError(UNAVAILABLE)
 
     router.add("/{rest:path}", refuse, *METHODS)
-    make = partial(_app, entrance, Health(status, lambda: False), lambda _reason: None)
-    return Apps(make(entrance.hosts, (router,)), make(entrance.admin_hosts, (router,)))
+    make = partial(_app, access, HealthStatus(status, lambda: False), lambda _reason: None)
+    return Apps(make(access.hosts, (router,)), make(access.admin_hosts, (router,)))
 
 
 def _app(
-    entrance: Entrance,
-    health: Health,
+    access: Entrance,
+    health: HealthStatus,
     count_refusal: Callable[[str], None],
     hosts: HostPolicy,
     routers: Sequence[Routes],
@@ -132,10 +132,10 @@ def _app(
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
         # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in.
-        routes=[*live, Mount("", app=entrance.guard(guarded, hosts))],
+        routes=[*live, Mount("", app=access.guard(guarded, hosts))],
         middleware=[
             Middleware(Edge),
-            Middleware(BodyLimit, max_body_bytes=entrance.config.max_body_bytes),
+            Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes),
         ],
     )
     app.router.redirect_slashes = False
@@ -143,7 +143,7 @@ def _app(
     return app
 
 
-def _not_offered_router() -> Routes:
+def _unsupported_router() -> Routes:
     router = Routes()
 
     async def refuse(request: Request) -> Response:
@@ -151,9 +151,9 @@ def _not_offered_router() -> Routes:
             f"{request.scope['path'][:100]} is not offered by this server; "
             "use /v1/chat/completions or /v1/completions"
         )
-        raise ApiError(ErrorAnswer(404, message, "invalid_request_error", "not_found"))
+        raise ApiError(ErrorResponse(404, message, "invalid_request_error", "not_found"))
 
-    for path in NOT_OFFERED:
+    for path in UNSUPPORTED_PATHS:
         router.add(path, refuse, *METHODS)
         router.add(path + "/{rest:path}", refuse, *METHODS)
     return router

@@ -8,10 +8,10 @@ from starlette.types import ASGIApp
 
 from headway.clock import Clock
 from headway.config import ServerConfig
-from headway.server.auth import Guard
-from headway.server.hosts import HostCheck, HostPolicy
-from headway.server.proxies import Proxies
-from headway.server.tenants import Tenants, load_tenants
+from headway.server.http.auth import Authentication
+from headway.server.http.hosts import HostCheck, HostPolicy
+from headway.server.http.proxies import TrustedProxies
+from headway.tenancy.load import LoadedTenants, load_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Entrance:
     """What stands before every route but one, of both listeners; read once from the settings."""
 
     config: ServerConfig
-    tenants: Tenants
-    proxies: Proxies
+    tenants: LoadedTenants
+    proxies: TrustedProxies
     hosts: HostPolicy
     admin_hosts: HostPolicy
 
@@ -30,11 +30,11 @@ class Entrance:
         return cls(
             config,
             load_tenants(config, clock),
-            Proxies.of(config.trusted_proxy),
+            TrustedProxies.of(config.trusted_proxy),
             HostPolicy.of(config.host, config.allowed_host),
             HostPolicy.of(config.admin_host, config.allowed_host),
         )
 
     def guard(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
         """The app behind the check of the Host and of the key."""
-        return HostCheck(Guard(app, self.tenants.directory, self.proxies), hosts)
+        return HostCheck(Authentication(app, self.tenants.directory, self.proxies), hosts)

@@ -17,8 +17,8 @@ from headway.server.descriptors import (
     raise_descriptor_limit,
 )
 from headway.server.entrance import Entrance
-from headway.server.hosts import is_loopback
-from headway.server.limits import check_uvicorn
+from headway.server.http.hosts import is_loopback
+from headway.server.http.limits import check_uvicorn
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ SEND_BUFFER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Listeners:
+class ListenSockets:
     """The ports that are taken, who may come in, and how many at a time."""
 
     entrance: Entrance
@@ -41,13 +41,13 @@ class Listeners:
                 listener.close()
 
 
-def listen(config: ServerConfig) -> Listeners:
+def listen(config: ServerConfig) -> ListenSockets:
     """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
     is said at once."""
     check_uvicorn()
     entrance = Entrance.of(config, SystemClock())
     has_keys = not entrance.tenants.directory.is_open
-    if entrance.proxies.is_anyone:
+    if entrance.proxies.trusts_everyone:
         logger.warning("--trusted-proxy holds every address: anyone may speak for any tenant")
     for host in (config.host, config.admin_host):
         if not has_keys and not is_loopback(host):
@@ -55,13 +55,13 @@ def listen(config: ServerConfig) -> Listeners:
     plan = plan_connections(raise_descriptor_limit(), num_open_descriptors())
     public = _listen(config.host, config.port, "--port")
     if config.admin_port is None:
-        return Listeners(entrance, plan, public)
+        return ListenSockets(entrance, plan, public)
     try:
         admin = _listen(config.admin_host, config.admin_port, "--admin-port")
     except BaseException:
         public.close()
         raise
-    return Listeners(entrance, plan, public, admin)
+    return ListenSockets(entrance, plan, public, admin)
 
 
 def _listen(host: str, port: int, flag: str) -> socket.socket:

@@ -30,15 +30,15 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.clock import SystemClock
-from headway.engine.async_engine import AsyncEngine
-from headway.engine.messages import all_events
+from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.process.messages import all_events
 from headway.errors import HeadwayError
-from headway.observe.stats_log import StatsLog
+from headway.observe.metrics.stats_log import StatsLog
+from headway.server.admission import AdmissionController
 from headway.server.app import Apps, loading_apps
 from headway.server.descriptors import ConnectionShare
-from headway.server.gate import Gate
-from headway.server.limits import Timeouts, bounded_protocol
-from headway.server.listeners import Listeners
+from headway.server.http.limits import Timeouts, bounded_protocol
+from headway.server.listeners import ListenSockets
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ FLUSH_S = 5
 SWEEP_S = 0.25
 WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
-TIDY_S = 5.0
+GC_INTERVAL_S = 5.0
 REPEAT_S = 1.0
 """Pause before background work that failed starts again."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -60,7 +60,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     except ImportError:
         new_event_loop = None
     # Reading one large body makes millions of objects; looking through them over and over, as the
-    # usual thresholds have it, would hold up every stream for a second. See `_tidy`.
+    # usual thresholds have it, would hold up every stream for a second. See `_collect_garbage`.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -68,21 +68,23 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ServerParts:
     """What is to be served."""
 
     engine: AsyncEngine
     apps: Apps
-    gate: Gate
+    admission: AdmissionController
 
 
-MakeSite = Callable[[], Awaitable[Site]]
+MakeSite = Callable[[], Awaitable[ServerParts]]
 """Locates and loads what the site needs. May take long; raises what makes it impossible."""
 
 
-async def serve(make_site: MakeSite, listeners: Listeners, timeouts: Timeouts | None = None) -> int:
+async def serve(
+    make_site: MakeSite, listeners: ListenSockets, timeouts: Timeouts | None = None
+) -> int:
     """Answer probes, load, serve, clean up; the process's exit code."""
-    serving = _Serving(listeners, timeouts or Timeouts())
+    serving = _ServerRun(listeners, timeouts or Timeouts())
     try:
         return await serving.run(make_site)
     finally:
@@ -93,7 +95,7 @@ async def serve(make_site: MakeSite, listeners: Listeners, timeouts: Timeouts | 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are handled here in `_Serving`; the base class would raise them again."""
+        """Signals are handled here in `_ServerRun`; the base class would raise them again."""
         yield
 
 
@@ -109,9 +111,9 @@ class _Front:
             await self.app(scope, receive, send)
 
 
-class _Serving:
-    def __init__(self, listeners: Listeners, timeouts: Timeouts) -> None:
-        self._site: Site | None = None
+class _ServerRun:
+    def __init__(self, listeners: ListenSockets, timeouts: Timeouts) -> None:
+        self._site: ServerParts | None = None
         self._clock = SystemClock()
         self._config = listeners.entrance.config
         self._listeners = listeners
@@ -139,7 +141,7 @@ class _Serving:
             tasks = [
                 *http,
                 asyncio.create_task(self._stop.wait()),
-                asyncio.create_task(_repeat(_tidy)),
+                asyncio.create_task(_repeat(_collect_garbage)),
                 asyncio.create_task(_repeat(self._follow_files)),
             ]
             making = asyncio.ensure_future(make_site())
@@ -147,12 +149,14 @@ class _Serving:
                 # None of them ends by itself, unless something is wrong.
                 await asyncio.wait((making, *tasks), return_when=asyncio.FIRST_COMPLETED)
                 if making.done():
-                    site = self._open(making.result())
+                    parts = self._open(making.result())
                     stats = StatsLog(self._clock.now())
-                    site.engine.subscribe(lambda batch: stats.consume(all_events(batch)))
+                    parts.engine.subscribe(lambda batch: stats.consume(all_events(batch)))
                     tasks += [
-                        asyncio.create_task(self._load(site.engine)),
-                        asyncio.create_task(_repeat(partial(self._sweep, site.gate))),
+                        asyncio.create_task(self._load(parts.engine)),
+                        asyncio.create_task(
+                            _repeat(partial(self._refuse_expired, parts.admission))
+                        ),
                         asyncio.create_task(_repeat(partial(self._log_stats, stats))),
                     ]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,14 +180,14 @@ class _Serving:
         if self._site is not None:
             await self._site.engine.close()
 
-    def _open(self, site: Site) -> Site:
+    def _open(self, parts: ServerParts) -> ServerParts:
         """Pass requests to the site from now on."""
-        self._site = site
-        self._public.app, self._admin.app = site.apps.public, site.apps.admin
+        self._site = parts
+        self._public.app, self._admin.app = parts.apps.public, parts.apps.admin
         # What has been loaded stays to the end; looking through it would hold up streams.
         gc.collect()
         gc.freeze()
-        return site
+        return parts
 
     def _loading_status(self) -> str:
         return "draining" if self._stop.is_set() else "loading"
@@ -204,10 +208,10 @@ class _Serving:
         logger.info("ready on %s", _url(self._listeners.public))
         await asyncio.Event().wait()
 
-    async def _sweep(self, gate: Gate) -> None:
+    async def _refuse_expired(self, admission: AdmissionController) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await gate.sweep()
+            await admission.refuse_expired()
 
     async def _log_stats(self, stats: StatsLog) -> None:
         while True:
@@ -223,7 +227,7 @@ class _Serving:
                 await asyncio.wait_for(self._reload.wait(), WATCH_S)
             is_forced = self._reload.is_set()
             self._reload.clear()
-            await self._watch.look(is_forced)
+            await self._watch.poll(is_forced)
 
     async def _drain(self, http: list[asyncio.Task[None]]) -> None:
         forced = asyncio.create_task(self._forced.wait())
@@ -239,18 +243,18 @@ class _Serving:
             if task.done():
                 task.result()
 
-    async def _drain_site(self, site: Site, ends: Iterable[asyncio.Task[Any]]) -> None:
+    async def _drain_site(self, parts: ServerParts, ends: Iterable[asyncio.Task[Any]]) -> None:
         """Let the answers in progress finish, within the timeout, until one of `ends`."""
-        site.gate.close()
-        idle = asyncio.create_task(_until_idle(site))
+        parts.admission.close()
+        idle = asyncio.create_task(_until_idle(parts))
         await asyncio.wait(
             (idle, *ends),
             timeout=self._config.shutdown_timeout,
             return_when=asyncio.FIRST_COMPLETED,
         )
         idle.cancel()
-        if site.engine.num_requests:
-            logger.warning("%d requests did not end in time", site.engine.num_requests)
+        if parts.engine.num_requests:
+            logger.warning("%d requests did not end in time", parts.engine.num_requests)
             # Ends every stream with an error event, so that its answer is complete.
             await self._close_engine()
 
@@ -302,16 +306,16 @@ async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float = REPEAT_S
         await asyncio.sleep(pause_s)
 
 
-async def _until_idle(site: Site) -> None:
-    while site.engine.num_requests or site.gate.num_queued:
+async def _until_idle(parts: ServerParts) -> None:
+    while parts.engine.num_requests or parts.admission.num_queued:
         await asyncio.sleep(0.05)
 
 
-async def _tidy() -> None:
+async def _collect_garbage() -> None:
     """Looks for garbage in cycles every now and then. By the thresholds that would hardly ever
     happen, and every connection leaves some. What was there from the start is not looked at."""
     while True:
-        await asyncio.sleep(TIDY_S)
+        await asyncio.sleep(GC_INTERVAL_S)
         gc.collect()
 
 

@@ -7,15 +7,15 @@ simulation.py.
 
 from headway.sim.engine import VirtualEngine
 from headway.sim.records import Record, percentile
-from headway.sim.simulation import Simulation, Step
+from headway.sim.simulation import SimulatedStep, Simulation
 from headway.sim.steps import SMOLLM2_135M, CannedExecutor, StepProfile, TimedExecutor
 
 __all__ = [
     "SMOLLM2_135M",
     "CannedExecutor",
     "Record",
+    "SimulatedStep",
     "Simulation",
-    "Step",
     "StepProfile",
     "TimedExecutor",
     "VirtualEngine",

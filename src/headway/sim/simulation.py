@@ -16,7 +16,7 @@ from headway.sim.records import Record
 from headway.sim.steps import CannedExecutor, StepProfile, TimedExecutor
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A step, and what the scheduler's model predicted for it."""
 
     began_at: float
@@ -40,7 +40,7 @@ class Simulation:
         self.engine.on_planned = self._record_step
         self.records: dict[str, Record] = {}
         """Of the requests that have arrived."""
-        self.steps: list[Step] = []
+        self.steps: list[SimulatedStep] = []
         self.num_admitted = 0
         self.may_join: Callable[[Record], bool] = lambda _record: True
         self.on_finish: Callable[[Record], None] = lambda _record: None
@@ -65,7 +65,7 @@ class Simulation:
     def _record_step(self, plan: StepPlan) -> None:
         scheduler, shape = self.engine.scheduler, shape_of(plan)
         self.steps.append(
-            Step(
+            SimulatedStep(
                 self.engine.clock.now(),
                 shape,
                 self.engine.executor.step_s,

@@ -34,7 +34,7 @@ MAX_LOOKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TenantRecord:
     """A tenant as it stands now."""
 
     tenant: Tenant
@@ -44,11 +44,11 @@ class Standing:
     gateway: str | None = None
     """The tenant that named this one, if it is in no file."""
 
-    def in_tier(self, tier: Tier) -> Standing:
+    def with_tier(self, tier: Tier) -> TenantRecord:
         """The same tenant, served in another tier."""
         return replace(self, terms=terms_for(self.tenant, tier), permissions=tier.permissions)
 
-    def without_rights(self) -> Standing:
+    def without_admin(self) -> TenantRecord:
         """The same tenant, no admin even if it is one."""
         if not self.tenant.is_admin:
             return self
@@ -69,17 +69,17 @@ class Directory:
         """Keys that belong to no roster."""
         self.is_open = not keys and roster is None
         """No key is asked for, and everyone is the same anonymous tenant."""
-        self._listed: dict[str, Standing] = {}
-        self._by_digest: dict[bytes, tuple[bytes, Standing]] = {}
-        self._unlisted: OrderedDict[str, Standing] = OrderedDict()
+        self._listed: dict[str, TenantRecord] = {}
+        self._by_digest: dict[bytes, tuple[bytes, TenantRecord]] = {}
+        self._unlisted: OrderedDict[str, TenantRecord] = OrderedDict()
         """Least recently named first."""
-        self._departed: dict[str, Standing] = {}
+        self._draining: dict[str, TenantRecord] = {}
         """No longer known, and still with requests under way or something owed."""
         self.roster = EMPTY
         self.adopt(roster or EMPTY, keys or {})
 
     @property
-    def anonymous(self) -> Standing:
+    def anonymous(self) -> TenantRecord:
         return self._listed[ANONYMOUS.name]
 
     def price_of(self, tier: str) -> Price | None:
@@ -87,34 +87,34 @@ class Directory:
         found = self.roster.tier(tier)
         return None if found is None else found.price
 
-    def by_digest(self, digest: bytes) -> Standing | None:
+    def by_digest(self, digest: bytes) -> TenantRecord | None:
         """Whose key has this digest."""
         # How long it takes to look in here tells nothing of a key: nobody can choose what one
         # hashes to. What is found is compared in constant time all the same.
-        known, standing = self._by_digest.get(digest, (b"", None))
-        return standing if hmac.compare_digest(known, digest) else None
+        known, record = self._by_digest.get(digest, (b"", None))
+        return record if hmac.compare_digest(known, digest) else None
 
-    def may_see_all(self, standing: Standing) -> bool:
+    def may_see_all(self, record: TenantRecord) -> bool:
         """Whether it may be told of everyone at once: an admin, and whoever is the only one."""
         # The anonymous one is always listed.
-        is_alone = len(self._listed) == 2 and standing.tenant.name in self._listed
-        return self.is_open or standing.tenant.is_admin or is_alone
+        is_alone = len(self._listed) == 2 and record.tenant.name in self._listed
+        return self.is_open or record.tenant.is_admin or is_alone
 
-    def named(self, name: str, by: Standing) -> Standing:
+    def find_named(self, name: str, by: TenantRecord) -> TenantRecord:
         """The tenant that `by` speaks for. One that is in no file has the terms of who names it,
         and a share and quotas of its own; where there are too many of those, it is `by` itself."""
         known = self._listed.get(name)
         if known is not None:
-            return known if by.tenant.is_admin else known.without_rights()
-        guest = self._unlisted.get(name)
-        if guest is not None:
+            return known if by.tenant.is_admin else known.without_admin()
+        unlisted = self._unlisted.get(name)
+        if unlisted is not None:
             self._unlisted.move_to_end(name)
-            return guest
+            return unlisted
         if len(self._unlisted) >= MAX_UNLISTED and not self._evict_guest():
-            return by.without_rights()
-        guest = self._guest(name, by.tenant, self._departed.pop(name, None))
-        self._unlisted[name] = guest
-        return guest
+            return by.without_admin()
+        unlisted = self._guest(name, by.tenant, self._draining.pop(name, None))
+        self._unlisted[name] = unlisted
+        return unlisted
 
     def adopt(self, roster: Roster, keys: Mapping[bytes, str] | None = None) -> None:
         """Go by this roster, and by these keys if any are given, from now on.
@@ -133,35 +133,35 @@ class Directory:
         tenants = {ANONYMOUS.name: ANONYMOUS}
         tenants.update({name: Tenant(name) for name in self.keys.values()})
         tenants.update(roster.tenants)
-        guests, self._unlisted = self._unlisted, OrderedDict()
+        unlisted_before, self._unlisted = self._unlisted, OrderedDict()
         listed = self._listed
-        before = self._departed | guests | listed
+        before = self._draining | unlisted_before | listed
         has_same_tiers, self.roster = roster.tiers == self.roster.tiers, roster
         self._listed = {
             name: known
             # Most are as they were, and this is no time to hold up those who stream.
             if has_same_tiers and (known := listed.get(name)) and known.tenant == tenant
-            else self._standing(tenant, before.get(name))
+            else self._make_record(tenant, before.get(name))
             for name, tenant in tenants.items()
         }
         digests = {digest: one.name for one in tenants.values() for digest in one.key_digests}
         self._by_digest = {
             digest: (digest, self._listed[name]) for digest, name in (digests | self.keys).items()
         }
-        for name, guest in guests.items():
-            by = self._listed.get(guest.gateway or "")
+        for name, unlisted in unlisted_before.items():
+            by = self._listed.get(unlisted.gateway or "")
             if by is not None and name not in self._listed:
-                self._unlisted[name] = self._guest(name, by.tenant, guest)
-        self._departed = {
+                self._unlisted[name] = self._guest(name, by.tenant, unlisted)
+        self._draining = {
             name: one
             for name, one in before.items()
             if name not in self._listed and name not in self._unlisted
-            if not one.meter.is_at_rest
+            if not one.meter.is_idle
         }
 
-    def _guest(self, name: str, by: Tenant, before: Standing | None) -> Standing:
+    def _guest(self, name: str, by: Tenant, before: TenantRecord | None) -> TenantRecord:
         """How a tenant that is in no file stands, on the terms of who named it."""
-        return replace(self._standing(_spoken_for(name, by), before), gateway=by.name)
+        return replace(self._make_record(_tenant_named_by(name, by), before), gateway=by.name)
 
     def _evict_guest(self) -> bool:
         """Evict the least recently named guest that rests; False if none was found.
@@ -170,13 +170,13 @@ class Directory:
         newcomer looks at others, so a few long streams never keep thousands of idle guests.
         """
         for _ in range(min(MAX_LOOKS, len(self._unlisted))):
-            name, guest = self._unlisted.popitem(last=False)
-            if guest.meter.is_at_rest:
+            name, unlisted = self._unlisted.popitem(last=False)
+            if unlisted.meter.is_idle:
                 return True
-            self._unlisted[name] = guest
+            self._unlisted[name] = unlisted
         return False
 
-    def _standing(self, tenant: Tenant, before: Standing | None) -> Standing:
+    def _make_record(self, tenant: Tenant, before: TenantRecord | None) -> TenantRecord:
         """How it stands, with the meter it had before if it was there."""
         tier = self.roster.tier_of(tenant)
         terms = terms_for(tenant, tier)
@@ -185,10 +185,10 @@ class Directory:
         else:
             meter = before.meter
             meter.set_quotas(tenant.quotas)
-        return Standing(tenant, terms, meter, tier.permissions)
+        return TenantRecord(tenant, terms, meter, tier.permissions)
 
 
-def _spoken_for(name: str, by: Tenant) -> Tenant:
+def _tenant_named_by(name: str, by: Tenant) -> Tenant:
     # Whether `by` is disabled is asked of itself; its guest may come through another gateway.
     return replace(
         by, name=name, key_digests=(), cache_group=None, is_admin=False, is_disabled=False

@@ -57,8 +57,8 @@ def parse(text: str) -> Section:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(f"{place}this is not YAML: {error.problem}") from error
+        location = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ConfigError(f"{location}this is not YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"this is not YAML: {error}") from error
     except (LookupError, AttributeError, TypeError) as error:

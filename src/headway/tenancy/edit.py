@@ -19,14 +19,14 @@ from typing import Any
 from headway.errors import ConfigError
 from headway.tenancy.document import Section, parse, write
 from headway.tenancy.keys import NAME, NAME_RULE, digest_of_text, make_key, write_digest
-from headway.tenancy.reading import how_to_add, parse_roster, roster_of
+from headway.tenancy.roster import how_to_add, parse_roster, roster_of
 
 _OWNER_ONLY = 0o600
 _GROUP = 0o060
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
+class EditResult:
     """What came of a change."""
 
     path: Path
@@ -35,11 +35,11 @@ class Edited:
     """To be shown once; only its hash is in the file."""
 
 
-def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> Edited:
+def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> EditResult:
     """Add a tenant with a fresh key, to a file that is made if need be."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"the name of a tenant must be {NAME_RULE}, got {name[:80]!r}")
-    with _editing(path, is_made=True) as edit:
+    with _open_for_edit(path, may_create=True) as edit:
         if name in edit.tenants:
             raise ConfigError(
                 f"{path} has a tenant {name} already; "
@@ -47,30 +47,30 @@ def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> Edited:
             )
         key = make_key()
         edit.tenants[name] = _section({"keys": [_written(key)], **entries})
-    return Edited(path, edit.has_comments, key)
+    return EditResult(path, edit.has_comments, key)
 
 
-def rotate_key(path: Path, name: str, keeps_old: bool) -> Edited:
+def rotate_key(path: Path, name: str, keeps_old: bool) -> EditResult:
     """Give a tenant a fresh key, in the place of all others or beside them."""
-    with _editing(path) as edit:
+    with _open_for_edit(path) as edit:
         tenant, key = edit.tenant(name), make_key()
         old = tenant.get("keys") or [] if keeps_old else []
         tenant["keys"] = [*old, _written(key)]
-    return Edited(path, edit.has_comments, key)
+    return EditResult(path, edit.has_comments, key)
 
 
-def set_disabled(path: Path, name: str, is_disabled: bool) -> Edited:
+def set_disabled(path: Path, name: str, is_disabled: bool) -> EditResult:
     """Close the server to a tenant, or open it again."""
-    with _editing(path) as edit:
+    with _open_for_edit(path) as edit:
         tenant = edit.tenant(name)
         tenant.pop("disabled", None)
         if is_disabled:
             tenant["disabled"] = True
-    return Edited(path, edit.has_comments)
+    return EditResult(path, edit.has_comments)
 
 
 @dataclass(slots=True)
-class _Edit:
+class _OpenDocument:
     path: Path
     document: Section
     has_comments: bool
@@ -90,12 +90,12 @@ class _Edit:
 
 
 @contextmanager
-def _editing(path: Path, is_made: bool = False) -> Generator[_Edit, None, None]:
+def _open_for_edit(path: Path, may_create: bool = False) -> Generator[_OpenDocument, None, None]:
     """The file as a document, to be changed; what it becomes is checked and put in its place."""
     # A link stays a link: what it points to is replaced.
     target = path.resolve()
     with _alone_in(target.parent):
-        edit = _open(target, path, is_made)
+        edit = _open(target, path, may_create)
         yield edit
         text = write(edit.document)
         try:
@@ -108,26 +108,26 @@ def _editing(path: Path, is_made: bool = False) -> Generator[_Edit, None, None]:
             raise ConfigError(f"cannot write the tenants file {path}: {error}") from error
 
 
-def _open(target: Path, path: Path, is_made: bool) -> _Edit:
+def _open(target: Path, path: Path, may_create: bool) -> _OpenDocument:
     try:
         text = target.read_text("utf-8")
     except FileNotFoundError as error:
-        if is_made:
-            return _Edit(path, Section(), False)
+        if may_create:
+            return _OpenDocument(path, Section(), False)
         raise ConfigError(f"there is no tenants file {path}; {how_to_add(path)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the tenants file {path}: {error}") from error
-    if is_made and not text.strip():
-        return _Edit(path, Section(), False)
+    if may_create and not text.strip():
+        return _OpenDocument(path, Section(), False)
     try:
         document = parse(text)
         # A file that has tiers and no tenants yet may be added to.
-        if document.get("tenants") or not is_made:
+        if document.get("tenants") or not may_create:
             roster_of(document)
     except ConfigError as error:
         raise ConfigError(f"{path} was not changed: {error}") from error
     has_comments = any(line.lstrip().startswith("#") or " #" in line for line in text.splitlines())
-    return _Edit(path, document, has_comments)
+    return _OpenDocument(path, document, has_comments)
 
 
 @contextmanager

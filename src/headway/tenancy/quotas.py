@@ -18,7 +18,7 @@ _ROUNDING = 1e-6
 """Of a token: what repeated sums of fractions may be off by."""
 
 
-class Bucket:
+class TokenBucket:
     """So much per minute."""
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -62,10 +62,10 @@ class Meter:
 
     def __init__(self, quotas: Quotas, clock: Clock) -> None:
         self._clock = clock
-        self.num_under_way = 0
+        self.num_in_flight = 0
         """Requests let in that have not ended."""
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.set_quotas(quotas)
 
     def set_quotas(self, quotas: Quotas) -> None:
@@ -76,26 +76,26 @@ class Meter:
         self.tokens = _resized(self.tokens, quotas.tokens_per_minute, now)
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Nothing is under way and nothing is owed: a fresh one would be the same."""
         now = self._clock.now()
         buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
-        return not self.num_under_way and all(not bucket.full_in_s(now) for bucket in buckets)
+        return not self.num_in_flight and all(not bucket.full_in_s(now) for bucket in buckets)
 
     def now(self) -> float:
         return self._clock.now()
 
-    def enter(self) -> Visit:
+    def open_lease(self) -> QuotaLease:
         """Let a request in before anything is known of it, or say when to come back."""
-        visit = Visit(self, self._clock)
-        visit.grow(1, 0)
-        return visit
+        lease = QuotaLease(self, self._clock)
+        lease.reserve(1, 0)
+        return lease
 
 
-class Visit:
+class QuotaLease:
     """What one HTTP request takes of its tenant's quotas, from its arrival to its end.
 
-    Whoever holds one sees to it that `leave` is called.
+    Whoever holds one sees to it that `release` is called.
     """
 
     def __init__(self, meter: Meter, clock: Clock) -> None:
@@ -104,13 +104,13 @@ class Visit:
         self._num_requests = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
-        self._has_left = False
+        self._is_released = False
 
-    def grow(self, num_requests: int, num_prompt_tokens: int) -> None:
+    def reserve(self, num_requests: int, num_prompt_tokens: int) -> None:
         """It is so much in all, as far as is known by now; refused if that is too much. What it
         took before stays taken: a body has been read for it."""
         meter, now = self._meter, self._clock.now()
-        num_others = meter.num_under_way - self._num_requests
+        num_others = meter.num_in_flight - self._num_requests
         _check_concurrent(num_others, num_requests, meter.quotas.concurrent_requests)
         _check_bucket("requests", meter.requests, num_requests, self._num_requests, now)
         # Who is in debt waits until it is paid, even if nothing is known yet of what is asked.
@@ -118,29 +118,29 @@ class Visit:
         _check_bucket("tokens", meter.tokens, least, self._num_prompt_tokens, now)
         if meter.requests is not None:
             meter.requests.take(num_requests - self._num_requests, now)
-        meter.num_under_way += num_requests - self._num_requests
+        meter.num_in_flight += num_requests - self._num_requests
         self._num_requests = num_requests
-        self._pay(num_prompt_tokens - self._num_prompt_tokens)
+        self._charge_tokens(num_prompt_tokens - self._num_prompt_tokens)
         self._num_prompt_tokens = num_prompt_tokens
 
-    def produce(self, num_tokens: int) -> None:
+    def charge(self, num_tokens: int) -> None:
         """So much output more."""
         self._num_output_tokens += num_tokens
-        self._pay(num_tokens)
+        self._charge_tokens(num_tokens)
 
     def settle(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """This is what it came to in the end, whatever was taken on the way."""
         taken = self._num_prompt_tokens + self._num_output_tokens
         self._num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
-        self._pay(num_prompt_tokens + num_output_tokens - taken)
+        self._charge_tokens(num_prompt_tokens + num_output_tokens - taken)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """It has ended; doing so again does nothing."""
-        if not self._has_left:
-            self._has_left = True
-            self._meter.num_under_way -= self._num_requests
+        if not self._is_released:
+            self._is_released = True
+            self._meter.num_in_flight -= self._num_requests
 
-    def _pay(self, num_tokens: int) -> None:
+    def _charge_tokens(self, num_tokens: int) -> None:
         if num_tokens and self._meter.tokens is not None:
             self._meter.tokens.take(num_tokens, self._clock.now())
 
@@ -156,7 +156,9 @@ def _check_concurrent(num_others: int, num_requests: int, limit: int | None) -> 
         )
 
 
-def _check_bucket(kind: str, bucket: Bucket | None, amount: int, taken: int, now: float) -> None:
+def _check_bucket(
+    kind: str, bucket: TokenBucket | None, amount: int, taken: int, now: float
+) -> None:
     """Refuse what the bucket does not hold; `taken` of it has been taken already."""
     if bucket is None:
         return
@@ -170,10 +172,10 @@ def _check_bucket(kind: str, bucket: Bucket | None, amount: int, taken: int, now
         )
 
 
-def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+def _resized(bucket: TokenBucket | None, per_minute: int | None, now: float) -> TokenBucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        return Bucket(per_minute, now)
+        return TokenBucket(per_minute, now)
     bucket.resize(per_minute, now)
     return bucket

@@ -35,12 +35,12 @@ class WatchedFile(Generic[T]):
         """Read the file with `parse`. ConfigError says what is wrong with it."""
         self.path = path
         self._parse = parse
-        self._seen = _UNKNOWN
+        self._last_signature = _UNKNOWN
         self.latest = self._read()
 
     def has_changed(self) -> bool:
         """Whether it differs from when it was last read. Costs one look at the file system."""
-        return self._signature() != self._seen
+        return self._signature() != self._last_signature
 
     def read(self) -> None:
         """Set `latest` to what is in it now; may take long. ConfigError, and `latest` stays."""
@@ -48,13 +48,13 @@ class WatchedFile(Generic[T]):
 
     def _read(self) -> T:
         for _ in range(MAX_READS):
-            self._seen = self._signature()
+            self._last_signature = self._signature()
             value = self._parse(self.path)
-            if self._signature() == self._seen:
+            if self._signature() == self._last_signature:
                 return value
             # Half of it may be missing, and what is missing may be who is disabled.
             time.sleep(SETTLE_S)
-        self._seen = _UNKNOWN
+        self._last_signature = _UNKNOWN
         raise ConfigError(f"{self.path} changes while it is read")
 
     def _signature(self) -> Signature:
@@ -70,7 +70,7 @@ RosterFile = WatchedFile[Roster]
 KeysFile = WatchedFile[Mapping[bytes, str]]
 
 
-class Watch:
+class RosterWatcher:
     """Keeps a directory as its files say; it may have none."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Watch:
         self._roster_file = roster_file
         self._keys_file = keys_file
 
-    async def look(self, is_forced: bool = False) -> None:
+    async def poll(self, is_forced: bool = False) -> None:
         """Read the files that have changed, or all of them, and adopt what is in them."""
         files = {"keys": self._keys_file, "tenants": self._roster_file}
         read: set[str] = set()

@@ -103,8 +103,8 @@ def _follow_config(
         surround(backend, bos, eos)
 
 
-def _is_at(place: list[int], token_id: int | None) -> bool:
-    return token_id is not None and place == [token_id]
+def _is_at(position: list[int], token_id: int | None) -> bool:
+    return token_id is not None and position == [token_id]
 
 
 def _flag(config: Mapping[str, Any], key: str, otherwise: bool, token_id: int | None) -> bool:

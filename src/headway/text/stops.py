@@ -32,7 +32,7 @@ class StopStrings:
     def _begin(self, root: _Node, include_stop: bool) -> None:
         self._root = root
         self._state = root
-        self._held = _HeldText()
+        self._pending_text = _PendingText()
         self._include_stop = include_stop
         self._stop: str | None = None
 
@@ -48,29 +48,31 @@ class StopStrings:
             return TextDelta("", self._stop)
         if not self._root.next:
             return TextDelta(delta)
-        num_before = self._held.size
-        self._held.append(delta)
+        num_before = self._pending_text.size
+        self._pending_text.append(delta)
         for position, character in enumerate(delta, start=num_before + 1):
             self._state = _advance(self._root, self._state, character)
             stop = self._state.stop
             if stop is not None:
                 self._stop = stop
                 end = position if self._include_stop else position - len(stop)
-                return TextDelta(self._held.take(end), stop)
-        return TextDelta(self._held.take(self._held.size - self._state.depth))
+                return TextDelta(self._pending_text.take(end), stop)
+        return TextDelta(self._pending_text.take(self._pending_text.size - self._state.depth))
 
     def finish(self) -> TextDelta:
         """No more text comes: what was held back was no stop string after all."""
         if self._stop is not None:
             return TextDelta("", self._stop)
         self._state = self._root
-        return TextDelta(self._held.take(self._held.size))
+        return TextDelta(self._pending_text.take(self._pending_text.size))
 
     def check(self) -> None:
         """Between calls, the held text is exactly the prefix of a stop string reached so far."""
-        if self._stop is None and self._held.size != self._state.depth:
-            raise AssertionError(f"holds {self._held.size} characters at {self._state.depth}")
-        self._held.check()
+        if self._stop is None and self._pending_text.size != self._state.depth:
+            raise AssertionError(
+                f"holds {self._pending_text.size} characters at {self._state.depth}"
+            )
+        self._pending_text.check()
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +112,7 @@ def _advance(root: _Node, node: _Node | None, character: str) -> _Node:
     return root
 
 
-class _HeldText:
+class _PendingText:
     """A queue of characters kept as the pieces they came in, so that taking few copies few."""
 
     def __init__(self) -> None:

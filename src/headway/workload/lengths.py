@@ -80,17 +80,17 @@ class Lognormal:
 class Empirical:
     """One of the lengths seen, each as likely as the others, scaled and then clipped."""
 
-    seen: tuple[int, ...]
+    samples: tuple[int, ...]
     scale: float = 1.0
     bounds: Bounds = Bounds()
 
     def __post_init__(self) -> None:
         check_positive(scale=self.scale)
-        if not self.seen or min(self.seen) < 0:
+        if not self.samples or min(self.samples) < 0:
             raise ConfigError("lengths are needed, none of them below 0")
 
     def draw(self, draw: Random) -> int:
-        return self.bounds.clip(draw.choice(self.seen) * self.scale)
+        return self.bounds.clip(draw.choice(self.samples) * self.scale)
 
 
 Lengths = Fixed | Uniform | Lognormal | Empirical

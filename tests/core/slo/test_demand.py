@@ -11,8 +11,8 @@ import pytest
 from headway.core.request import Request
 from headway.core.slo.demand import (
     GRID,
+    DemandEntry,
     DemandTable,
-    Entry,
     OutputLengths,
     RunningWork,
     TighterLoad,
@@ -20,7 +20,7 @@ from headway.core.slo.demand import (
 )
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
-from tests.core.paced import Paced
+from tests.core.slo.paced import Paced
 from tests.support.harness import make_request
 
 COST = StepCost(num_steps=100)
@@ -42,19 +42,19 @@ def test_many_requests_share_few_entries():
     draw = random.Random(1)
     for _ in range(5000):
         at = round_down(now + draw.uniform(0.5, 120.0), now)
-        table.add(Entry(((at, StepShape(10, 20)),), at, StepShape(0, 20), 40.0))
+        table.add(DemandEntry(((at, StepShape(10, 20)),), at, StepShape(0, 20), 40.0))
     assert len(table.due(COST).times) < 300
 
 
 def test_a_table_is_the_sum_of_what_was_added_and_not_removed():
-    draw, table, entries = random.Random(2), DemandTable(), list[Entry]()
+    draw, table, entries = random.Random(2), DemandTable(), list[DemandEntry]()
     for _ in range(2000):
         if entries and draw.random() < 0.5:
             table.remove(entries.pop(draw.randrange(len(entries))))
         else:
             at = float(draw.randrange(20))
             shape = StepShape(draw.randrange(50), draw.randrange(50), draw.randrange(999))
-            entries.append(Entry(((at, shape),), at - 1.0, shape, 1.0))
+            entries.append(DemandEntry(((at, shape),), at - 1.0, shape, 1.0))
             table.add(entries[-1])
         if draw.random() < 0.2:
             table.due(COST)
@@ -70,7 +70,9 @@ def test_a_table_is_the_sum_of_what_was_added_and_not_removed():
 
 def test_an_entry_without_work_leaves_the_others_alone():
     table = DemandTable()
-    some, none = (Entry(((3.0, work),), 3.0, work, 0.0) for work in (StepShape(2), StepShape()))
+    some, none = (
+        DemandEntry(((3.0, work),), 3.0, work, 0.0) for work in (StepShape(2), StepShape())
+    )
     for entry in (some, none):
         table.add(entry)
     for entry in (some, none):
@@ -81,7 +83,7 @@ def test_an_entry_without_work_leaves_the_others_alone():
 def test_points_as_durations_from_now():
     table = DemandTable()
     for at in (1.0, 2.0, 5.0):
-        table.add(Entry(((at, StepShape(0, 4)),), at, StepShape(), 0.0))
+        table.add(DemandEntry(((at, StepShape(0, 4)),), at, StepShape(), 0.0))
     points = table.due(COST).since(2.5)
     assert points.times == [0.0, 2.5]
     assert points.seconds == pytest.approx([2e-3, 1e-3])

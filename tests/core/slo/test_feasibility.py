@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from headway.core.slo.demand import DemandTable, Entry
+from headway.core.slo.demand import DemandEntry, DemandTable
 from headway.core.slo.feasibility import (
     MAX_RETRY_AFTER_S,
     Feasible,
@@ -46,7 +46,7 @@ def demand_of(others: Iterable[RemainingWork], rates: dict[int, float] | None = 
     table = DemandTable()
     for work in others:
         start_at = work.planned_start_at(COST, IDLE.step_s)
-        table.add(Entry(work.demands, start_at, work.prefill, 0.0))
+        table.add(DemandEntry(work.demands, start_at, work.prefill, 0.0))
     return Demand(table.due(COST), table.starts(COST), rates or {})
 
 

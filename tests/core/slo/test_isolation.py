@@ -10,7 +10,7 @@ import pytest
 from headway.core.events import Refused, Stepped, TokensEmitted
 from headway.core.slo.steptime import shape_of
 from headway.core.terms import Targets, Terms
-from tests.core.paced import COST, Paced
+from tests.core.slo.paced import COST, Paced
 from tests.support.harness import make_request
 
 

@@ -7,10 +7,10 @@ import pytest
 from headway.core.events import Admitted, Finished, Refused, Stepped
 from headway.core.request import FinishReason
 from headway.core.slo.pacer import MAX_DEFERRED_STEPS
-from headway.core.slo.step_limits import Limits, Load
+from headway.core.slo.step_limits import StepLimits, StepLoad
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
-from tests.core.paced import Paced
+from tests.core.slo.paced import Paced
 from tests.support.harness import Harness, make_request
 
 
@@ -175,7 +175,7 @@ def test_how_far_a_prompt_has_come_counts_in_the_size_of_its_next_part(
     controller, starts = engine.scheduler.pacer._controller, []
     decide = controller.decide
 
-    def note(load: Load, cost: StepCost) -> Limits:
+    def note(load: StepLoad, cost: StepCost) -> StepLimits:
         starts.append(load.prefill_start)
         return decide(load, cost)
 
@@ -197,7 +197,7 @@ def test_decodes_without_haste_give_way_to_those_behind_their_readers():
     engine = Paced()
     for number in range(40):
         engine.ask(f"batch{number}", 4, 60, deadline_s=120.0)
-    while len(engine.step()) < 40 or engine.scheduler.num_seats_used < 40:
+    while len(engine.step()) < 40 or engine.scheduler.num_seqs < 40:
         pass
     engine.ask("reader", 4, 30, tpot_s=0.04)
     engine.until(lambda: bool(engine.output("reader")))
@@ -217,7 +217,7 @@ def test_nobody_gives_way_for_ever():
     engine = Paced()
     for number in range(60):
         engine.ask(f"batch{number}", 4, 40, deadline_s=1000.0)
-    while engine.scheduler.num_seats_used < 60:
+    while engine.scheduler.num_seqs < 60:
         engine.step()
     engine.ask("reader", 4, 60, tpot_s=0.03)
     last_in = dict.fromkeys(engine.running, 0)

@@ -7,7 +7,7 @@ import pytest
 from headway.core.events import Admitted, Stepped
 from headway.core.terms import Terms
 from headway.core.waiting.fair import URGENT_LEAD
-from tests.core.paced import Paced
+from tests.core.slo.paced import Paced
 from tests.support.harness import make_request
 
 

@@ -14,8 +14,8 @@ from headway.core.slo.step_limits import (
     MIN_RUNNING,
     THROUGHPUT_FACTOR,
     Controller,
-    Limits,
-    Load,
+    StepLimits,
+    StepLoad,
     largest_chunk,
 )
 from headway.core.slo.steptime import StepCost, StepShape
@@ -31,13 +31,13 @@ def controller(**settings: Any) -> Controller:
     return Controller(SchedulerConfig(**settings))
 
 
-def load(num_running: int = 20, tightest_s: float | None = 0.1) -> Load:
-    return Load(num_running, StepShape(num_running, 0, 0), tightest_s)
+def load(num_running: int = 20, tightest_s: float | None = 0.1) -> StepLoad:
+    return StepLoad(num_running, StepShape(num_running, 0, 0), tightest_s)
 
 
 def settle(
-    control: Controller, at: Load, step_s: float, num_steps: int, cost: StepCost = COST
-) -> Limits:
+    control: Controller, at: StepLoad, step_s: float, num_steps: int, cost: StepCost = COST
+) -> StepLimits:
     limits = control.decide(at, cost)
     for _ in range(num_steps):
         control.observe(at.decodes, step_s)
@@ -48,7 +48,7 @@ def settle(
 @pytest.mark.parametrize("start", [0, 1000])
 @pytest.mark.parametrize("num_decodes", [0, 10, 60])
 def test_the_chunk_is_the_largest_that_ends_in_time(num_decodes: int, start: int):
-    at = Load(num_decodes, StepShape(num_decodes, 0, 200 * num_decodes), 0.1, start)
+    at = StepLoad(num_decodes, StepShape(num_decodes, 0, 200 * num_decodes), 0.1, start)
     chunk = largest_chunk(at, COST, 0.1)
     assert COST.predict(at.decodes.plus_prefill(chunk, start)) <= 0.1
     assert COST.predict(at.decodes.plus_prefill(chunk + 2, start)) > 0.1
@@ -60,11 +60,11 @@ def test_nothing_fits_beside_decodes_that_are_too_long_already():
 
 def test_without_targets_the_settings_stay_what_they_are():
     limits = controller(max_num_seqs=40, prefill_cap=100).decide(load(tightest_s=None), COST)
-    assert limits == Limits(512, 64, 100, 40)
+    assert limits == StepLimits(512, 64, 100, 40)
 
 
 def test_nothing_is_decided_by_a_model_that_has_seen_nothing():
-    assert controller().decide(load(), UNKNOWN) == Limits(512, 64, 512, 64)
+    assert controller().decide(load(), UNKNOWN) == StepLimits(512, 64, 512, 64)
 
 
 def test_a_target_caps_prefill_and_the_floor_holds():
@@ -105,7 +105,7 @@ def test_prefill_that_cannot_be_cut_any_further_does():
 def test_while_decodes_give_way_the_limit_does_not_rise():
     control = controller()
     low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
-    held = Load(low - 10, StepShape(low - 10, 0, 0), 0.1, num_held=10)
+    held = StepLoad(low - 10, StepShape(low - 10, 0, 0), 0.1, num_held=10)
     assert settle(control, held, 0.08, 5 * COOLDOWN_STEPS).max_num_seqs == low
     assert settle(control, load(low), 0.08, COOLDOWN_STEPS).max_num_seqs == low + 1
 
@@ -122,7 +122,7 @@ def test_between_too_long_and_room_nothing_changes():
     control = controller()
     low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
     # Decodes that leave no room, in steps that are not too long.
-    full = Load(low, StepShape(70, 0, 0), 0.1)
+    full = StepLoad(low, StepShape(70, 0, 0), 0.1)
     assert settle(control, full, 0.095, 10 * COOLDOWN_STEPS).max_num_seqs == low
 
 
@@ -153,7 +153,7 @@ def test_throughput_mode_heeds_no_target():
 
 
 def test_fixed_mode_heeds_no_target_either():
-    assert controller(mode="fixed").decide(load(60, 0.01), COST) == Limits(512, 64, 512, 64)
+    assert controller(mode="fixed").decide(load(60, 0.01), COST) == StepLimits(512, 64, 512, 64)
 
 
 def test_latency_mode_has_a_target_where_nobody_else_has():

@@ -19,14 +19,14 @@ from headway.config import load_config
 from headway.core.params import SamplingParams
 from headway.core.plan import BlockCopy, Failure, Sample, ScheduledRequest
 from headway.errors import ModelLoadError
-from headway.executors.torch import kernels
+from headway.executors.cpu import kernels
+from headway.executors.cpu.compiled import CompiledModel, _columns
 from headway.executors.torch.attention import Span
-from headway.executors.torch.compiled import CompiledModel, _columns
-from headway.executors.torch.load import LoadOptions, TorchExecutor
+from headway.executors.torch.load import ModelOptions, TorchExecutor
 from headway.executors.torch.weights import Quantized, QuantizedRows
 from headway.executors.torch.weights.names import EMBEDDING, HEAD
 from headway.resolve import WEIGHT_BYTES, Hardware, resolve
-from tests.executors.torch.test_compiled import (
+from tests.executors.cpu.test_compiled import (
     ISAS,
     SPECS,
     TABLE,
@@ -111,7 +111,7 @@ class Packed:
         self.kind = kernels.FORMATS[dtype]
         size = LIBRARY.hw_packed_bytes(self.kind, num_outputs, num_inputs)
         self.data = torch.full((size,), 0xFF, dtype=torch.uint8)
-        self.linear = kernels.Linear(
+        self.linear = kernels.CLinear(
             self.data.data_ptr(), None, num_outputs, num_inputs, self.kind, 0
         )
 
@@ -208,10 +208,10 @@ def test_every_number_of_a_block_has_its_own_place():
 
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
 @pytest.mark.parametrize(("sizes", "by_turns"), [((64, 32, 32), False), ((48, 48), True)])
-def test_merged_layers_keep_their_rows(dtype, sizes, by_turns):
+def test_merged_layers_keep_their_rows(dtype, sizes, is_interleaved):
     rows = some_rows(sum(sizes))
     parts = np.split(rows, np.cumsum(sizes)[:-1])
-    columns = _columns(sizes, by_turns)
+    columns = _columns(sizes, is_interleaved)
     assert sorted(np.concatenate(columns)) == list(range(sum(sizes)))
     layer = Packed(dtype, sum(sizes), NUM_INPUTS)
     for part, outputs in zip(parts, columns, strict=True):
@@ -222,7 +222,7 @@ def test_merged_layers_keep_their_rows(dtype, sizes, by_turns):
 
 
 def test_by_turns_means_a_panel_of_each():
-    first, second = _columns([32, 32], by_turns=True)
+    first, second = _columns([32, 32], is_interleaved=True)
     assert first.tolist() == [*range(16), *range(32, 48)]
     assert second.tolist() == [*range(16, 32), *range(48, 64)]
 
@@ -280,7 +280,7 @@ def test_kept_blocks_compute_as_their_values_do(isa):
     seen: list[tuple[int, int]] = []
     found = []
     for dtype in ("int4", "bf16"):
-        options = LoadOptions(
+        options = ModelOptions(
             dtype=dtype, num_blocks=8, block_size=16, max_model_len=128, kernels=isa
         )
         model = CompiledModel(checkpoint, options, lambda *counts: seen.append(counts))
@@ -293,7 +293,7 @@ def test_blocks_of_another_shape_are_refused():
     weights = weights_of(WIDE)
     name = "model.layers.0.mlp.down_proj.weight"
     weights[name] = weights[name][:-16].contiguous()
-    options = LoadOptions(dtype="int4", num_blocks=8, block_size=16, max_model_len=128)
+    options = ModelOptions(dtype="int4", num_blocks=8, block_size=16, max_model_len=128)
     with pytest.raises(ModelLoadError, match=r"down_proj.weight has shape \[592, 64\]"):
         CompiledModel(BlockCheckpoint(WIDE, weights), options)
 

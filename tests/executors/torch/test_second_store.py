@@ -22,7 +22,7 @@ from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.load import TorchExecutor, load_decoder
 from headway.executors.torch.second_store import OffloadStore
-from tests.executors.torch.test_compiled import (
+from tests.executors.cpu.test_compiled import (
     FORMS,
     TABLE,
     TOKENS,

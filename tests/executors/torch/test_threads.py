@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headway.executors.torch import kernels
+from headway.executors.cpu import kernels
 
 pytestmark = pytest.mark.skipif(
     kernels.best_isa() is None, reason="the compiled kernels are not built"
@@ -19,7 +19,7 @@ import os, resource, sys
 from pathlib import Path
 
 from headway.errors import ModelLoadError
-from tests.executors.torch.test_compiled import case_of, spec_of
+from tests.executors.cpu.test_compiled import case_of, spec_of
 
 case = case_of(spec_of())
 case.load("plain")

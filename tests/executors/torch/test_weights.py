@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from headway.errors import ConfigError, ModelLoadError
+from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.source import ModelSource, locate
-from headway.executors.torch.compiled import CompiledModel
-from headway.executors.torch.load import LoadOptions, load_decoder, open_checkpoint
-from headway.executors.torch.spec import ModelSpec, TensorScaling
+from headway.executors.spec import ModelSpec, TensorScaling
+from headway.executors.torch.load import ModelOptions, load_decoder, open_checkpoint
 from headway.executors.torch.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
 from headway.gguf_header import TensorEntry
 from tests.faults.model_mutate import BIASES, GgufFile, gguf_model
@@ -342,7 +342,7 @@ def test_a_size_that_no_tensor_has_is_refused_before_it_is_allocated(tmp_path):
         ]
 
     checkpoint = open_checkpoint(changed_gguf(tmp_path, widen))
-    options = LoadOptions(dtype="int8", num_blocks=1, block_size=16, max_model_len=16)
+    options = ModelOptions(dtype="int8", num_blocks=1, block_size=16, max_model_len=16)
     with pytest.raises(ModelLoadError, match=r"gate_proj.weight has shape \[96, 64\]"):
         CompiledModel(checkpoint, options)
 

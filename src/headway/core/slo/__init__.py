@@ -1,13 +1,10 @@
-"""Service-level objectives: who may still be admitted with targets, and how long a step may take.
+"""SLOs: what can be promised, and how steps are sized to keep it.
 
-Owns the step-time model, the demand of open SLO requests, and the limits of each step. Must not
-touch the KV cache, the waiting queue or the state of a request. In reading order:
+Owns the step-time model, SLO admission and the limits of each step. Must not import running or the
+scheduler; it reads requests and changes none but their latest start. In reading order:
 
-    steptime      seconds a step takes, fitted to the steps that were measured
-    targets       due times and remaining work of one request; `met`
-    demand        work of all open SLO requests by due time, in total and by tenant
-    forecast      the frozen value that the engine exports after each step
-    feasibility   admission control: does a request fit beside the others, or into its share?
-    step_limits   token budget and running limit of one step
-    pacer         ties the parts together for the scheduler
+    steptime.py     the step-cost model, fitted online
+    feasibility.py  can a request meet its targets beside those admitted
+    step_limits.py  token budget and running limit of the next step
+    pacer.py        Pacer: what the scheduler uses
 """

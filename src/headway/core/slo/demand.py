@@ -131,7 +131,7 @@ class _Column:
         return total
 
 
-class Entry(NamedTuple):
+class DemandEntry(NamedTuple):
     """What one waiting request adds to a table."""
 
     demands: tuple[tuple[float, StepShape], ...]
@@ -165,7 +165,7 @@ class DemandTable:
         self.num_waiting = 0
         self.tighter = TighterLoad()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: DemandEntry) -> None:
         """A request waits."""
         for due_at, work in entry.demands:
             self._due.add(due_at, work)
@@ -173,7 +173,7 @@ class DemandTable:
         self._waiting_tokens += entry.num_tokens
         self.num_waiting += 1
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: DemandEntry) -> None:
         """A request waits no longer."""
         for due_at, work in entry.demands:
             self._due.remove(due_at, work)
@@ -200,7 +200,7 @@ class DemandTable:
         """Seconds of prefill by planned start."""
         return self._starts.points(cost)
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[DemandEntry]) -> None:
         """The table is the sum of the entries of the requests that wait."""
         due = start = StepShape()
         for entry in entries:

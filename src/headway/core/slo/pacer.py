@@ -20,8 +20,8 @@ from headway.config import SchedulerConfig
 from headway.core.plan import StepPlan
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.slo.demand import (
+    DemandEntry,
     DemandTable,
-    Entry,
     OutputLengths,
     RunningWork,
     round_down,
@@ -35,7 +35,7 @@ from headway.core.slo.feasibility import (
     unconstrained_speed,
 )
 from headway.core.slo.forecast import NO_DEMAND, Demand, EngineSpeed, Forecast, TenantForecast
-from headway.core.slo.step_limits import AIM, Controller, Limits, Load
+from headway.core.slo.step_limits import AIM, Controller, StepLimits, StepLoad
 from headway.core.slo.steptime import StepCost, StepShape, StepTimeModel, shape_of
 from headway.core.slo.targets import RemainingWork, remaining_work, slack_s
 from headway.core.terms import NO_TARGETS, Terms
@@ -95,7 +95,7 @@ class Pacer:
         self._find_cached = find_cached
         self._num_cached: dict[str, int] = {}
         """Tokens of open requests that were cached when they arrived."""
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, DemandEntry] = {}
         """What each open request that waits adds to the tables."""
         self._table = DemandTable()
         self._tables: dict[str, DemandTable] = {}
@@ -110,8 +110,8 @@ class Pacer:
         self._last_step = StepShape()
         self._step_target: _StepTarget | None = None
         self._free_step_s = 0.0
-        self._idle = Load(0, StepShape())
-        self.limits: Limits = self._controller.decide(self._idle, self.cost)
+        self._idle = StepLoad(0, StepShape())
+        self.limits: StepLimits = self._controller.decide(self._idle, self.cost)
         """Those of the step that is planned or running."""
 
     @property
@@ -248,7 +248,7 @@ class Pacer:
         work = self._work(request)
         demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
         start_at = round_down(request.due_at, now) if request.due_at < inf else inf
-        entry = Entry(demands, start_at, work.prefill, _num_tokens(work))
+        entry = DemandEntry(demands, start_at, work.prefill, _num_tokens(work))
         self._entries[request.id] = entry
         self._table.add(entry)
         self._tables.setdefault(request.terms.tenant, DemandTable()).add(entry)
@@ -356,7 +356,7 @@ class Pacer:
             decoding = [one for one in decoding if one.id not in deferred]
         shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
         tightest_s, pace_s = (None, None) if target is None else target[:2]
-        load = Load(len(running), shape, tightest_s, prefill_start, pace_s, len(deferred))
+        load = StepLoad(len(running), shape, tightest_s, prefill_start, pace_s, len(deferred))
         self.limits = self._controller.decide(load, self.cost)
         return running
 

@@ -31,7 +31,7 @@ LATENCY_TARGET_S = 0.1
 """The aim of the latency mode where no request has a target of its own."""
 
 
-class Limits(NamedTuple):
+class StepLimits(NamedTuple):
     """What one step may hold."""
 
     max_num_batched_tokens: int
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What the next step is for."""
 
     num_running: int
@@ -69,7 +69,7 @@ class Controller:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._fixed = Limits(
+        self._fixed = StepLimits(
             config.max_num_batched_tokens,
             config.prefill_floor,
             config.prefill_cap or config.max_num_batched_tokens,
@@ -90,7 +90,7 @@ class Controller:
         self._step_s = before + SMOOTHING * (seen_s - before)
         self._num_since_change += 1
 
-    def decide(self, load: Load, cost: StepCost) -> Limits:
+    def decide(self, load: StepLoad, cost: StepCost) -> StepLimits:
         """The limits of the next step."""
         mode, fixed = self._config.mode, self._fixed
         if mode == "throughput":
@@ -111,7 +111,7 @@ class Controller:
             step_s=step_s,
         )
 
-    def _adapt(self, load: Load, target_s: float, cost: StepCost) -> None:
+    def _adapt(self, load: StepLoad, target_s: float, cost: StepCost) -> None:
         """Additive increase, multiplicative decrease of the limit on running requests. There is
         room when decodes alone leave some. Prefill is sized to fill whatever there is; while it
         can be cut, a step that is too long is no reason to run fewer."""
@@ -130,7 +130,7 @@ class Controller:
             self._step_s = None  # how long steps were before says nothing of those to come
 
 
-def largest_chunk(load: Load, cost: StepCost, step_s: float) -> int:
+def largest_chunk(load: StepLoad, cost: StepCost, step_s: float) -> int:
     """Most prefill tokens with which the step is predicted to take at most `step_s`."""
     left_s = step_s - cost.predict(load.decodes)
     linear = cost.per_prefill_token_s + cost.per_attended_s * load.prefill_start

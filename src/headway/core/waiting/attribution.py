@@ -67,14 +67,14 @@ class _Reading(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Clock:
+class _CauseClock:
     """Seconds in which the head was below this node, and its causes for all requests below."""
 
     below_s: float = 0.0
     early_s: float = 0.0
     """Part of below_s in which the head was early."""
     causes: Seconds = field(default_factory=dict[WaitCause, float])
-    children: dict[Hashable, _Clock] = field(default_factory=dict[Hashable, "_Clock"])
+    children: dict[Hashable, _CauseClock] = field(default_factory=dict[Hashable, "_CauseClock"])
     num_waiting: int = 0
 
     def read(self) -> _Reading:
@@ -84,7 +84,7 @@ class _Clock:
 
 
 @dataclass(slots=True, eq=False)
-class _Wait:
+class _WaitRecord:
     """One wait: seconds by cause so far, and the clocks at that time."""
 
     tenant: str
@@ -104,7 +104,7 @@ class _Wait:
 class _QuotaTime:
     """Time of a suspended tenant, for its requests on one path."""
 
-    probe: _Wait
+    probe: _WaitRecord
     seconds: float = 0.0
 
 
@@ -131,15 +131,15 @@ class WaitAttribution:
     """The clocks, and the waits that read them."""
 
     def __init__(self) -> None:
-        self._root = _Clock()
+        self._root = _CauseClock()
         self._at = 0.0
         self._head: tuple[Path, WaitCause] | None = None
         self._is_early = False
-        self._head_clocks: list[_Clock] = []
-        self._waits: dict[str, _Wait] = {}
-        self._new: list[_Wait] = []
+        self._head_clocks: list[_CauseClock] = []
+        self._waits: dict[str, _WaitRecord] = {}
+        self._new: list[_WaitRecord] = []
         """Waits that no pass has seen."""
-        self._blocked: list[_Wait] = []
+        self._blocked: list[_WaitRecord] = []
         """Waits whose own cause holds until the next pass."""
         self._suspended: dict[str, float] = {}
         """Tenants at their KV quota, and the time up to which that is accounted for."""
@@ -152,7 +152,7 @@ class WaitAttribution:
 
     def start(self, request: Request, key: SortKey) -> None:
         """Start a wait at the request's last change of state."""
-        wait = _Wait(request.terms.tenant, path_of(request, key), request.changed_at)
+        wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.changed_at)
         self._waits[request.id] = wait
         self._new.append(wait)
         self._enter(wait)
@@ -251,23 +251,23 @@ class WaitAttribution:
 
     # ------------------------------------------------------------------ clocks
 
-    def _clocks(self, path: Path) -> list[_Clock]:
+    def _clocks(self, path: Path) -> list[_CauseClock]:
         """Return the clocks from the root to the end of a path."""
         clocks = [self._root]
         for part in path:
             children = clocks[-1].children
             clock = children.get(part)
             if clock is None:
-                clock = children[part] = _Clock()
+                clock = children[part] = _CauseClock()
             clocks.append(clock)
         return clocks
 
-    def _enter(self, wait: _Wait) -> None:
+    def _enter(self, wait: _WaitRecord) -> None:
         for clock in self._clocks(wait.path):
             clock.num_waiting += 1
         self._paths.setdefault(wait.tenant, Counter())[_probe_path(wait.path)] += 1
 
-    def _exit(self, wait: _Wait) -> None:
+    def _exit(self, wait: _WaitRecord) -> None:
         """Drop the clocks and probes that no other wait reads."""
         clocks = self._clocks(wait.path)
         for clock in clocks:
@@ -295,7 +295,7 @@ class WaitAttribution:
                 clock.early_s += elapsed_s
         _add(self._head_clocks[-1].causes, self._head[1], elapsed_s)
 
-    def _follow_clocks(self, wait: _Wait) -> None:
+    def _follow_clocks(self, wait: _WaitRecord) -> None:
         """Let the clocks tell the cause of a wait from now on."""
         wait.own = None
         wait.start = [clock.read() for clock in self._clocks(wait.path)]
@@ -305,7 +305,7 @@ class WaitAttribution:
         else:
             wait.quota_start = (0.0, {})
 
-    def _settle(self, wait: _Wait, now: float) -> None:
+    def _settle(self, wait: _WaitRecord, now: float) -> None:
         """Attribute the time up to now."""
         elapsed_s, wait.since = now - wait.since, now
         if wait.own is not None:
@@ -323,7 +323,7 @@ class WaitAttribution:
                 _add(wait.spent, cause, collected.get(cause, 0.0) - collected_s)
         self._follow_clocks(wait)
 
-    def _attribute(self, wait: _Wait, start: list[_Reading]) -> None:
+    def _attribute(self, wait: _WaitRecord, start: list[_Reading]) -> None:
         """Add what the clocks on the path have counted since `start`."""
         spent, clocks = wait.spent, self._clocks(wait.path)
         for depth, (clock, began) in enumerate(zip(clocks, start, strict=True)):
@@ -356,10 +356,10 @@ class WaitAttribution:
         if path not in times:
             if len(times) >= MAX_PROBES:
                 return
-            times[path] = _QuotaTime(_Wait(tenant, path, 0.0))
+            times[path] = _QuotaTime(_WaitRecord(tenant, path, 0.0))
         times[path].probe.start = [clock.read() for clock in self._clocks(path)]
 
-    def _quota_time(self, wait: _Wait) -> _QuotaTime | None:
+    def _quota_time(self, wait: _WaitRecord) -> _QuotaTime | None:
         """Return the quota time of a wait, up to date; None if its tenant has none."""
         path = _probe_path(wait.path)
         if wait.tenant in self._suspended:

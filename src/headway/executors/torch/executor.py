@@ -25,17 +25,17 @@ PREPARE, MODEL, SAMPLER = "preparation", "model", "sampler"
 
 
 @dataclass(slots=True)
-class _RequestState:
+class _ExecutorState:
     new: NewRequest
     block_ids: array[int]
     counts: TokenCounts | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _ScheduledRow:
     """A request that passed its checks: its place in the plan and what to run."""
 
-    place: int
+    index: int
     span: Span
     row: SampleRow | None
     """How to sample its last token's logits, if at all."""
@@ -54,7 +54,7 @@ class TorchExecutor:
             model.num_slots,
             self._measure_copy() if model.num_slots else 0.0,
         )
-        self._requests: dict[str, _RequestState] = {}
+        self._requests: dict[str, _ExecutorState] = {}
         self._seconds = {PREPARE: 0.0, MODEL: 0.0, SAMPLER: 0.0}
         self._pending: StepResult | None = None
 
@@ -125,33 +125,37 @@ class TorchExecutor:
         for request_id in plan.released_ids:
             self._requests.pop(request_id, None)
         outcomes: list[Outcome] = [None] * len(plan.scheduled)
-        shares: list[_Share] = []
+        scheduled_rows: list[_ScheduledRow] = []
         started_at = self._clock.now()
-        for place, scheduled in enumerate(plan.scheduled):
+        for index, scheduled in enumerate(plan.scheduled):
             try:
-                shares.append(self._prepare(place, scheduled))
+                scheduled_rows.append(self._prepare(index, scheduled))
             except Exception as error:  # whatever is wrong with one request is its alone
-                outcomes[place] = Failure(f"request {scheduled.request_id}: {error}")
+                outcomes[index] = Failure(f"request {scheduled.request_id}: {error}")
         self._seconds[PREPARE] += self._clock.now() - started_at
-        if shares:
-            for share, outcome in self._compute(shares):
-                outcomes[share.place] = outcome
+        if scheduled_rows:
+            for scheduled_row, outcome in self._compute(scheduled_rows):
+                outcomes[scheduled_row.index] = outcome
         return tuple(outcomes)
 
-    def _compute(self, shares: Sequence[_Share]) -> Iterator[tuple[_Share, Outcome]]:
-        sampled: list[_Share] = []
+    def _compute(
+        self, scheduled_rows: Sequence[_ScheduledRow]
+    ) -> Iterator[tuple[_ScheduledRow, Outcome]]:
+        sampled: list[_ScheduledRow] = []
         rows: list[SampleRow] = []
         places: list[int] = []
         end = 0
-        for share in shares:
-            end += len(share.span.token_ids)
-            if share.row is not None:
-                sampled.append(share)
-                rows.append(share.row)
+        for scheduled_row in scheduled_rows:
+            end += len(scheduled_row.span.token_ids)
+            if scheduled_row.row is not None:
+                sampled.append(scheduled_row)
+                rows.append(scheduled_row.row)
                 places.append(end - 1)
         needs_logits = any(row.needs_logits for row in rows)
         started_at = self._clock.now()
-        scores = self._model.run([share.span for share in shares], places, needs_logits)
+        scores = self._model.run(
+            [scheduled_row.span for scheduled_row in scheduled_rows], places, needs_logits
+        )
         sampling_at = self._clock.now()
         self._seconds[MODEL] += sampling_at - started_at
         if scores is not None:
@@ -159,7 +163,7 @@ class TorchExecutor:
             self._seconds[SAMPLER] += self._clock.now() - sampling_at
             yield from zip(sampled, outcomes, strict=True)
 
-    def _prepare(self, place: int, scheduled: ScheduledRequest) -> _Share:
+    def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
         """Check everything, then bring the request's state up to this plan."""
         state = self._state_of(scheduled)
         self._check(scheduled, len(state.block_ids) + len(scheduled.block_ids))
@@ -171,9 +175,9 @@ class TorchExecutor:
         new = state.new
         num_outputs = span.end - new.num_prompt_tokens
         row = SampleRow(new.params, new.seed, new.index, span.end, num_outputs, state.counts)
-        return _Share(place, span, row if scheduled.has_sample else None)
+        return _ScheduledRow(index, span, row if scheduled.has_sample else None)
 
-    def _state_of(self, scheduled: ScheduledRequest) -> _RequestState:
+    def _state_of(self, scheduled: ScheduledRequest) -> _ExecutorState:
         new = scheduled.new
         if new is None:
             if scheduled.request_id not in self._requests:
@@ -183,7 +187,7 @@ class TorchExecutor:
         if has_penalties(new.params):
             counts = TokenCounts(self._model.spec.vocab_size, self._model.device)
             counts.add(new.token_ids, new.num_prompt_tokens)
-        return _RequestState(new, array("i"), counts)
+        return _ExecutorState(new, array("i"), counts)
 
     def _check(self, scheduled: ScheduledRequest, num_blocks: int) -> None:
         """Refuse what would index outside a tensor and take the whole step down."""

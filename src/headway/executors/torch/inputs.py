@@ -71,6 +71,6 @@ def _slots(spans: Sequence[Span], store: KVStore) -> torch.Tensor:
 
 def _begun_blocks(spans: Sequence[Span], block_size: int) -> Iterable[int]:
     for span in spans:
-        place, filled = divmod(span.end, block_size)
-        if filled and span.start <= place * block_size:
-            yield span.block_ids[place]
+        position, filled = divmod(span.end, block_size)
+        if filled and span.start <= position * block_size:
+            yield span.block_ids[position]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.executors.torch.spec import ModelSpec
+from headway.executors.spec import ModelSpec
 
 
 class KVStore:

@@ -10,16 +10,16 @@ import torch
 
 from headway.clock import Clock
 from headway.errors import ConfigError
-from headway.executors.torch.compiled import CompiledModel
+from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.executor import TorchExecutor
 from headway.executors.torch.model import Decoder, Progress
-from headway.executors.torch.step_model import LoadOptions, StepModel
+from headway.executors.torch.step_model import ModelOptions, StepModel
 from headway.executors.torch.weights import Checkpoint, facts_of, open_checkpoint
 from headway.resolve import Resolved
 
 __all__ = [
-    "LoadOptions",
+    "ModelOptions",
     "TorchExecutor",
     "facts_of",
     "load_decoder",
@@ -40,9 +40,9 @@ def load_executor(
     return TorchExecutor(model, resolved.max_model_len, clock)
 
 
-def options_of(resolved: Resolved) -> LoadOptions:
+def options_of(resolved: Resolved) -> ModelOptions:
     """The part of the settings that a model takes."""
-    return LoadOptions(
+    return ModelOptions(
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
         kernels=resolved.kernels,
@@ -56,7 +56,7 @@ def options_of(resolved: Resolved) -> LoadOptions:
 
 
 def load_model(
-    checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
+    checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
 ) -> StepModel:
     """The model alone, compiled or in plain torch."""
     if options.kernels is not None:

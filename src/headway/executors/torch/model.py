@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from headway.executors.spec import ModelSpec
 from headway.executors.torch.attention import attend
 from headway.executors.torch.inputs import BatchInputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.layers import Linear, Norm, linear, rms_norm, rotate, silu_and_mul
 from headway.executors.torch.rope import Rotation, rope_frequencies, rotation
-from headway.executors.torch.spec import ModelSpec
 from headway.executors.torch.weights import Checkpoint, check_shapes
 from headway.executors.torch.weights.names import (
     EMBEDDING,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.executors.torch.spec import LinearScaling, Llama3Scaling, ModelSpec
+from headway.executors.spec import LinearScaling, Llama3Scaling, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,10 +110,10 @@ def _sample(found: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
         for score, at in zip(scores, special, strict=True):
             _adjust(score, rows[at])
         outcomes |= _failures(special, scores.amax(dim=-1).tolist())
-        kept = [place for place, at in enumerate(special) if at not in outcomes]
-        chosen = _choose(scores[kept], [rows[special[place]] for place in kept])
-        for place, token_id in zip(kept, chosen, strict=True):
-            token_ids[special[place]] = token_id
+        kept = [row_index for row_index, at in enumerate(special) if at not in outcomes]
+        chosen = _choose(scores[kept], [rows[special[row_index]] for row_index in kept])
+        for row_index, token_id in zip(kept, chosen, strict=True):
+            token_ids[special[row_index]] = token_id
 
     sampled = [at for at in range(len(rows)) if at not in outcomes]
     logprobs = _logprobs(logits, {at: rows[at] for at in sampled}, token_ids)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from headway.executors.spec import ModelSpec
 from headway.executors.torch.attention import Span
-from headway.executors.torch.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
+class ModelOptions:
     """A model's form; `kernels` names an instruction set, or is None for plain torch."""
 
     dtype: str

@@ -14,7 +14,7 @@ import torch
 
 from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, SourceKind
-from headway.executors.torch.spec import ModelSpec
+from headway.executors.spec import ModelSpec
 from headway.resolve import ModelFacts
 
 _NAMES_SHOWN = 5

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from headway.errors import ModelLoadError
-from headway.executors.torch.spec import ModelSpec, spec_from_gguf
+from headway.executors.spec import ModelSpec, spec_from_gguf
 from headway.executors.torch.weights import Quantized
 from headway.executors.torch.weights.names import (
     EMBEDDING,

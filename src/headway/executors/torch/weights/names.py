@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.executors.torch.spec import ModelSpec, TensorScaling
+from headway.executors.spec import ModelSpec, TensorScaling
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

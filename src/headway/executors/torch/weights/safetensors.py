@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headway.errors import ModelLoadError
-from headway.executors.torch.spec import ModelSpec, spec_from_config
+from headway.executors.spec import ModelSpec, spec_from_config
 from headway.executors.torch.weights.names import HEAD
 
 _INDEX = "model.safetensors.index.json"

@@ -1,0 +1,111 @@
+"""One measurement of a server from first to last: warm-up, then a run or a sweep of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.bench.load.http import HttpClient, Origin
+from headway.bench.load.openai import Target, first_model, reach
+from headway.bench.load.records import Outcome
+from headway.bench.load.runner import LoadRun, Progress, RunLimits, run_load
+from headway.bench.load.stats import LoadTargets, summarize_load
+from headway.bench.load.sweep import Knee, SweepPoint, find_knee, run_sweep
+from headway.errors import ConfigError
+from headway.workload import ClosedLoop, Synthetic, Workload
+
+_WARMUP_CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked, how long, and what counts as good."""
+
+    workload: Workload
+    limits: RunLimits
+    targets: LoadTargets | None = None
+    seed: int = 0
+    num_warmup: int = 0
+
+    @property
+    def ttft_target_s(self) -> float | None:
+        return None if self.targets is None else self.targets.ttft_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The rates of a sweep; without any, they are found by doubling that of the workload."""
+
+    rates: tuple[float, ...] | None = None
+
+
+@dataclass(slots=True)
+class Measurement:
+    """The runs so far, each with the rate it was swept at or None; points if it is a sweep."""
+
+    runs: list[tuple[float | None, LoadRun]] = field(default_factory=list)
+    points: list[SweepPoint] = field(default_factory=list[SweepPoint])
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether any request was answered as it should be."""
+        records = [record for _, run in self.runs for record in run.records]
+        return any(record.outcome is Outcome.COMPLETED for record in records)
+
+    def knee(self, plan: Plan) -> Knee:
+        return find_knee(self.points, plan.ttft_target_s)
+
+
+async def name_model(origin: Origin, api_keys: tuple[str, ...], model: str | None) -> str:
+    """The model to ask for; ConfigError if the server cannot be reached."""
+    client = HttpClient(origin)
+    try:
+        if model is None:
+            return await first_model(client, api_keys)
+        await reach(client)
+        return model
+    finally:
+        client.close()
+
+
+async def warm_up(target: Target, plan: Plan, progress: Progress) -> None:
+    """Requests that are not counted, with prompts that the run does not use."""
+    if not plan.num_warmup:
+        return
+    workload = plan.workload
+    if isinstance(workload, Synthetic):
+        closed = ClosedLoop(min(plan.num_warmup, _WARMUP_CONCURRENCY))
+        workload = Synthetic(
+            closed, workload.prompt_tokens, workload.output_tokens, workload.content
+        )
+    await run_load(target, workload, RunLimits(plan.num_warmup), -1 - plan.seed, progress=progress)
+
+
+async def measure(target: Target, plan: Plan, measured: Measurement, progress: Progress) -> None:
+    """One run of the plan's workload."""
+    run = LoadRun()
+    measured.runs.append((None, run))
+    await run_load(target, plan.workload, plan.limits, plan.seed, run, progress)
+
+
+async def measure_sweep(
+    target: Target,
+    plan: Plan,
+    sweep: Sweep,
+    measured: Measurement,
+    progress: Progress,
+) -> None:
+    """One run per rate. Each has a seed of its own: prompts the server has seen before would be
+    found in its prefix cache, and every rate after the first would look faster than it is."""
+    first_rate = plan.workload.mean_rate
+    if first_rate is None:
+        raise ConfigError("a closed loop has no rate to sweep")
+
+    async def at_rate(rate: float) -> SweepPoint:
+        run = LoadRun()
+        measured.runs.append((rate, run))
+        workload = plan.workload.with_rate(rate)
+        seed = plan.seed + len(measured.points)
+        await run_load(target, workload, plan.limits, seed, run, progress)
+        return SweepPoint(rate, summarize_load(run.records, plan.targets), run.cpu_share)
+
+    await run_sweep(at_rate, sweep.rates, first_rate, measured.points, plan.ttft_target_s)

@@ -1,0 +1,115 @@
+"""Early refusals in the API process, by the forecast that the engine exported.
+
+The engine judges every request and has the last word. But it takes requests between two steps only,
+and a step can take longer than a refusal should. So the API process refuses at once what is
+infeasible in the most favourable case; the engine judges the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from headway.core.slo.demand import expected_left
+from headway.core.slo.feasibility import Infeasible, TenantShare, judge
+from headway.core.slo.forecast import Demand, Forecast, TenantForecast
+from headway.core.slo.steptime import StepCost
+from headway.core.slo.targets import RemainingWork
+from headway.core.terms import NO_TARGETS, Terms
+from headway.core.waiting.policies import SLO_AWARE_POLICIES
+from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.errors import DeadlineError
+
+MIN_UNCACHED = 2
+"""Prompt tokens that are computed even if all of the prompt is cached."""
+
+
+class _Sent(NamedTuple):
+    """A request that the forecast does not know of yet."""
+
+    tenant: str
+    work: RemainingWork
+
+
+class ForecastReader:
+    """Refuses what no engine in the state of the forecast could serve in time."""
+
+    def __init__(self) -> None:
+        self._forecast: Forecast | None = None
+        self._received_at = 0.0
+        self._sent: dict[str, _Sent] = {}
+        """Requests sent since the forecast was made: their demand is added to it."""
+
+    def observe(self, batch: EventBatch, now: float) -> None:
+        """Take over the latest forecast; it includes the requests that arrived before it."""
+        for event in (*batch.arrived, *batch.refused, *batch.finished):
+            self._sent.pop(event.request_id, None)
+        if batch.stepped:
+            self._forecast, self._received_at = batch.stepped[-1].forecast, now
+        if batch.idled and self._forecast is not None:
+            self._forecast, self._received_at = self._forecast.without_demand(), now
+
+    def reset(self) -> None:
+        """Another engine takes over; nothing is known of it."""
+        self._forecast = None
+        self._sent.clear()
+
+    def check(self, command: AddRequest, info: EngineInfo, now: float) -> None:
+        """Raise DeadlineError if the targets of a request cannot be met."""
+        forecast, terms = self._forecast, command.terms
+        if terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
+            return
+        if forecast is None:
+            return
+        # All times count from the forecast: the engine has worked since then.
+        tenant = forecast.tenants.get(terms.tenant, _favourable(terms, forecast))
+        work = _work(command, tenant.length_share, info.has_prefix_cache, now - self._received_at)
+        demand, own = forecast.demand, tenant.demand
+        if self._sent:
+            demand, own = self._with_sent(demand, None), self._with_sent(own, terms.tenant)
+        has_shares = info.scheduling_policy == "fair"
+        share = TenantShare(tenant.share, own if has_shares else None, tenant.owed_s)
+        verdict = judge(work, forecast.speed, demand, share, 0.0)
+        if isinstance(verdict, Infeasible):
+            raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
+        self._sent[command.id] = _Sent(terms.tenant, work._replace(arrived_at=now))
+
+    def _with_sent(self, demand: Demand, tenant: str | None) -> Demand:
+        """A demand with what was sent since, of one tenant or of all."""
+        if self._forecast is None:
+            return demand
+        speed, origin = self._forecast.speed, self._received_at
+        cost: StepCost = speed.cost
+        due: list[tuple[float, float]] = []
+        starts: list[tuple[float, float]] = []
+        for sent in self._sent.values():
+            if tenant is None or sent.tenant == tenant:
+                due += [(at - origin, cost.work_s(shape)) for at, shape in sent.work.demands]
+                start_at = sent.work.planned_start_at(cost, speed.step_s) - origin
+                starts.append((start_at, cost.work_s(sent.work.prefill)))
+        return replace(demand, due=demand.due.plus(due), starts=demand.starts.plus(starts))
+
+
+def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:
+    """The best case for a tenant that the forecast says nothing of."""
+    share = 0.0 if terms.is_spot else terms.weight / max(terms.weight, forecast.active_weight)
+    return TenantForecast(share, length_share=0.0)
+
+
+def _work(
+    command: AddRequest, length_share: float, has_prefix_cache: bool, arrived_at: float
+) -> RemainingWork:
+    """The work of a request, its prompt taken to be cached where there is a cache."""
+    num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
+    num_prefill = min(MIN_UNCACHED, num_prompt) if has_prefix_cache else num_prompt
+    num_output = 1 if length_share == 0.0 else expected_left(length_share, 0, max_tokens)
+    return RemainingWork(
+        arrived_at,
+        command.terms.targets,
+        num_prefill,
+        0,
+        num_output,
+        num_prompt,
+        num_samples=command.params.n,
+    )

@@ -1,0 +1,153 @@
+"""The engine process: takes commands from a socket, runs steps, sends events back.
+
+It owns nothing but its loop; what it runs is built by the caller. It ends when told to, when it
+fails, or when its parent goes away: standard input is the lifeline, and reading its end means
+nobody is left to serve.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+import zmq
+
+from headway.core.engine import EngineCore
+from headway.core.events import Event, Refused, Sink
+from headway.core.request import Request
+from headway.engine.process.journal import StepJournal, journal_path
+from headway.engine.process.messages import (
+    AbortRequests,
+    AddRequest,
+    Command,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    LoadProgress,
+    Report,
+    Shutdown,
+    batch_events,
+    decode_command,
+    encode,
+)
+from headway.errors import HeadwayError
+
+logger = logging.getLogger(__name__)
+
+MAX_COMMANDS_PER_STEP = 1024
+Progress = Callable[[int, int], None]
+CoreFactory = Callable[[Sink, Progress], tuple[EngineCore, EngineInfo]]
+
+
+def ignore_stop_signals() -> None:
+    """Leave signals that stop or reload a server to the API process.
+
+    A service manager signals every process of a service. The engine must outlive the drain of the
+    API process; the end of standard input stops the engine.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class EngineLoop:
+    """Between two steps it takes in commands; after each it reports."""
+
+    def __init__(self, address: str) -> None:
+        """`address` is a prefix of two ipc sockets that the API process has bound."""
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._reports = self._context.socket(zmq.PUSH)
+        self._commands.connect(f"{address}.commands")
+        self._reports.connect(f"{address}.reports")
+        self._poller = zmq.Poller()
+        self._poller.register(self._commands, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._events: list[Event] = []
+        self.journal = StepJournal(journal_path(address))
+
+    def run(self, factory: CoreFactory) -> int:
+        """Build, serve, clean up; the process's exit code."""
+        try:
+            core, info = factory(self._events.extend, self._report_progress)
+            # What was loaded stays: the collector need not look at it again during steps.
+            gc.collect()
+            gc.freeze()
+            self._send(EngineReady(info))
+            try:
+                self._serve(core)
+            finally:
+                core.close()
+        except HeadwayError as error:  # said once, by the API process, and needs no stack
+            self._send(EngineFailed(str(error)))
+            return 1
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._send(EngineFailed(f"{type(error).__name__}: {error}"))
+            return 1
+        finally:
+            self._context.destroy(linger=1000)
+        return 0
+
+    def _serve(self, core: EngineCore) -> None:
+        while self._take_commands(core):
+            core.step()
+            self._flush()
+            # Only now: a fault in taking in the result, or in reporting it, is of this step too.
+            self.journal.end()
+
+    def _take_commands(self, core: EngineCore) -> bool:
+        """Apply the commands that are there, waiting for one if there is no other work.
+        False when it is time to leave."""
+        timeout_ms = 0 if core.has_work else None
+        for _ in range(MAX_COMMANDS_PER_STEP):
+            ready = dict(self._poller.poll(timeout_ms))
+            if self._commands not in ready:
+                # Standard input is readable only at its end: the parent is gone.
+                return sys.stdin.fileno() not in ready
+            command = decode_command(self._commands.recv())
+            if isinstance(command, Shutdown):
+                return False
+            self._apply(command, core)
+            timeout_ms = 0
+        return True
+
+    def _apply(self, command: Command, core: EngineCore) -> None:
+        if isinstance(command, AddRequest):
+            self.journal.begin([command.id])
+            self._add(command, core)
+        elif isinstance(command, AbortRequests):
+            self.journal.begin(command.ids)
+            for request_id in command.ids:
+                core.abort(request_id, command.reason)
+        self.journal.end()
+
+    def _add(self, command: AddRequest, core: EngineCore) -> None:
+        try:
+            request = Request(
+                id=command.id,
+                token_ids=command.token_ids,
+                params=command.params,
+                seed=command.seed,
+                arrived_at=command.arrived_at,
+                priority=command.priority,
+                terms=command.terms,
+                index=command.index,
+                num_prompt_tokens=command.num_prompt_tokens,
+            )
+            core.add(request, command.is_resent, command.waited_s)
+        except ValueError as error:  # a request the core cannot take must not end the others
+            self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
+
+    def _flush(self) -> None:
+        if self._events:
+            self._send(batch_events(self._events))
+            self._events.clear()
+
+    def _report_progress(self, num_done: int, num_total: int) -> None:
+        self._send(LoadProgress(num_done, num_total))
+
+    def _send(self, report: Report) -> None:
+        self._reports.send(encode(report))

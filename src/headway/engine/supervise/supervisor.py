@@ -1,0 +1,231 @@
+"""Keeps an engine process running: replaces one that dies, hangs or stops making sense.
+
+It knows processes and nothing of requests. Whoever owns those is told when a process is up, what
+it reports, when it went down, and when there will not be another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from headway.clock import Clock
+from headway.engine.process.messages import (
+    Command,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EventBatch,
+    LoadProgress,
+)
+from headway.engine.supervise.launcher import EngineProcess
+from headway.engine.supervise.restart_policy import HangDetector, RestartBudget, RestartLimits
+from headway.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineFailedError,
+    EngineHungError,
+    ReportError,
+)
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.2
+MAX_LOAD_STALL_S = 120.0
+"""Without news of another tensor for so long, a process that loads is taken for hung."""
+
+MAX_BACKOFF_S = 10.0
+
+Launch = Callable[[EngineInfo | None], EngineProcess]
+"""Starts a process; given what the one before it said of itself, one just like it."""
+Progress = Callable[[int, int], None]
+RestartListener = Callable[[str, int], None]
+"""Is told why a process was replaced, and how many requests go on."""
+
+
+class EngineOwner(Protocol):
+    """Whose work the process does."""
+
+    def has_work_in_engine(self) -> bool: ...
+
+    async def on_engine_up(self) -> None: ...
+
+    async def on_report(self, report: EventBatch) -> None: ...
+
+    def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+        """`suspect_ids` were in the step that did not end; with none, a process that `has_failed`
+        by itself did so between steps. How many requests go on."""
+        ...
+
+    def on_give_up(self, error: EngineError) -> None: ...
+
+
+class Supervisor:
+    """One engine process at a time, the first of which starts at once."""
+
+    def __init__(self, launch: Launch, clock: Clock, limits: RestartLimits) -> None:
+        self.info: EngineInfo | None = None
+        self.is_up = False
+        self._launch = launch
+        self._process = launch(None)
+        self._clock = clock
+        self._budget = RestartBudget(limits)
+        self._hang_detector = HangDetector(clock.now())
+        self._was_hung = False
+        self._listeners: list[RestartListener] = []
+
+    @property
+    def is_hung(self) -> bool:
+        return self._hang_detector.is_hung
+
+    def subscribe(self, listener: RestartListener) -> None:
+        self._listeners.append(listener)
+
+    async def send(self, command: Command) -> None:
+        """Pass a command on. If nobody is there to take it, that is about to be found out."""
+        try:
+            await self._process.send(command)
+        except EngineDeadError:
+            logger.debug("a command found no engine")
+
+    async def load(self, progress: Progress | None = None) -> None:
+        """Wait until the process has loaded its model."""
+        last_progress_at = self._clock.now()
+        while True:
+            report = await self._process.receive(TICK_S)
+            now = self._clock.now()
+            if isinstance(report, EngineReady):
+                break
+            if isinstance(report, EngineFailed):
+                raise EngineFailedError(report.message)
+            if isinstance(report, LoadProgress):
+                last_progress_at = now
+                if progress is not None:
+                    progress(report.num_done, report.num_total)
+            if now - last_progress_at > MAX_LOAD_STALL_S:
+                raise EngineHungError(f"nothing was loaded for {MAX_LOAD_STALL_S:.0f} s")
+        self.info = report.info
+        self._hang_detector = HangDetector(
+            self._clock.now(), self._budget.limits.hang_s, self._was_hung
+        )
+        self.is_up = True
+
+    async def run(self, owner: EngineOwner) -> None:
+        """Serve the owner with a loaded process, and with its successors, until there is none."""
+        try:
+            while True:
+                await self._replace(await self._serve(owner), owner)
+        except EngineError as error:
+            logger.error("%s", error)
+            owner.on_give_up(error)
+        except Exception:
+            logger.exception("the engine cannot be supervised")
+            owner.on_give_up(EngineDeadError("the engine cannot be supervised"))
+
+    def kill(self) -> None:
+        """End the process without asking; `stop` must still follow."""
+        self._process.kill()
+
+    async def stop(self) -> None:
+        await self._process.stop()
+
+    async def _serve(self, owner: EngineOwner) -> EngineError:
+        """Pass on what the process reports, until it fails; why it has to be replaced.
+
+        An exception here counts as a failure of the engine, so that streams go on in another.
+        """
+        try:
+            await owner.on_engine_up()
+            return await self._read_reports(owner)
+        except EngineError as error:
+            return error
+        except Exception as error:
+            logger.exception("a report of the engine cannot be handled")
+            return ReportError(f"a report cannot be handled: {type(error).__name__}: {error}")
+
+    async def _read_reports(self, owner: EngineOwner) -> EngineError:
+        while True:
+            report = await self._process.receive(TICK_S)
+            self._hang_detector.advance(self._clock.now(), owner.has_work_in_engine())
+            if isinstance(report, EngineFailed):
+                return EngineFailedError(report.message)
+            if isinstance(report, EventBatch):
+                for step in report.stepped:
+                    self._hang_detector.record_step(step.elapsed_s)
+                await owner.on_report(report)
+            if self._hang_detector.is_hung:
+                limit_s = self._hang_detector.limit_s
+                return EngineHungError(f"the engine ended no step for {limit_s:.0f} s")
+
+    async def _replace(self, error: EngineError, owner: EngineOwner) -> None:
+        self.is_up = False
+        began_at = self._clock.now()
+        logger.error("%s; replacing the engine", error)
+        step_ids = await self._reap(error)
+        if isinstance(error, ReportError):
+            step_ids = frozenset()  # it was computing, and nothing was wrong with that
+        num_requests = owner.on_engine_down(step_ids, isinstance(error, EngineFailedError))
+        num_failures = 0
+        while True:
+            self._spend(error)
+            self._tell_restart(_failure_kind(error), 0 if num_failures else num_requests)
+            try:
+                await self._start_process()
+            except EngineError as failure:
+                # One that cannot even be loaded may need whatever it lacks to be freed first.
+                num_failures += 1
+                error = failure
+                logger.error("%s; trying again", error)
+                await self._reap(error)
+                await asyncio.sleep(min(2.0 ** (num_failures - 2), MAX_BACKOFF_S))
+            else:
+                took_s = self._clock.now() - began_at
+                logger.info("the engine is back after %.1f s; %d requests", took_s, num_requests)
+                return
+
+    async def _start_process(self) -> None:
+        """Start a process and wait until it is loaded. EngineError if that fails in any way."""
+        try:
+            self._process = self._launch(self.info)
+            await self.load()
+        except EngineError:
+            raise
+        except Exception as error:
+            logger.exception("the engine cannot be started")
+            name = type(error).__name__
+            raise EngineError(f"the engine cannot be started: {name}: {error}") from error
+
+    def _tell_restart(self, kind: str, num_requests: int) -> None:
+        for listener in self._listeners:
+            try:
+                listener(kind, num_requests)
+            except Exception:
+                # A fault in a metric must not cost anyone their answer.
+                logger.exception("a listener failed")
+
+    async def _reap(self, error: EngineError) -> frozenset[str]:
+        """See that the process is gone; who was in its unfinished step."""
+        if isinstance(error, EngineHungError):
+            await self._process.dump_stacks()
+        self._process.kill()
+        await self._process.wait()
+        suspect_ids = self._process.unfinished_step()
+        await self._process.stop()
+        return suspect_ids
+
+    def _spend(self, error: EngineError) -> None:
+        self._was_hung = isinstance(error, EngineHungError)
+        if not self._budget.spend(self._clock.now()):
+            limits = self._budget.limits
+            raise EngineDeadError(
+                f"the engine failed more than {limits.max_restarts} times "
+                f"in {limits.window_s:.0f} s; the last time: {error}"
+            )
+
+
+def _failure_kind(error: EngineError) -> str:
+    if isinstance(error, EngineHungError):
+        return "hung"
+    return "died" if isinstance(error, EngineDeadError) else "failed"

@@ -1,0 +1,316 @@
+"""The fast way: a whole step in one call of the compiled kernels, on packed weights.
+
+Weights are bf16, int8 or int4; int4 and int8 blocks of a GGUF file are taken as they are. What
+the kernels read is kept alive here; which tensor is which is known here and nowhere below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from headway.errors import ModelLoadError
+from headway.executors.cpu import kernels
+from headway.executors.spec import ModelSpec
+from headway.executors.torch.attention import Span
+from headway.executors.torch.model import Progress, WeightReader
+from headway.executors.torch.rope import rope_frequencies
+from headway.executors.torch.second_store import OffloadStore
+from headway.executors.torch.step_model import ModelOptions, Scores
+from headway.executors.torch.weights import Checkpoint, QuantizedRows
+from headway.executors.torch.weights.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROPE_FACTORS,
+    layer_prefix,
+)
+
+_LARGE_PAGE = 2 * 1024**2
+_ARENA_BYTES = 64 * 1024**2
+_CACHE_LINE = 64
+
+
+class CompiledModel:
+    """A StepModel over the compiled kernels."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
+    ) -> None:
+        library = kernels.load_kernels()
+        if library is None:
+            raise ModelLoadError("the compiled kernels are not there")
+        self.spec = checkpoint.spec
+        self.device = torch.device("cpu")
+        self.num_blocks = options.num_blocks
+        self.block_size = options.block_size
+        self._library = library
+        self._packer = _Packer(library, checkpoint, options.dtype, progress)
+        self._model = _describe(self._packer, options)
+        block_bytes: int = library.hw_block_bytes(self._model)
+        num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
+        # Untouched until used: the kernels clear what they will read.
+        self._model.kv = self._packer.allocate(num_bytes)
+        memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
+        shape = (self.spec.num_layers, options.num_blocks, block_bytes)
+        blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
+        self.num_slots = options.num_slots
+        self._offload = OffloadStore(blocks, options.num_slots)
+        self._engine = _create_engine(library, self._model, options)
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self._library.hw_destroy(self._engine)
+            self._engine = None
+
+    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
+        token_ids = array("i")
+        for span in spans:
+            token_ids.extend(span.token_ids)
+        tables = [_table(span.block_ids) for span in spans]
+        starts = array("i", [span.start for span in spans])
+        lengths = array("i", [len(span.token_ids) for span in spans])
+        addresses = array("q", [table.buffer_info()[0] for table in tables])
+        wanted = array("i", rows)
+        best_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
+        logits = None
+        if needs_logits and rows:
+            logits = torch.empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
+        step = kernels.Step(
+            len(spans),
+            len(token_ids),
+            len(rows),
+            0,
+            *(_at(a) for a in (token_ids, starts, lengths, addresses, wanted)),
+            None if logits is None else logits.data_ptr(),
+            _at(best_ids),
+            _at(best),
+        )
+        _check(self._library.hw_step(self._engine, step))
+        return Scores(best, best_ids, logits) if rows else None
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source_ids, target_ids = array("i", sources), array("i", targets)
+        _check(
+            self._library.hw_copy_blocks(
+                self._engine, _at(source_ids), _at(target_ids), len(source_ids)
+            )
+        )
+
+    def save(self, block_ids: Sequence[int], slot_ids: Sequence[int]) -> None:
+        self._offload.save(block_ids, slot_ids)
+
+    def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self._offload.load(slot_ids, block_ids)
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by part since the last call, as the engine's own thread spent them."""
+        seconds = (ctypes.c_double * len(kernels.PARTS))()
+        self._library.hw_profile(self._engine, seconds)
+        return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOptions) -> int:
+    """Start the kernels' threads; the address of what `hw_step` runs on."""
+    isa = kernels.ISA.index(options.kernels or "plain")
+    engine = ctypes.c_void_p()
+    status = library.hw_create(model, isa, options.num_threads, engine)
+    if status == kernels.STATUSES["NO_THREADS"]:
+        raise ModelLoadError(
+            f"cannot start {options.num_threads} threads; "
+            "set --num-threads lower or raise the pids limit"
+        )
+    if status == kernels.STATUSES["NO_MEMORY"]:
+        raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
+    if status or not engine.value:
+        raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+    return engine.value
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("the compiled kernels ran out of memory")
+
+
+def _table(block_ids: Sequence[int]) -> array[int]:
+    return block_ids if isinstance(block_ids, array) else array("i", block_ids)
+
+
+def _at(numbers: array) -> int:
+    return numbers.buffer_info()[0]
+
+
+class _Packer:
+    """Packs a checkpoint's tensors and keeps what it packed."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        checkpoint: Checkpoint,
+        dtype: str,
+        progress: Progress | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), progress)
+        self._library = library
+        self._dtype = dtype
+        self.kept: list[object] = []
+        self._next = self._end = 0
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """The tensor's address, valid as long as this packer."""
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def allocate(self, num_bytes: int) -> int:
+        """The address of fresh memory, behind what was allocated before.
+
+        In large pages where there are any: blocks and weights are read all over, and looking up
+        small pages would take a good part of the time.
+        """
+        if num_bytes > self._end - self._next:
+            size = max(num_bytes, _ARENA_BYTES) + _LARGE_PAGE
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            view = (ctypes.c_char * 1).from_buffer(memory)
+            self.kept += (memory, view)
+            address = ctypes.addressof(view)
+            self._next = -(-address // _LARGE_PAGE) * _LARGE_PAGE
+            self._end = address + size
+        taken = self._next
+        self._next += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
+        return taken
+
+    def values(self, name: str) -> int:
+        return self.keep(self.reader.tensor(name).contiguous())
+
+    def linear(self, *names: str, is_interleaved: bool = False) -> kernels.CLinear:
+        """Layers that share their input as one; `is_interleaved`: a panel of each, then the
+        next."""
+        weights = [f"{name}.weight" for name in names]
+        packed = self.matrix(weights, self._dtype, is_interleaved)
+        if self.reader.has(f"{names[0]}.bias"):
+            biases = [self.reader.tensor(f"{name}.bias") for name in names]
+            merged = torch.empty(packed.num_outputs, dtype=torch.float32)
+            for bias, columns in zip(
+                biases, _columns([len(bias) for bias in biases], is_interleaved), strict=True
+            ):
+                merged[torch.from_numpy(columns).long()] = bias
+            packed.bias = self.keep(merged)
+        return packed
+
+    def table(self, name: str) -> kernels.CLinear:
+        """The embedding or the head: at least int8, as each row stands for a whole token."""
+        return self.matrix([name], "bf16" if self._dtype == "bf16" else "int8")
+
+    def matrix(
+        self, names: Sequence[str], dtype: str, is_interleaved: bool = False
+    ) -> kernels.CLinear:
+        shapes = [self.reader.shape(name) for name in names]
+        num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
+        kind = kernels.FORMATS[dtype]
+        size = self._library.hw_packed_bytes(kind, num_outputs, num_inputs)
+        target = self.allocate(size)
+        every = _columns([rows for rows, _ in shapes], is_interleaved)
+        for name, columns in zip(names, every, strict=True):
+            self._pack(target, kind, name, columns)
+        return kernels.CLinear(target, None, num_outputs, num_inputs, kind, 0)
+
+    def _pack(self, target: int, kind: int, name: str, columns: np.ndarray) -> None:
+        quantized = None
+        if isinstance(self.checkpoint, QuantizedRows):
+            quantized = self.checkpoint.read_quantized(name)
+        num_rows, num_inputs = self.reader.shape(name)
+        if quantized is not None and quantized.kind in kernels.SOURCES:
+            rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
+            self.reader.count_read()
+        else:
+            rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
+        self._library.hw_pack(
+            target,
+            kind,
+            kernels.SOURCES[source],
+            rows.ctypes.data,
+            num_rows,
+            num_inputs,
+            columns.ctypes.data,
+        )
+
+
+def _columns(sizes: Sequence[int], is_interleaved: bool) -> list[np.ndarray]:
+    """Where the outputs of each of several merged layers go."""
+    columns = []
+    start = 0
+    for turn, size in enumerate(sizes):
+        outputs = np.arange(size, dtype=np.int32)
+        if is_interleaved:
+            panel = outputs // kernels.TILE * len(sizes) + turn
+            columns.append(panel * kernels.TILE + outputs % kernels.TILE)
+        else:
+            columns.append(outputs + start)
+        start += size
+    return columns
+
+
+def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
+    spec = packer.checkpoint.spec
+    embedding = packer.table(EMBEDDING)
+    layers = (kernels.Layer * spec.num_layers)(
+        *(_layer(packer, spec, index) for index in range(spec.num_layers))
+    )
+    packer.kept.append(layers)
+    final_norm = packer.values(FINAL_NORM)
+    head = embedding if spec.tie_embeddings else packer.table(HEAD)
+    factors = packer.reader.raw(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None
+    angles = torch.outer(
+        torch.arange(options.max_model_len, dtype=torch.float32), rope_frequencies(spec, factors)
+    )
+    return kernels.Model(
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_layers,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.vocab_size,
+        options.max_model_len,
+        spec.rms_norm_eps,
+        kernels.FORMATS[options.kv_dtype],
+        options.block_size,
+        options.num_blocks,
+        layers,
+        embedding,
+        head,
+        final_norm,
+        packer.keep(angles.cos()),
+        packer.keep(angles.sin()),
+        None,
+    )
+
+
+def _layer(packer: _Packer, spec: ModelSpec, index: int) -> kernels.Layer:
+    prefix = layer_prefix(index)
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    attention_norm = packer.values(f"{prefix}input_layernorm.weight")
+    qkv = packer.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
+    has_norm = spec.has_qk_norm
+    return kernels.Layer(
+        attention_norm,
+        packer.values(f"{attention}q_norm.weight") if has_norm else None,
+        packer.values(f"{attention}k_norm.weight") if has_norm else None,
+        packer.values(f"{prefix}post_attention_layernorm.weight"),
+        qkv,
+        packer.linear(f"{attention}o_proj"),
+        packer.linear(f"{mlp}gate_proj", f"{mlp}up_proj", is_interleaved=True),
+        packer.linear(f"{mlp}down_proj"),
+        spec.windows[index] or 0,
+        0,
+    )

@@ -1,0 +1,128 @@
+"""The compiled kernels' C interface, as kernels/headway.h states it; no arithmetic here."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
+ABI_VERSION = 3
+TILE = 16
+"""Outputs of a panel, and tokens of a KV tile: sizes must be multiples."""
+GROUP = 32
+"""Inputs that share a scale."""
+MAX_HEAD_DIM = 128
+ISA = ("plain", "avx2", "avx512", "amx")
+FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
+SOURCES = {"F32": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+STATUSES = {"DONE": 0, "NO_MEMORY": 1, "MISFIT": 2, "NO_THREADS": 3}
+PARTS = ("linear", "attention", "norm and rotary", "head", "wait")
+
+
+class CLinear(Structure):
+    """HwLinear."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("format", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Layer(Structure):
+    """HwLayer."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", CLinear),
+        ("o", CLinear),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+        ("window", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Model(Structure):
+    """HwModel."""
+
+    _fields_ = [
+        ("hidden_size", c_int32),
+        ("inner_size", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("vocab_size", c_int32),
+        ("max_positions", c_int32),
+        ("norm_eps", c_float),
+        ("kv_format", c_int32),
+        ("block_size", c_int32),
+        ("num_blocks", c_int32),
+        ("layers", POINTER(Layer)),
+        ("embedding", CLinear),
+        ("head", CLinear),
+        ("final_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("kv", c_void_p),
+    ]
+
+
+class Step(Structure):
+    """HwStep."""
+
+    _fields_ = [
+        ("num_spans", c_int32),
+        ("num_tokens", c_int32),
+        ("num_rows", c_int32),
+        ("unused", c_int32),
+        ("token_ids", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("block_tables", c_void_p),
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("best_ids", c_void_p),
+        ("best", c_void_p),
+    ]
+
+
+@lru_cache(maxsize=1)
+def load_kernels() -> ctypes.CDLL | None:
+    """The library, or None if it was not built or is another version's."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        version: int = library.hw_abi_version()
+    except (OSError, AttributeError):
+        return None
+    if version != ABI_VERSION:
+        return None
+    pointer, size = c_void_p, c_int64
+    library.hw_best_isa.restype = c_int32
+    library.hw_packed_bytes.argtypes = [c_int32, size, size]
+    library.hw_packed_bytes.restype = size
+    library.hw_block_bytes.argtypes = [POINTER(Model)]
+    library.hw_block_bytes.restype = size
+    library.hw_pack.argtypes = [pointer, c_int32, c_int32, pointer, size, size, pointer]
+    library.hw_unpack.argtypes = [POINTER(CLinear), c_int32, pointer]
+    library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32, POINTER(pointer)]
+    library.hw_destroy.argtypes = [pointer]
+    library.hw_step.argtypes = [pointer, POINTER(Step)]
+    library.hw_copy_blocks.argtypes = [pointer, pointer, pointer, c_int32]
+    library.hw_profile.argtypes = [pointer, POINTER(c_double)]
+    return library
+
+
+def best_isa() -> str | None:
+    """The best instruction set the kernels have for this machine; None without kernels."""
+    library = load_kernels()
+    return None if library is None else ISA[library.hw_best_isa()]

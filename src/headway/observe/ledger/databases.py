@@ -1,0 +1,98 @@
+"""The databases a ledger can be in, by the URL that names them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from headway.errors import ConfigError, LedgerError
+from headway.observe.ledger.store import Dialect, SqlStore
+
+LOCK_WAIT_S = 1.0
+CONNECT_S = 5
+"""How long one attempt to reach PostgreSQL may take."""
+_FILE_MODE = 0o600
+_DIR_MODE = 0o700
+_HOW = "use sqlite:///path/to/ledger.db, postgresql://user@host/database, or none"
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file of an SQLite ledger; None if it is in another database."""
+    parts = _split(url)
+    if parts.scheme != "sqlite":
+        return None
+    if parts.netloc or not parts.path.strip("/"):
+        raise ConfigError(f"the ledger {url!r} names no file; {_HOW}")
+    return Path(unquote(parts.path))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # looked at only when it is asked for
+        return parts
+    except ValueError as error:
+        raise ConfigError(f"the ledger's URL is not one: {error}; {_HOW}") from error
+
+
+def make_store(url: str, is_reader: bool = False) -> SqlStore:
+    """A store for this URL; nothing is opened yet."""
+    path = sqlite_path(url)
+    if path is not None:
+        return SqlStore(_sqlite(path, is_reader), is_reader)
+    if urlsplit(url).scheme in ("postgres", "postgresql"):
+        return SqlStore(_postgres(url), is_reader)
+    raise ConfigError(f"the ledger cannot be in {urlsplit(url).scheme or url!r}; {_HOW}")
+
+
+def _sqlite(path: Path, is_reader: bool) -> Dialect:
+    def connect() -> sqlite3.Connection:
+        if is_reader and not path.exists():
+            raise LedgerError(f"there is no ledger at {path}")
+        if not is_reader:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=_DIR_MODE)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, _FILE_MODE))
+        connection = sqlite3.connect(
+            path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            if not is_reader:
+                # In this mode readers and the writer do not wait for one another.
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return Dialect(connect, sqlite3.Error, "?", "BEGIN IMMEDIATE", f" {path}")
+
+
+def _postgres(url: str) -> Dialect:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise ConfigError(
+            "a ledger in PostgreSQL needs psycopg: pip install 'headway[postgres]'"
+        ) from error
+
+    connect: Callable[..., Any] = psycopg.connect
+
+    def open_connection() -> Any:
+        return connect(
+            url,
+            autocommit=True,
+            connect_timeout=CONNECT_S,
+            # A host that vanished must be noticed in seconds, not hours.
+            keepalives_idle=CONNECT_S,
+            keepalives_interval=CONNECT_S,
+            keepalives_count=2,
+            tcp_user_timeout=2 * CONNECT_S * 1000,
+            options="-c statement_timeout=30s -c lock_timeout=5s",
+        )
+
+    return Dialect(open_connection, psycopg.Error, "%s", "BEGIN")

@@ -1,0 +1,109 @@
+"""What a request used and costs, from its account: a row of the ledger.
+
+Output tokens are those that went into the answer, as its `usage` field has them. Tokens that had to
+be computed again, after a preemption or in another engine, are counted and never billed. Money is a
+whole number of 1e-12 of whatever unit prices are in, so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Protocol
+
+import msgspec
+
+from headway.observe.trace.account import RequestAccount
+
+COST_UNITS = 10**12
+MILLION = 10**6
+MAX_COST_E12 = 2**63 - 1
+"""What a database holds. A row it cannot take would keep all those behind it from being taken."""
+
+
+class TokenPrice(Protocol):
+    """What a million tokens cost."""
+
+    @property
+    def prompt(self) -> float: ...
+
+    @property
+    def cached_prompt(self) -> float: ...
+
+    @property
+    def output(self) -> float: ...
+
+
+PriceOf = Callable[[str], TokenPrice | None]
+"""The price of a tier, by its name; None if it has none."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in the ledger; the fields are the columns. `revision` grows if a request goes on
+    after it had been written: the highest one counts."""
+
+    request_id: str
+    revision: int
+    client_id: str
+    tenant: str
+    tier: str
+    arrived_at: float
+    finished_at: float
+    day: str
+    """On which it ended, in UTC."""
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    recomputed_tokens: int
+    speculative_tokens: int
+    kv_block_s: float
+    queue_s: float
+    cost_e12: int
+    account: str
+    """The account, as JSON."""
+
+
+def row_of(account: RequestAccount, revision: int, price: TokenPrice | None) -> Row:
+    """The row of a request that has ended."""
+    finished_at = account.arrived_at + account.duration_s
+    return Row(
+        request_id=account.id,
+        revision=revision,
+        client_id=account.client_id,
+        tenant=account.tenant,
+        tier=account.tier,
+        arrived_at=account.arrived_at,
+        finished_at=finished_at,
+        day=datetime.fromtimestamp(finished_at, UTC).strftime("%Y-%m-%d"),
+        finish_reason=account.finish_reason,
+        prompt_tokens=account.num_prompt_tokens,
+        cached_tokens=account.num_cached_tokens,
+        output_tokens=account.num_output_tokens,
+        recomputed_tokens=account.num_recomputed_tokens,
+        speculative_tokens=0,
+        kv_block_s=account.kv_block_s,
+        queue_s=account.queue_s,
+        cost_e12=cost_e12(account, price),
+        account=msgspec.json.encode(account).decode(),
+    )
+
+
+def cost_e12(account: RequestAccount, price: TokenPrice | None) -> int:
+    """Prompts that were taken up, their cached tokens at the price of those, and the output."""
+    if price is None:
+        return 0
+    num_cached = account.num_billed_cached_tokens
+    num_uncached = account.num_billed_prompt_tokens - num_cached
+    cost = (
+        num_uncached * _exact(price.prompt)
+        + num_cached * _exact(price.cached_prompt)
+        + account.num_output_tokens * _exact(price.output)
+    )
+    return min(round(cost * (COST_UNITS // MILLION)), MAX_COST_E12)
+
+
+def _exact(price: float) -> Decimal:
+    # 0.1 is meant, not the binary number nearest to it.
+    return Decimal(str(price))

@@ -1,0 +1,326 @@
+"""Prometheus metrics, made from events.
+
+Names that start with `vllm:` mean what they mean in vLLM, so that dashboards, autoscalers and
+gateways made for it work unchanged; what only Headway measures starts with `headway_`. Samples
+forked from a prompt count as requests of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from headway.core.events import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Forked,
+    Idled,
+    Preempted,
+    Refused,
+    Stepped,
+    TokensEmitted,
+)
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason
+from headway.core.terms import Terms
+from headway.observe.ledger.writer import LedgerWriter
+from headway.observe.metrics.lifetimes import Lifetimes, step_time
+from headway.observe.metrics.tenant_metrics import MAX_TENANTS, TenantMetrics
+from headway.observe.trace.account import CauseShare
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_GAP_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+LATENCY_BUCKETS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+SAMPLE_BUCKETS = (1, 2, 5, 10, 20)
+
+
+class Metrics:
+    """Consumes events and keeps the numbers, on a registry of its own."""
+
+    def __init__(
+        self,
+        model_name: str,
+        registry: CollectorRegistry | None = None,
+        max_tenants: int = MAX_TENANTS,
+    ) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
+        self._lifetimes = Lifetimes()
+        self._num_blocks = 1
+        self._make_gauges()
+        self._make_counters()
+        self._make_histograms()
+
+    def consume(self, events: Iterable[Event]) -> None:
+        """Take in the events of at most one step, in the order they happened."""
+        events = list(events)
+        at = step_time(events)
+        for event in events:
+            self._by_tenant.consume(event)
+            match event:
+                case TokensEmitted():
+                    self._emit(event, at)
+                case Stepped():
+                    self._step(event)
+                case Idled():
+                    self._set_idle(event.num_blocks_used)
+                case Arrived():
+                    self._arrived.inc()
+                    self._lifetimes.arrive(event)
+                case Admitted():
+                    self._admit(event)
+                case Forked():
+                    self._lifetimes.fork(event)
+                case Preempted():
+                    self._num_preemptions.inc()
+                    self._discarded_tokens.inc(event.num_tokens_lost)
+                case Finished():
+                    self._finish(event)
+                case Refused():
+                    self.count_refusal(event.reason)
+
+    def observe_params(self, params: SamplingParams) -> None:
+        """Note what an accepted request asked for; events do not carry it."""
+        self._params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self._params_max_tokens.observe(params.max_tokens)
+
+    def count_refusal(self, reason: str) -> None:
+        self._refused.labels(**self._labels, reason=reason).inc()
+
+    def count_restart(self, reason: str, num_resubmitted: int) -> None:
+        self._restarts.labels(**self._labels, reason=reason).inc()
+        self._set_idle(0)  # the next engine begins with nothing
+        self._resubmitted.inc(num_resubmitted)
+
+    def count_wait(self, terms: Terms, causes: Sequence[CauseShare]) -> None:
+        """A wait is over, and this is what it was for; worked out by the audit."""
+        self._by_tenant.count_wait(terms, causes)
+
+    def watch_ledger(self, writer: LedgerWriter) -> None:
+        self._by_tenant.watch_ledger(writer)
+
+    def describe_cache(self, num_blocks: int, block_size: int) -> None:
+        labels = {**self._labels, "block_size": block_size, "num_gpu_blocks": num_blocks}
+        self._cache_config.labels(**labels).set(1)
+        self._blocks_total.set(num_blocks)
+
+    def render(self) -> bytes:
+        """The text that a scraper reads."""
+        return generate_latest(self.registry)
+
+    # ------------------------------------------------------------------ events
+
+    def _admit(self, event: Admitted) -> None:
+        if self._lifetimes.admit(event):
+            self._prefix_queries.inc(event.num_tokens)
+            self._prefix_hits.inc(event.num_cached_tokens)
+
+    def _emit(self, event: TokensEmitted, at: float) -> None:
+        gap = self._lifetimes.emit(event, at)
+        if gap is None:
+            return
+        self._generation_tokens.inc(gap.num_tokens)
+        if gap.is_first:
+            self._ttft.observe(gap.gap_s)
+            self._prompt_tokens.inc(gap.num_prompt_tokens)
+        else:
+            self._token_gap.observe(gap.gap_s)
+
+    def _finish(self, event: Finished) -> None:
+        timings = self._lifetimes.finish(event)
+        if timings is None:
+            return
+        self._by_tenant.finish(timings)
+        if timings.reason is FinishReason.ABORT:
+            self._aborted.inc()
+        self._finished.labels(**self._labels, finished_reason=str(timings.reason)).inc()
+        self._request_prompt_tokens.observe(timings.num_prompt_tokens)
+        self._request_generation_tokens.observe(timings.num_output_tokens)
+        for histogram, value in (
+            (self._e2e, timings.e2e_s),
+            (self._queue_time, timings.queue_s),
+            (self._prefill_time, timings.prefill_s),
+            (self._decode_time, timings.decode_s),
+            (self._time_per_output_token, timings.time_per_output_token_s),
+        ):
+            if value is not None:
+                histogram.observe(value)
+
+    def _step(self, event: Stepped) -> None:
+        occupancy = event.num_scheduled / event.max_num_seqs
+        fill = event.num_tokens / event.token_budget
+        self._running.set(event.num_running)
+        self._waiting.set(event.num_waiting)
+        self._blocks_used.set(event.num_blocks_used)
+        self._num_blocks = event.num_blocks
+        self._blocks_total.set(event.num_blocks)
+        self._kv_usage.set(event.num_blocks_used / event.num_blocks)
+        self._occupancy.set(occupancy)
+        self._fill.set(fill)
+        self._steps.inc()
+        self._occupancy_sum.inc(occupancy)
+        self._fill_sum.inc(fill)
+        self._step_tokens.observe(event.num_tokens)
+        if event.forecast is not None:
+            self._by_tenant.set_model_error(event.forecast.speed.cost.error)
+        if not event.num_running:
+            self._set_idle_shares()
+
+    def _set_idle(self, num_blocks_used: int) -> None:
+        self._running.set(0)
+        self._waiting.set(0)
+        self._blocks_used.set(num_blocks_used)
+        self._kv_usage.set(num_blocks_used / self._num_blocks)
+        self._set_idle_shares()
+
+    def _set_idle_shares(self) -> None:
+        # These describe a step; when none is running they must not keep the last one's values.
+        self._occupancy.set(0)
+        self._fill.set(0)
+
+    # ------------------------------------------------------------------- names
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return self._plain(Gauge, name, text)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._plain(Counter, name, text)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        return self._plain(Histogram, name, text, buckets=tuple(buckets))
+
+    def _plain(self, kind: Any, name: str, text: str, **options: Any) -> Any:
+        """A metric with no labels but the common ones, which are filled in."""
+        metric = kind(name, text, list(self._labels), registry=self.registry, **options)
+        return metric.labels(**self._labels)
+
+    def _make_gauges(self) -> None:
+        self._running = self._gauge("vllm:num_requests_running", "Requests in the running set.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the waiting queue.")
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, from 0 to 1.")
+        self._cache_config = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache, described by its labels.",
+            [*self._labels, "block_size", "num_gpu_blocks"],
+            registry=self.registry,
+        )
+        self._occupancy = self._gauge(
+            "headway_slot_occupancy", "Sequences in the last step / max_num_seqs."
+        )
+        self._fill = self._gauge(
+            "headway_token_budget_fill", "Tokens in the last step / the token budget."
+        )
+        self._blocks_used = self._gauge("headway_kv_blocks_used", "KV blocks in use.")
+        self._blocks_total = self._gauge("headway_kv_blocks_total", "Total KV cache blocks.")
+
+    def _make_counters(self) -> None:
+        self._prefix_queries = self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._num_preemptions = self._counter("vllm:num_preemptions", "Requests preempted.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of prefills done.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens.")
+        self._finished = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self._steps = self._counter("headway_steps", "Steps run.")
+        self._occupancy_sum = self._counter(
+            "headway_slot_occupancy_sum", "Sum of headway_slot_occupancy over steps."
+        )
+        self._fill_sum = self._counter(
+            "headway_token_budget_fill_sum", "Sum of headway_token_budget_fill over steps."
+        )
+        self._discarded_tokens = self._counter(
+            "headway_preempted_tokens_discarded", "Computed tokens lost to preemption."
+        )
+        self._restarts = Counter(
+            "headway_engine_restarts",
+            "Engine processes replaced, by failure.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+        self._resubmitted = self._counter(
+            "headway_requests_resubmitted", "Requests resent to a new engine process."
+        )
+        self._arrived = self._counter(
+            "headway_prompts_arrived", "Prompts accepted into the waiting queue."
+        )
+        self._aborted = self._counter(
+            "headway_requests_aborted", "Requests aborted by their client."
+        )
+        self._refused = Counter(
+            "headway_requests_refused",
+            "Requests refused, by reason.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+
+    def _make_histograms(self) -> None:
+        self._step_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens per step.", STEP_TOKEN_BUCKETS
+        )
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS
+        )
+        self._token_gap = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens.", TOKEN_GAP_BUCKETS
+        )
+        self._time_per_output_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between tokens, per request.",
+            TOKEN_GAP_BUCKETS,
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the end.", LATENCY_BUCKETS
+        )
+        self._queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "From arrival to admission.", LATENCY_BUCKETS
+        )
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds",
+            "From admission to the first token.",
+            LATENCY_BUCKETS,
+        )
+        self._decode_time = self._histogram(
+            "vllm:request_decode_time_seconds",
+            "From the first token to the last.",
+            LATENCY_BUCKETS,
+        )
+        self._request_prompt_tokens = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens per request.", LENGTH_BUCKETS
+        )
+        self._request_generation_tokens = self._histogram(
+            "vllm:request_generation_tokens", "Output tokens per request.", LENGTH_BUCKETS
+        )
+        self._params_n = self._histogram(
+            "vllm:request_params_n", "Samples (n) per request.", SAMPLE_BUCKETS
+        )
+        self._params_max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens per request.", LENGTH_BUCKETS
+        )

@@ -1,0 +1,137 @@
+"""The account of a request: what is kept of it, and shown to whoever asks why it took so long.
+
+Plain values, written as JSON. Times within a request are seconds since it arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from headway.core.causes import WaitCause
+
+ENGINE_RESTART = "engine_restart"
+"""From the failure of an engine until the request was with the next one."""
+UNRECORDED = "unrecorded"
+"""It waited, and nobody said for what: the engine that knew is gone."""
+OTHER_TENANT = "another tenant"
+_CAUSES_WITH_HOLDER = frozenset({WaitCause.KV_BLOCKS, WaitCause.RUNNING_LIMIT})
+
+
+class CauseShare(msgspec.Struct, frozen=True, omit_defaults=True):
+    """So many seconds of a wait had this cause."""
+
+    cause: str
+    seconds: float
+    held_by: str = ""
+    """The tenant that held most of what was waited for."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the timeline.
+
+    `kind` is arrived, waited, admitted, first_token, preempted, engine_lost or finished; of a live
+    request also waiting.
+    """
+
+    at_s: float
+    kind: str
+    part: str = ""
+    """Which prompt or sample, if it is not the first."""
+    seconds: float | None = None
+    """How long: a wait; from a preemption, or the loss of an engine, until it ran again."""
+    causes: tuple[CauseShare, ...] = ()
+    num_tokens: int = 0
+    """Of a prompt, found in the cache, lost to a preemption, or put out in the end."""
+    by: str = ""
+    """The request that took its place."""
+    by_tenant: str = ""
+    cause: str = ""
+    """What that request was in need of; or the reason of the end."""
+    method: str = ""
+
+
+class RequestAccount(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything that is known of a request. Sums go over all its prompts and samples."""
+
+    id: str
+    state: str
+    """waiting, running or finished."""
+    arrived_at: float
+    """Seconds since 1970; the only time of day here."""
+    duration_s: float
+    tenant: str = ""
+    tier: str = ""
+    client_id: str = ""
+    """The id in the X-Request-Id header of the answer."""
+    finish_reason: str = ""
+    num_parts: int = 1
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_billed_prompt_tokens: int = 0
+    num_billed_cached_tokens: int = 0
+    first_token_s: float | None = None
+    queue_s: float = 0.0
+    """All its waits, added up; the causes have the same sum."""
+    kv_block_s: float = 0.0
+    causes: tuple[CauseShare, ...] = ()
+    num_preemptions: int = 0
+    num_engines_lost: int = 0
+    timeline: tuple[Entry, ...] = ()
+    num_entries_left_out: int = 0
+
+
+def add_up(shares: Iterable[CauseShare]) -> tuple[CauseShare, ...]:
+    """One share for each cause, the longest first; held by who held it longest."""
+    seconds: dict[str, float] = {}
+    holders: dict[str, dict[str, float]] = {}
+    for share in shares:
+        seconds[share.cause] = seconds.get(share.cause, 0.0) + share.seconds
+        if share.held_by:
+            of_cause = holders.setdefault(share.cause, {})
+            of_cause[share.held_by] = of_cause.get(share.held_by, 0.0) + share.seconds
+    by_length = sorted(seconds, key=lambda cause: -seconds[cause])
+    return tuple(
+        CauseShare(
+            cause, seconds[cause], max(of_cause, key=lambda name: of_cause[name], default="")
+        )
+        for cause in by_length
+        for of_cause in (holders.get(cause, {}),)
+    )
+
+
+def cause_shares(seconds: Iterable[tuple[str, float]], held_by: str) -> tuple[CauseShare, ...]:
+    """Causes with who held what was waited for; those without a duration are left out."""
+    return tuple(
+        CauseShare(str(cause), value, held_by if cause in _CAUSES_WITH_HOLDER else "")
+        for cause, value in seconds
+        if value > 0.0
+    )
+
+
+def for_tenant(account: RequestAccount) -> RequestAccount:
+    """The account as its tenant may see it: others are not named."""
+    own = account.tenant
+    return replace(
+        account,
+        causes=_without_others(account.causes, own),
+        timeline=tuple(_entry_for(entry, own) for entry in account.timeline),
+    )
+
+
+def _entry_for(entry: Entry, own: str) -> Entry:
+    entry = replace(entry, causes=_without_others(entry.causes, own))
+    if not entry.by or entry.by_tenant == own:
+        return entry
+    return replace(entry, by="", by_tenant=OTHER_TENANT)
+
+
+def _without_others(shares: Iterable[CauseShare], own: str) -> tuple[CauseShare, ...]:
+    return tuple(
+        replace(share, held_by=OTHER_TENANT) if share.held_by not in ("", own) else share
+        for share in shares
+    )

@@ -1,0 +1,16 @@
+"""The endpoints, one file each, and what they share.
+
+Must not import app or serve. In reading order:
+
+    chat.py          POST /v1/chat/completions
+    completions.py   POST /v1/completions
+    generation.py    the engine requests behind one HTTP request
+    answer.py        whole and streamed responses
+    logprobs.py      log-probabilities in OpenAI's forms
+    tokenize.py      /tokenize, /detokenize
+    models.py        /v1/models
+    explanations.py  why a request took as long as it did
+    health.py        health probes
+    status.py        metrics and version
+    openapi.py       the OpenAPI document
+"""

@@ -1,0 +1,224 @@
+"""How a generation becomes an answer, whole or streamed; shared by chat and completions.
+
+The two differ only in how one choice is written: that is the ChoiceFormat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine.client.outputs import SampleDelta
+from headway.errors import SlowReaderError
+from headway.server.admission import Reservation
+from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.logprobs import ScoredToken
+from headway.server.context import ServerContext, run_off_loop
+from headway.server.http import sse
+from headway.server.http.disconnect import unless_disconnected
+from headway.server.http.encoding import JsonResponse
+from headway.server.http.errors import translate
+
+
+@dataclass(slots=True)
+class ChoicePart:
+    """What is to be written of a choice: all of it, or what it gained since the last time.
+
+    `tokens` is None unless log-probabilities were asked for.
+    """
+
+    index: int
+    text: str = ""
+    tokens: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+
+
+class ChoiceFormat(Protocol):
+    """How one endpoint writes choices."""
+
+    @property
+    def object_names(self) -> tuple[str, str]:
+        """Of a whole answer, and of a chunk."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What a stream says of a choice before its first text, if anything."""
+        ...
+
+    def chunk(self, piece: ChoicePart) -> dict[str, Any]: ...
+
+    def whole(self, piece: ChoicePart) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """One HTTP request, read and understood."""
+
+    spec: GenerationSpec
+    model: str
+    format: ChoiceFormat
+    is_stream: bool
+    includes_usage: bool
+
+
+async def start_generation(
+    context: ServerContext, job: GenerationJob, reservation: Reservation
+) -> Generation:
+    """Hand the prompts to the engine. `answer` must follow: it ends what was begun."""
+    prompts = job.spec.prompts
+    context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
+    generation = Generation(context.engine, job.spec, reservation.take_lease())
+    await generation.start()
+    context.metrics.observe_params(generation.resolved_params)
+    return generation
+
+
+async def answer(
+    request: Request, context: ServerContext, job: GenerationJob, generation: Generation
+) -> Response:
+    """The answer to a generation that has begun; it ends if the client goes away."""
+    if context.ledger is not None:
+        context.ledger.set_client_id(job.spec.id, getattr(request.state, "request_id", ""))
+    writer = ResponseWriter(job, generation, int(context.time_of_day()))
+    is_handed_over = False
+    try:
+        if not job.is_stream:
+            return await unless_disconnected(writer.whole(), request.receive)
+        # A request that fails before its first token still gets a status that says so.
+        rest = writer.stream()
+        first = await unless_disconnected(_first(rest), request.receive)
+        is_handed_over = True
+        source = sse.EventSource(first, rest, generation.close)
+        return sse.EventStream(source, context.slow_reader_timeout_s)
+    finally:
+        if not is_handed_over:
+            await generation.close()
+
+
+async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(chunks)
+
+
+@dataclass(slots=True)
+class _OpenChoice:
+    """A choice that is growing; what is in it has not been written yet."""
+
+    index: int
+    has_logprobs: bool
+    texts: list[str] = field(default_factory=list[str])
+    tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    finish_reason: str | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        if delta.text:
+            self.texts.append(delta.text)
+        if self.has_logprobs:
+            self.tokens.extend(zip(delta.token_ids, delta.logprobs or (), strict=False))
+        if delta.finish_reason is not None:
+            self.finish_reason = str(delta.finish_reason)
+
+    @property
+    def is_worth_sending(self) -> bool:
+        return self.finish_reason is not None or bool(self.texts)
+
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities in it."""
+        return sum(1 + len(scores.top_ids) for _, scores in self.tokens)
+
+    def take(self) -> ChoicePart:
+        tokens = self.tokens if self.has_logprobs else None
+        piece = ChoicePart(self.index, "".join(self.texts), tokens, self.finish_reason)
+        self.texts, self.tokens = [], []
+        return piece
+
+
+class ResponseWriter:
+    """Writes one answer; used once, for a whole one or for a stream."""
+
+    def __init__(self, job: GenerationJob, generation: Generation, created: int) -> None:
+        self._make_job = job
+        self._format = job.format
+        self._generation = generation
+        self._created = created
+        self._choices: dict[int, _OpenChoice] = {}
+
+    async def whole(self) -> Response:
+        async with contextlib.aclosing(self._generation.deltas()) as batches:
+            async for batch in batches:
+                for delta in batch:
+                    self._choice(delta.index).add(delta)
+        num_scores = sum(choice.num_scores for choice in self._choices.values())
+        return await run_off_loop(num_scores, self._write_whole)
+
+    def _write_whole(self) -> Response:
+        choices = [self._choices[index].take() for index in sorted(self._choices)]
+        return JsonResponse(
+            {
+                **self._envelope(self._format.object_names[0]),
+                "choices": [self._format.whole(piece) for piece in choices],
+                "usage": self._generation.usage(),
+            }
+        )
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as many in one piece as came out of one step."""
+        is_begun = False
+        try:
+            async with contextlib.aclosing(self._generation.deltas()) as batches:
+                async for batch in batches:
+                    events = b"".join([self._events(delta) for delta in batch])
+                    if events:
+                        is_begun = True
+                        yield events
+            if self._make_job.includes_usage:
+                chunk = {**self._envelope(self._format.object_names[1]), "choices": []}
+                yield sse.event({**chunk, "usage": self._generation.usage()})
+        except SlowReaderError:
+            raise
+        except Exception as error:
+            if not is_begun:
+                raise
+            # The status has been sent: all that is left is to say so in the stream.
+            yield sse.event(translate(error).body())
+        yield sse.DONE
+
+    def _events(self, delta: SampleDelta) -> bytes:
+        events = b""
+        is_first = delta.index not in self._choices
+        choice = self._choice(delta.index)
+        opening = self._format.opening(delta.index) if is_first else None
+        if opening is not None:
+            events = self._chunk(opening)
+        choice.add(delta)
+        # Tokens without text yet (half a character, the start of a stop string) wait in the
+        # choice, and go out with the next text.
+        if choice.is_worth_sending:
+            events += self._chunk(self._format.chunk(choice.take()))
+        return events
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._envelope(self._format.object_names[1]), "choices": [choice]}
+        if self._make_job.includes_usage:
+            chunk["usage"] = None
+        return sse.event(chunk)
+
+    def _choice(self, index: int) -> _OpenChoice:
+        choice = self._choices.get(index)
+        if choice is None:
+            has_logprobs = self._make_job.spec.params.logprobs is not None
+            choice = self._choices[index] = _OpenChoice(index, has_logprobs)
+        return choice
+
+    def _envelope(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self._generation.id,
+            "object": object_name,
+            "created": self._created,
+            "model": self._make_job.model,
+        }

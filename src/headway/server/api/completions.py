@@ -1,0 +1,106 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.core.terms import Terms
+from headway.engine.client.outputs import PROMPT_TAIL
+from headway.server.api.answer import ChoicePart, GenerationJob, answer, start_generation
+from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.logprobs import CompletionLogprobsWriter
+from headway.server.context import (
+    ServerContext,
+    check_permissions,
+    read_body,
+    run_off_loop,
+    tenant_terms,
+)
+from headway.server.http.routing import Routes
+from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.request import RequestLimits, parse
+from headway.text import Tokenizer
+
+
+def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
+    """The route and its handler."""
+    router = Routes()
+
+    @router.post("/v1/completions")
+    async def create_completion(request: Request) -> Response:
+        job, generation = await _begin(request, context, limits)
+        return await answer(request, context, job, generation)
+
+    return router
+
+
+async def _begin(
+    request: Request, context: ServerContext, limits: RequestLimits
+) -> tuple[GenerationJob, Generation]:
+    """Read the request and send it to the engine; the body is let go of on return."""
+    with context.admit(request) as reservation:
+        body = await read_body(request)
+        payload = await run_off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
+        check_permissions(request, payload)
+        job = await _make_job(payload, len(body), context, tenant_terms(request))
+        return job, await start_generation(context, job, reservation)
+
+
+async def _make_job(
+    payload: CompletionRequest, num_bytes: int, context: ServerContext, terms: Terms
+) -> GenerationJob:
+    model = context.model_name(payload.model)
+    params = payload.params()
+    prompts = await run_off_loop(num_bytes, lambda: _encode(payload, context))
+    spec_id = f"cmpl-{context.new_id()}"
+    spec = GenerationSpec(spec_id, prompts, params, payload.priority or 0, payload.terms(terms))
+    choice_format = CompletionFormat(context.engine.tokenizer, spec)
+    return GenerationJob(spec, model, choice_format, bool(payload.stream), payload.includes_usage)
+
+
+def _encode(payload: CompletionRequest, context: ServerContext) -> list[list[int]]:
+    return [
+        context.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        for prompt in payload.prompts()
+    ]
+
+
+class CompletionFormat:
+    """A choice is a text; chunks look like whole choices."""
+
+    object_names = ("text_completion", "text_completion")
+
+    def __init__(self, tokenizer: Tokenizer, spec: GenerationSpec) -> None:
+        self._tokenizer = tokenizer
+        self._spec = spec
+        self._logprobs: dict[int, CompletionLogprobsWriter] = {}
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def chunk(self, piece: ChoicePart) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": self._write_logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def whole(self, piece: ChoicePart) -> dict[str, Any]:
+        return self.chunk(piece)
+
+    def _write_logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
+        if piece.tokens is None:
+            return None
+        writer = self._logprobs.get(piece.index)
+        if writer is None:
+            prompt = self._spec.prompts[piece.index // self._spec.params.n]
+            detokenizer = self._tokenizer.detokenizer(
+                self._spec.params.skip_special_tokens, after=prompt[-PROMPT_TAIL:]
+            )
+            writer = CompletionLogprobsWriter(self._tokenizer, detokenizer)
+            self._logprobs[piece.index] = writer
+        return writer.write(piece.tokens)

@@ -1,0 +1,85 @@
+"""GET /v1/requests/{id}/explanation: what happened to a request, and why it took so long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.errors import LedgerError
+from headway.observe.ledger.ledger import Ledger
+from headway.observe.trace.account import RequestAccount, for_tenant
+from headway.observe.trace.explain import as_dict
+from headway.server.context import ServerContext
+from headway.server.http.edge import MAX_ID_CHARS
+from headway.server.http.encoding import JsonResponse
+from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
+from headway.server.http.routing import Routes
+
+logger = logging.getLogger(__name__)
+
+MAX_LOOKUPS = 4
+"""At a time in the ledger's database; more are asked to come back."""
+# The same whether there is no such request or it is somebody else's.
+_UNKNOWN = ErrorResponse(404, "there is no such request", "invalid_request_error", "not_found")
+_UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try again shortly")
+
+
+def explanations_router(context: ServerContext) -> Routes:
+    """The route and its handler."""
+    router, finder = Routes(), _Finder()
+
+    @router.get("/v1/requests/{request_id}/explanation")
+    async def get_explanation(request: Request) -> Response:
+        request_id: str = request.path_params["request_id"]
+        is_admin = getattr(request.state, "is_admin", False)
+        tenant = None if is_admin else getattr(request.state, "tenant", "")
+        account = None
+        # Ids are short and printable; anything else is no question for a database.
+        is_id = (
+            len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
+        )
+        if context.ledger is not None and is_id:
+            account = await finder.find(context.ledger, request_id, tenant)
+        if account is None:
+            raise ApiError(_UNKNOWN)
+        return JsonResponse(as_dict(account if is_admin else for_tenant(account)))
+
+    return router
+
+
+class _Finder:
+    """Looks requests up. A database may be slow or away: few look there at a time, and in threads
+    of their own, so that nothing else of the server waits for it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "ledger-lookup")
+        self._num_busy = 0
+
+    async def find(
+        self, ledger: Ledger, request_id: str, tenant: str | None
+    ) -> RequestAccount | None:
+        account = ledger.find(request_id, tenant)
+        if account is not None or ledger.archive is None:
+            return account
+        if self._num_busy >= MAX_LOOKUPS:
+            raise ApiError(_UNREADABLE)
+        self._num_busy += 1
+        loop = asyncio.get_running_loop()
+        found = loop.run_in_executor(self._pool, ledger.find_stored, request_id, tenant)
+        found.add_done_callback(self._leave)
+        try:
+            # Whoever asked may leave; the thread is busy all the same until it has an answer.
+            return await asyncio.shield(found)
+        except LedgerError as error:
+            logger.warning("%s", error)
+            raise ApiError(_UNREADABLE) from error
+
+    def _leave(self, found: asyncio.Future[RequestAccount | None]) -> None:
+        self._num_busy -= 1
+        if not found.cancelled():
+            found.exception()  # it may be that nobody is left to hear of it

@@ -1,0 +1,186 @@
+"""The engine requests behind one HTTP request, seen as one set of numbered choices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.core.params import SamplingParams
+from headway.core.request import FinishReason
+from headway.core.terms import NO_TERMS, Terms
+from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
+from headway.engine.client.async_engine import AsyncEngine, RequestStream
+from headway.engine.client.outputs import SampleDelta
+from headway.errors import InvalidRequestError
+from headway.observe.trace.names import prompt_id
+from headway.server.http.errors import INTERNAL_ERROR, ApiError
+from headway.tenancy import QuotaLease
+
+logger = logging.getLogger(__name__)
+
+_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """What is to be generated: every prompt with the same params."""
+
+    id: str
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    priority: int = 0
+    terms: Terms = NO_TERMS
+
+
+class Generation:
+    """Live engine requests, one per prompt. Choice p*n + i is sample i of prompt p.
+
+    Whoever starts one must close it.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, spec: GenerationSpec, lease: QuotaLease | None = None
+    ) -> None:
+        self.id = spec.id
+        self._engine = engine
+        self._spec = spec
+        self._lease = lease
+        self._streams: list[RequestStream] = []
+
+    async def start(self) -> None:
+        """Send every prompt to the engine, or none: a refused one takes back those before it."""
+        spec = self._spec
+        try:
+            policy = self._engine.info.scheduling_policy
+            if spec.priority and policy not in PRIORITY_AWARE_POLICIES:
+                raise InvalidRequestError(
+                    f"this server schedules by {policy}; a priority has no meaning here", "priority"
+                )
+            for prompt_index, token_ids in enumerate(spec.prompts):
+                request_id = prompt_id(spec.id, prompt_index)
+                self._streams.append(
+                    await self._engine.submit(
+                        request_id, token_ids, spec.params, spec.priority, spec.terms
+                    )
+                )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Abort what is still alive, and settle its account; doing so again does nothing."""
+        try:
+            for stream in self._streams:
+                await self._engine.abort(stream)
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """A prompt that never got a seat costs nothing; output costs what there is of it, whoever
+        has read it."""
+        if self._lease is None:
+            return
+        admitted = [one for one in self._streams if one.metrics.admitted_at is not None]
+        self._lease.settle(
+            sum(len(stream.command.token_ids) for stream in admitted),
+            sum(stream.num_output_tokens for stream in self._streams),
+        )
+        self._lease.release()
+
+    @property
+    def resolved_params(self) -> SamplingParams:
+        return self._streams[0].params
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far. A prompt counts once, however many samples it has."""
+        num_prompt = sum(len(token_ids) for token_ids in self._spec.prompts)
+        num_output = sum(stream.num_output_tokens for stream in self._streams)
+        num_cached = sum(stream.metrics.num_cached_tokens for stream in self._streams)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+    async def deltas(self) -> AsyncGenerator[list[SampleDelta], None]:
+        """What the choices gain, as they gain it; at most one delta per choice in each list."""
+        batches = self._one() if len(self._streams) == 1 else self._all()
+        async with contextlib.aclosing(batches):
+            async for prompt_index, batch in batches:
+                if self._lease is not None:
+                    self._lease.charge(sum([len(delta.token_ids) for delta in batch]))
+                yield [self._numbered(prompt_index, delta) for delta in coalesce(batch)]
+
+    def _numbered(self, prompt_index: int, delta: SampleDelta) -> SampleDelta:
+        if delta.finish_reason is not None and delta.finish_reason not in _GOOD_ENDS:
+            logger.error("request %s: %s %s", self.id, delta.finish_reason, delta.message)
+            message = f"the engine could not finish this request ({self.id})"
+            raise ApiError(replace(INTERNAL_ERROR, message=message))
+        if prompt_index == 0:
+            return delta
+        return replace(delta, index=prompt_index * self._spec.params.n + delta.index)
+
+    async def _one(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
+        async with contextlib.aclosing(self._engine.deltas(self._streams[0])) as batches:
+            async for batch in batches:
+                yield 0, batch
+
+    async def _all(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
+        queue: asyncio.Queue[tuple[int, list[SampleDelta]] | Exception | None]
+        # Room for one: what a slow client leaves waits in its stream, where it is bounded.
+        queue = asyncio.Queue(1)
+        tasks = [
+            asyncio.create_task(self._pump(prompt_index, stream, queue))
+            for prompt_index, stream in enumerate(self._streams)
+        ]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self, prompt_index: int, stream: RequestStream, queue: asyncio.Queue[Any]
+    ) -> None:
+        try:
+            async with contextlib.aclosing(self._engine.deltas(stream)) as batches:
+                async for batch in batches:
+                    await queue.put((prompt_index, batch))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+
+def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:
+    """Join the deltas of each sample: a consumer that fell behind catches up in one piece."""
+    joined: dict[int, SampleDelta] = {}
+    for delta in batch:
+        before = joined.get(delta.index)
+        joined[delta.index] = delta if before is None else _join(before, delta)
+    return list(joined.values())
+
+
+def _join(first: SampleDelta, then: SampleDelta) -> SampleDelta:
+    logprobs = None
+    if first.logprobs is not None or then.logprobs is not None:
+        logprobs = (first.logprobs or ()) + (then.logprobs or ())
+    return replace(
+        then,
+        text=first.text + then.text,
+        token_ids=first.token_ids + then.token_ids,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,49 @@
+"""GET /metrics, on the admin listener only, and GET /version, on both."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway._version import __version__
+from headway.observe.metrics.metrics import CONTENT_TYPE
+from headway.server.context import ServerContext
+from headway.server.http.encoding import JsonResponse
+from headway.server.http.errors import ApiError, ErrorResponse
+from headway.server.http.routing import Routes
+from headway.tenancy import Directory
+
+_FOR_ADMINS = ErrorResponse(
+    403,
+    "metrics name tenants, and need the key of an admin: 'admin: true' in the tenants file",
+    "permission_error",
+    "admin_only",
+)
+
+
+def metrics_router(context: ServerContext, directory: Directory) -> Routes:
+    """The route and its handler."""
+    router = Routes()
+
+    @router.get("/metrics")
+    async def get_metrics(request: Request) -> Response:
+        if not directory.may_see_all(request.state.record):
+            raise ApiError(_FOR_ADMINS)
+        # The size of the cache is known only once the model has been loaded.
+        if context.engine.is_ready:
+            capacity = context.engine.info.capacity
+            context.metrics.describe_cache(capacity.num_blocks, capacity.block_size)
+        return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return router
+
+
+def version_router() -> Routes:
+    """The route and its handler."""
+    router = Routes()
+
+    @router.get("/version")
+    async def get_version(_request: Request) -> Response:
+        return JsonResponse({"version": __version__})
+
+    return router

@@ -1,0 +1,119 @@
+"""What the handlers share. Made once by `create_apps` and passed to every router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from headway.core.terms import Terms
+from headway.engine.client.async_engine import AsyncEngine
+from headway.errors import NeverFitsError
+from headway.observe.ledger.ledger import Ledger
+from headway.observe.metrics.metrics import Metrics
+from headway.server.admission import AdmissionController, Reservation
+from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
+from headway.server.schema.request import GenerationRequest
+from headway.tenancy import TenantRecord
+from headway.text import ChatTemplate
+
+T = TypeVar("T")
+
+MAX_INLINE_SIZE = 4096
+"""Input up to this size is worked on in the event loop; longer input would hold up streams."""
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """The engine and what belongs to it, and where ids and the time of day come from."""
+
+    engine: AsyncEngine
+    model_names: tuple[str, ...]
+    chat_template: ChatTemplate
+    metrics: Metrics
+    admission: AdmissionController
+    started_at: int
+    slow_reader_timeout_s: float = 30.0
+    new_id: Callable[[], str] = _new_id
+    time_of_day: Callable[[], float] = time.time
+    ledger: Ledger | None = None
+
+    def model_name(self, requested: str | None) -> str:
+        """The name to answer under: the one asked for, if the model goes by it."""
+        if requested is None:
+            return self.model_names[0]
+        if requested not in self.model_names:
+            message = f"the model {requested[:200]!r} does not exist"
+            raise ApiError(
+                ErrorResponse(404, message, "invalid_request_error", "model_not_found", "model")
+            )
+        return requested
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids, unless the text is certain to be too long: that is said without the work."""
+        tokenizer, limit = self.engine.tokenizer, self.engine.info.capacity.max_model_len
+        if (least := tokenizer.min_num_tokens(text)) > limit:
+            raise NeverFitsError(
+                f"the prompt has at least {least} tokens; this server holds {limit}", "prompt"
+            )
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def status(self) -> str:
+        """One word on whether requests should be sent here."""
+        if self.admission.is_closed:
+            return "draining"
+        if self.engine.has_given_up:
+            return "failed"
+        if self.engine.is_ready:
+            return "ready"
+        return "stalled" if self.engine.is_up else "loading"
+
+    def admit(self, request: Request) -> AbstractContextManager[Reservation]:
+        """A place in the queue while a request is on its way to the engine; or the refusal."""
+        if not self.engine.takes_requests:
+            raise ApiError(UNAVAILABLE)
+        length = request.headers.get("content-length", "")
+        num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
+        record: TenantRecord = request.state.record
+        return self.admission.admit(record.tenant.name, num_bytes, record.meter, record.gateway)
+
+
+def tenant_terms(request: Request) -> Terms:
+    """The terms of whoever sent this request, as the guard found them by its key."""
+    return request.state.terms
+
+
+def check_permissions(request: Request, body: GenerationRequest) -> None:
+    """Refuse what the tier of whoever sent this request does not allow a body to ask for."""
+    record: TenantRecord = request.state.record
+    body.check_permissions(record.permissions, record.terms.tier)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, if it says that it is JSON: a page of another site can send any other kind here
+    without the browser asking first.
+
+    `request.body()` would keep the body for as long as the answer streams.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"the content type must be application/json, got {kind[:100]!r}"
+        raise ApiError(
+            ErrorResponse(415, message, "invalid_request_error", "unsupported_media_type")
+        )
+    return b"".join([piece async for piece in request.stream()])
+
+
+async def run_off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do the work here if its input is small, in a thread if it could take long."""
+    return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)

@@ -1,0 +1,91 @@
+"""Who may ask, and as which tenant.
+
+The guard stands around a whole router. It looks at no path and no method, so there is none that
+could be spelled around it, and a wrong path says as little as a right one to who has no key.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from headway.server.http.errors import ApiError, ErrorResponse
+from headway.server.http.proxies import NO_IDENTITY, TrustedProxies
+from headway.server.http.rate_headers import with_rate_headers
+from headway.tenancy import Directory, TenantRecord
+from headway.tenancy.keys import digest_of
+
+_REFUSAL = ErrorResponse(
+    401,
+    "a valid API key is required: Authorization: Bearer <key>",
+    "authentication_error",
+    "invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+_DISABLED = ErrorResponse(
+    403,
+    "this tenant has been disabled; ask the operator of the server",
+    "permission_error",
+    "tenant_disabled",
+)
+
+
+class Authentication:
+    """Lets a request through if it brings a key of a tenant; where no keys are, every request.
+
+    Handlers find in `request.state`: `tenant`, its name; `is_admin`, whether it may see what is
+    others'; `terms`, on which it is served; `record`, all of it. Decided once: what changes in
+    the tenants file afterwards is for the next request.
+    """
+
+    def __init__(self, app: ASGIApp, directory: Directory, proxies: TrustedProxies) -> None:
+        self._app = app
+        self._directory = directory
+        self._proxies = proxies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await WebSocketClose()(scope, receive, send)
+            return
+        record = self._resolve_tenant(scope)
+        scope.setdefault("state", {}).update(
+            tenant=record.tenant.name,
+            is_admin=record.tenant.is_admin,
+            terms=record.terms,
+            record=record,
+        )
+        await self._app(scope, receive, with_rate_headers(send, record.meter))
+
+    def _resolve_tenant(self, scope: Scope) -> TenantRecord:
+        record = self._by_key(scope)
+        if record.tenant.is_disabled:
+            raise ApiError(_DISABLED)
+        identity = self._proxies.identity_of(scope)
+        if identity is NO_IDENTITY:
+            return record
+        if identity.tenant:
+            record = self._directory.find_named(identity.tenant, record)
+            if record.tenant.is_disabled:
+                raise ApiError(_DISABLED)
+        if identity.tier:
+            tier = self._directory.roster.tier(identity.tier)
+            if tier is None:
+                message = (
+                    f"there is no tier {identity.tier!r}: the gateway's objective names a tier"
+                )
+                raise ApiError(
+                    ErrorResponse(400, message, "invalid_request_error", "invalid_gateway_header")
+                )
+            record = record.with_tier(tier)
+        return record
+
+    def _by_key(self, scope: Scope) -> TenantRecord:
+        if self._directory.is_open:
+            return self._directory.anonymous
+        offered = [value for name, value in scope["headers"] if name == b"authorization"]
+        # Of several headers, a proxy in front may have read another one than we would.
+        scheme, _, secret = (offered[0] if len(offered) == 1 else b"").partition(b" ")
+        record = self._directory.by_digest(digest_of(secret.strip()))
+        if record is None or scheme.lower() != b"bearer":
+            raise ApiError(_REFUSAL)
+        return record

@@ -1,0 +1,52 @@
+"""The outermost layer of the app: request ids, and the answer to what nobody expected."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headway.server.http.errors import INTERNAL_ERROR
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-request-id"
+MAX_ID_CHARS = 128
+
+
+class Edge:
+    """ASGI middleware. A client's request id is echoed, and its request can be found by it; ids
+    that the engine sees are made by the server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope).get(HEADER, ""))
+        scope.setdefault("state", {})["request_id"] = request_id
+        is_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if is_started:
+                raise  # the server then cuts the connection: a half answer must not look whole
+            await INTERNAL_ERROR.response()(scope, receive, send_with_id)
+
+
+def _request_id(offered: str) -> str:
+    is_usable = 0 < len(offered) <= MAX_ID_CHARS and offered.isascii() and offered.isprintable()
+    return offered if is_usable else uuid.uuid4().hex

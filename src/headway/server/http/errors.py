@@ -1,0 +1,153 @@
+"""From exceptions to OpenAI's error answers: the only place that knows both.
+
+What the caller did wrong is said in full. What went wrong inside is logged, and the answer says
+no more than that it did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from headway.errors import (
+    DeadlineError,
+    EngineError,
+    HeadwayError,
+    InvalidRequestError,
+    NeverFitsError,
+    OverloadedError,
+    QuarantinedError,
+    QuotaError,
+    TenantLimitError,
+)
+from headway.server.http.encoding import JsonResponse
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+RETRY_AFTER_S = 2
+
+
+class ApiError(HeadwayError):
+    """An error that exists only in HTTP: its answer is all there is to it."""
+
+    def __init__(self, answer: ErrorResponse) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """A status and the fields of OpenAI's error object."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        fields = {"message": self.message, "type": self.type, "param": self.param}
+        return {"error": {**fields, "code": self.code}}
+
+    def response(self) -> Response:
+        return JsonResponse(self.body(), self.status, dict(self.headers))
+
+
+INTERNAL_ERROR = ErrorResponse(500, "an internal error occurred", "server_error", "internal_error")
+UNAVAILABLE = ErrorResponse(
+    503,
+    "the engine is not available; try again shortly",
+    "service_unavailable_error",
+    "service_unavailable",
+    headers={"Retry-After": str(RETRY_AFTER_S)},
+)
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def translate(error: Exception) -> ErrorResponse:
+    """The answer to give for an exception; the unexpected is logged here."""
+    match error:
+        case ApiError():
+            return error.answer
+        case NeverFitsError():
+            code = "context_length_exceeded" if error.param != "n" else None
+            return ErrorResponse(400, str(error), "invalid_request_error", code, error.param)
+        case InvalidRequestError():
+            return ErrorResponse(400, str(error), "invalid_request_error", None, error.param)
+        case TenantLimitError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+            return ErrorResponse(429, str(error), kind, code, headers=headers)
+        case OverloadedError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            is_late = isinstance(error, DeadlineError)
+            kind = "service_unavailable_error"
+            code = "deadline_not_feasible" if is_late else "server_is_overloaded"
+            return ErrorResponse(503, str(error), kind, code, headers=headers)
+        case QuarantinedError():
+            # Asked again it would be refused again: OpenAI's clients heed this header.
+            headers = {"x-should-retry": "false"}
+            return ErrorResponse(
+                500, str(error), "server_error", "request_quarantined", None, headers
+            )
+        case EngineError():
+            logger.warning("answered 503: %s", error)
+            return UNAVAILABLE
+        case HTTPException():
+            kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+            code = _HTTP_CODES.get(error.status_code)
+            headers = error.headers or {}
+            return ErrorResponse(error.status_code, str(error.detail), kind, code, headers=headers)
+        case _:
+            logger.error("unexpected error", exc_info=error)
+            return INTERNAL_ERROR
+
+
+def refusal_reason(error: Exception) -> str:
+    """Under which name a refusal is counted."""
+    match error:
+        case NeverFitsError():
+            return "never_fits"
+        case QuotaError():
+            return error.quota
+        case TenantLimitError():
+            return "tenant_limit"
+        case DeadlineError():
+            return "deadline"
+        case OverloadedError():
+            return "overloaded"
+        case QuarantinedError():
+            return "quarantined"
+        case EngineError():
+            return "engine_unavailable"
+        case ApiError():
+            return error.answer.code or "invalid_request"
+        case _:
+            return "invalid_request"
+
+
+def install_error_handlers(app: Starlette, count_refusal: Callable[[str], None]) -> None:
+    """Have the app answer every expected exception; the rest is for the edge of the app."""
+
+    async def refuse(_request: Request, error: Exception) -> Response:
+        count_refusal(refusal_reason(error))
+        return translate(error).response()
+
+    async def answer(_request: Request, error: Exception) -> Response:
+        return translate(error).response()
+
+    async def close_silently(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody is there to read it
+
+    app.add_exception_handler(HeadwayError, refuse)
+    app.add_exception_handler(HTTPException, answer)
+    app.add_exception_handler(ClientDisconnect, close_silently)

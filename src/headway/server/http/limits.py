@@ -1,0 +1,289 @@
+"""How many connections there may be, and how much of a request is read, in what time.
+
+Headers and body are bounded while they arrive. The bounds override methods of uvicorn's protocol:
+`check_uvicorn` tells whether the installed version has those methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headway.errors import ConfigError
+from headway.server.http.errors import RETRY_AFTER_S, ApiError, ErrorResponse
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 100
+BODY_PIECE_BYTES = 16 * 1024
+"""So much of a body, or its end, has to come within the timeout."""
+_DROP_EXTENSION = "headway.cut_off"
+_TOO_MANY = (
+    "HTTP/1.1 503 Service Unavailable\r\n"
+    f"retry-after: {RETRY_AFTER_S}\r\n"
+    "content-length: 0\r\n"
+    "connection: close\r\n\r\n"
+).encode()
+_METHODS = (
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "on_message_begin",
+    "on_header",
+    "on_headers_complete",
+    "on_body",
+    "on_message_complete",
+    "on_response_complete",
+    "send_400_response",
+    "timeout_keep_alive_handler",
+)
+_ATTRIBUTES = (
+    "connections",
+    "cycle",
+    "headers",
+    "loop",
+    "parser",
+    "scope",
+    "timeout_keep_alive",
+    "timeout_keep_alive_task",
+    "transport",
+)
+_CYCLE_ATTRIBUTES = ("response_complete",)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long, in seconds, a client may take."""
+
+    header_s: float = 10.0
+    body_piece_s: float = 10.0
+    body_s: float = 60.0
+    """For all of a body: while it is on its way it has a place in the queue."""
+    keep_alive_s: float = 5.0
+    """Between the end of an answer and the next request."""
+
+
+def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestResponseCycle) -> None:
+    """Raise ConfigError if this uvicorn lacks what the bounds below rely on.
+
+    Without a method or an attribute a bound would be off, and nothing would say so.
+    """
+    missing = [name for name in _METHODS if name not in vars(protocol)]
+    for owner, names in ((protocol, _ATTRIBUTES), (cycle, _CYCLE_ATTRIBUTES)):
+        known = owner.__init__.__code__.co_names
+        missing += [name for name in names if name not in known]
+    if missing:
+        raise ConfigError(
+            f"uvicorn {uvicorn.__version__} lacks {', '.join(missing)}, by which connections are "
+            "bounded; install a version that Headway was made for (pip install headway does)"
+        )
+
+
+class BodyLimit:
+    """ASGI middleware: reading past the limit raises, and the answer is 413.
+
+    The declared length is checked when the body is first asked for, the true length as it comes.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes = 0
+        declared = _declared_length(scope)
+
+        async def bounded_receive() -> Message:
+            nonlocal num_bytes
+            if declared > self._max_body_bytes:
+                raise self._too_large()
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, bounded_receive, send)
+
+    def _too_large(self) -> ApiError:
+        message = f"the request body is larger than {self._max_body_bytes} bytes"
+        # The rest of the body is not read, so the connection cannot be used again.
+        headers = {"Connection": "close"}
+        return ApiError(
+            ErrorResponse(413, message, "invalid_request_error", "body_too_large", headers=headers)
+        )
+
+
+def _declared_length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() and len(value) < 16 else 0
+    return 0
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """The parser waits for the rest of a request, and collects a header until it ends; here both
+    are bounded."""
+
+    timeouts = Timeouts()
+    slow_reader_timeout_s = 30.0
+    max_connections: int | None = None
+    _num_loose_bytes = 0
+    """Read of a request since the last piece of its body: headers, the lengths of pieces, and
+    what follows them."""
+    _num_body_bytes = 0
+    _num_taken = 0
+    """Of the data that was read last: what of it is body."""
+    _body_until = 0.0
+    _is_in_request = False
+    _is_in_headers = False
+    _deadline: asyncio.TimerHandle | None = None
+    _reader_watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
+        super().connection_made(transport)
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            # Nothing of the request is read: its descriptor may be the one an engine needs.
+            transport.write(_TOO_MANY)
+            transport.close()
+            return
+        self._set_deadline(self.timeouts.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_deadline(None)
+        if self._reader_watch is not None:
+            self._reader_watch.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Another request before the answer to this one: hardly anyone does it, and who leaves
+            # could then no longer be seen to have left.
+            self._drop()
+            raise ValueError("a request came before the answer to the last one")
+        super().on_message_begin()
+        self.scope["extensions"] = {_DROP_EXTENSION: {"drop": self._drop}}
+        self._is_in_request = self._is_in_headers = True
+        self._num_loose_bytes = 0
+        if self._reader_watch is not None and not self.transport.get_write_buffer_size():
+            self._reader_watch.cancel()  # the last answer has been read
+        self._set_deadline(self.timeouts.header_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_headers:
+            # They would count as headers, after the headers have been bounded and looked at.
+            raise ValueError("there is something between the body and its end: a trailer")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_headers = False
+        num_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
+        # The parser's caller answers 400 to whatever is raised here.
+        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            raise ValueError("the headers are too large")
+        if self.parser is None or self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise ValueError("this is not HTTP/1")
+        self._num_body_bytes = 0
+        self._body_until = self.loop.time() + self.timeouts.body_s
+        self._set_deadline(self.timeouts.body_piece_s)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_loose_bytes = 0
+        self._num_taken += len(body)
+        self._num_body_bytes += len(body)
+        if self._num_body_bytes >= BODY_PIECE_BYTES:
+            self._num_body_bytes = 0
+            left_s = max(0.0, self._body_until - self.loop.time())
+            self._set_deadline(min(self.timeouts.body_piece_s, left_s))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_request = False
+        self._set_deadline(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def _watch_reader(self, num_before: int) -> None:
+        """What is left of an answer must be read, if not at once."""
+        if self._reader_watch is not None:
+            self._reader_watch.cancel()
+        if num_before:
+            timeout_s, check = self.slow_reader_timeout_s, self._check_reader
+            self._reader_watch = self.loop.call_later(timeout_s, check, num_before)
+
+    def _check_reader(self, num_before: int) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        if num_left >= num_before:
+            self._drop()
+        else:
+            self._watch_reader(num_left)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_taken = 0
+        super().data_received(data)
+        if self._is_in_request:
+            self._num_loose_bytes += len(data) - self._num_taken
+            if self._num_loose_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                if self._is_in_headers:
+                    self.send_400_response("The request headers are too large.")
+                else:
+                    self._drop()
+        if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
+            # No request has begun, but what came (the rest of a body that was answered before it
+            # was read, an empty line) has stopped the timer of an idle connection.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _drop(self) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            # Without it the kernel would keep what is buffered and go on trying to deliver it.
+            # The client may have left in this moment: then there is no descriptor any more.
+            linger = struct.pack("ii", 1, 0)
+            with contextlib.suppress(OSError, ValueError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.transport.abort()
+
+    def _set_deadline(self, within_s: float | None) -> None:
+        """The next part of a request has to be complete by then, or the connection is dropped."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if within_s is not None:
+            self._deadline = self.loop.call_later(within_s, self._drop)
+
+
+def bounded_protocol(
+    slow_reader_timeout_s: float,
+    timeouts: Timeouts | None = None,
+    max_connections: int | None = None,
+) -> type[BoundedHttpProtocol]:
+    """The protocol with these bounds; uvicorn makes its objects itself, from a class."""
+    settings = {
+        "slow_reader_timeout_s": slow_reader_timeout_s,
+        "timeouts": timeouts or Timeouts(),
+        "max_connections": max_connections,
+    }
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), settings)
+
+
+def drop_connection(scope: Scope) -> None:
+    """Drop a connection and what is buffered for it; closing it would wait for a client that does
+    not read."""
+    extension = scope.get("extensions", {}).get(_DROP_EXTENSION)
+    if extension is not None:
+        extension["drop"]()

@@ -1,0 +1,87 @@
+"""Server-sent events: how a stream looks on the wire, and who cleans up behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headway.errors import SlowReaderError
+from headway.server.http.disconnect import disconnected, unless_disconnected
+from headway.server.http.encoding import to_json
+from headway.server.http.limits import drop_connection
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(payload: Any) -> bytes:
+    """One event; JSON has no line breaks of its own, so one data line holds it."""
+    return b"data: " + to_json(payload) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where a stream's events come from: the first is there, so the request was not refused."""
+
+    first: bytes
+    rest: AsyncGenerator[bytes, None]
+    close: Callable[[], Awaitable[None]]
+
+
+class EventStream(Response):
+    """Sends what its source yields. However it ends, the source is closed.
+
+    A client that reads nothing for `timeout_s` although its buffers are full is cut off.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, source: EventSource, timeout_s: float) -> None:
+        # The base class would send a body of known length.
+        self.status_code = 200
+        self.background = None
+        self._source = source
+        self._timeout_s = timeout_s
+        self.init_headers(_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(self._write(send), receive)
+        except ClientDisconnect:
+            pass
+        except SlowReaderError as error:
+            logger.warning("a client was cut off: %s", error)
+            drop_connection(scope)
+            await disconnected(receive)
+        finally:
+            await self._source.rest.aclose()
+            await self._source.close()
+
+    async def _write(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await self._send(send, {**start, "headers": self.raw_headers})
+        await self._send(send, _body(self._source.first))
+        async for chunk in self._source.rest:
+            await self._send(send, _body(chunk))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        try:
+            # Returns at once unless earlier output still waits for the client.
+            async with asyncio.timeout(self._timeout_s):
+                await send(message)
+        except TimeoutError as error:
+            raise SlowReaderError(f"nothing was read for {self._timeout_s:.0f} s") from error
+
+
+def _body(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}

@@ -1,0 +1,94 @@
+"""The request body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeGuard
+
+from pydantic import WithJsonSchema
+
+from headway.core.params import MAX_SAMPLES, SamplingParams
+from headway.errors import InvalidRequestError, NeverFitsError
+from headway.server.schema.request import (
+    TOKEN_ID,
+    GenerationRequest,
+    MaxTokens,
+    NumLogprobs,
+    Only,
+    RequestLimits,
+)
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 64
+
+Prompt = str | list[int]
+
+TEXT_PROMPT = {"type": "string", "format": "prompt"}
+"""The document replaces the format: some tokenizers make no token of an empty text."""
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": TOKEN_ID}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {
+    "anyOf": [
+        TEXT_PROMPT,
+        {**_SEVERAL, "items": TEXT_PROMPT},
+        _TOKEN_IDS,
+        {**_SEVERAL, "items": _TOKEN_IDS},
+    ]
+}
+
+
+class CompletionRequest(GenerationRequest):
+    """One prompt or several; each is text or token ids."""
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    max_tokens: MaxTokens | None = None
+    logprobs: NumLogprobs | None = None
+    best_of: int | None = None
+
+    echo: Annotated[Any, Only((False,))] = None
+    suffix: Annotated[Any, Only(("",))] = None
+
+    @property
+    def output_limit(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        if self.best_of is not None and self.best_of != self.num_samples:
+            raise InvalidRequestError("best_of other than n is not supported", "best_of")
+        num_prompts = len(self.prompts())
+        if num_prompts * self.num_samples > MAX_SAMPLES:
+            raise NeverFitsError(
+                f"{num_prompts} prompts with n={self.num_samples} are more than {MAX_SAMPLES} "
+                "samples",
+                "n",
+            )
+        self.check_output(num_prompts, self.output_limit, limits)
+
+    def params(self) -> SamplingParams:
+        return self.sampling(self.output_limit, self.logprobs)
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts, in one shape whichever of the four shapes they came in."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or (prompt and _is_token_ids(prompt)):
+            return [prompt]
+        if not isinstance(prompt, list) or not prompt:
+            raise _wrong_shape()
+        if len(prompt) > MAX_PROMPTS:
+            raise InvalidRequestError(f"{len(prompt)} prompts; at most {MAX_PROMPTS}", "prompt")
+        if all(isinstance(item, str) for item in prompt):
+            return prompt
+        if all(_is_token_ids(item) for item in prompt):
+            return prompt
+        raise _wrong_shape()
+
+
+def _is_token_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _wrong_shape() -> InvalidRequestError:
+    return InvalidRequestError(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
+        "prompt",
+    )

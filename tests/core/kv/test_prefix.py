@@ -1,0 +1,80 @@
+"""The hash chain and the index over it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.kv.prefix import BlockHash, PrefixIndex, chain_start, extend_chain
+
+TOKENS = st.lists(st.integers(0, 3), max_size=24)
+
+
+def chain(token_ids: list[int], block_size: int = 4, salt: str = "") -> list[BlockHash]:
+    hashes: list[BlockHash] = []
+    extend_chain(hashes, token_ids, block_size, salt)
+    return hashes
+
+
+@given(TOKENS, TOKENS)
+def test_hashes_are_equal_exactly_as_far_as_the_full_blocks_are(one: list[int], two: list[int]):
+    for at, (left, right) in enumerate(zip(chain(one), chain(two), strict=False), start=1):
+        assert (left == right) == (one[: at * 4] == two[: at * 4])
+
+
+@given(TOKENS, st.integers(0, 24))
+def test_extending_bit_by_bit_gives_the_same_chain(token_ids: list[int], cut: int):
+    hashes = chain(token_ids[:cut])
+    extend_chain(hashes, token_ids, 4, "")
+    assert hashes == chain(token_ids)
+
+
+def test_only_full_blocks_are_hashed():
+    assert [len(chain(list(range(length)))) for length in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+
+
+def test_another_salt_shares_no_hash():
+    token_ids = list(range(12))
+    assert not set(chain(token_ids, salt="a")) & set(chain(token_ids, salt="b"))
+    assert chain(token_ids, salt="a") == chain(token_ids, salt="a")
+
+
+def test_a_block_hashes_differently_after_another_parent():
+    assert chain([1, 1, 1, 1, 2, 2, 2, 2])[1] != chain([2, 2, 2, 2])[0]
+
+
+def test_large_token_ids_do_not_collide_with_small_ones():
+    assert chain([2**32, 0, 0, 0]) != chain([0, 0, 0, 0])
+
+
+def test_the_first_block_of_equal_content_wins():
+    index = PrefixIndex()
+    assert index.insert(chain_start("x"), 1)
+    assert not index.insert(chain_start("x"), 2)
+    assert (index.find(chain_start("x")), 2 in index, len(index)) == (1, False, 1)
+
+
+def test_a_block_is_indexed_under_one_hash():
+    index = PrefixIndex()
+    index.insert(chain_start("x"), 1)
+    assert not index.insert(chain_start("y"), 1)
+    index.check()
+
+
+def test_removing_forgets_both_sides_and_an_unknown_block_is_no_matter():
+    index = PrefixIndex()
+    index.insert(chain_start("x"), 1)
+    index.remove(1)
+    index.remove(1)
+    assert index.find(chain_start("x")) is None
+    assert len(index) == 0
+    index.check()
+
+
+def test_check_sees_two_sides_that_disagree():
+    index = PrefixIndex()
+    index.insert(chain_start("x"), 1)
+    index._hash_of[2] = chain_start("y")
+    with pytest.raises(AssertionError, match="disagree"):
+        index.check()

@@ -1,0 +1,72 @@
+"""What an engine process says is read, or it is an engine that cannot be trusted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+
+import pytest
+
+from headway.core.events import Finished, Refused, Stepped, TokensEmitted
+from headway.core.request import FinishReason
+from headway.engine.process.messages import EventBatch, Report, decode_report, encode
+from headway.engine.supervise.launcher import EngineProcess
+from headway.errors import EngineError
+
+SPEAKER = """
+import json, sys, zmq
+frames = json.loads(sys.stdin.readline())
+context = zmq.Context()
+reports = context.socket(zmq.PUSH)
+reports.connect(sys.argv[1] + ".reports")
+for frame in frames:
+    reports.send(bytes.fromhex(frame))
+reports.close()
+context.term()
+"""
+BATCH = EventBatch(
+    refused=[Refused("naïve", 1.0, "never_fits", "größer als der Speicher")],
+    tokens=[TokensEmitted("b" * 40, (1, 70_000), None)],
+    finished=[Finished("b" * 40, 2.0, FinishReason.STOP, 2, "")],
+    stepped=[Stepped(1, 2.0, 0.1, 3, 8, 1, 2, 1, 0, 1, 9)],
+)
+
+
+def damaged(frame: bytes, draw: random.Random) -> list[bytes]:
+    """Cut anywhere, cut with a byte that begins nothing, and with bytes that are no text."""
+    # Fewer than the socket holds: what is beyond is lost when the sender ends.
+    cut = [frame[:end] for end in range(0, len(frame), 2)]
+    ended = [frame[:end] + b"\xc1" for end in range(1, len(frame), 2)]
+    at = frame.index("größer".encode())
+    no_text = [frame[: at + 1] + bytes([draw.randrange(0xC0, 0xC2)]) + frame[at + 2 :]]
+    return cut + ended + no_text
+
+
+async def reports_of(frames: list[bytes]) -> list[Report | EngineError | None]:
+    process = EngineProcess(
+        [sys.executable, "-c", SPEAKER], json.dumps([frame.hex() for frame in frames]).encode()
+    )
+    try:
+        return [await read_one(process) for _ in frames]
+    finally:
+        await process.stop()
+
+
+async def read_one(process: EngineProcess) -> Report | EngineError | None:
+    try:
+        return await process.receive(10.0)
+    except EngineError as error:
+        return error
+
+
+def test_a_report_that_cannot_be_read_is_an_error_of_the_engine() -> None:
+    frame = encode(BATCH)
+    frames = [*damaged(frame, random.Random(1)), frame]
+    with pytest.raises(UnicodeDecodeError):  # not an error of msgspec's own
+        decode_report(frames[-2])
+    reports = asyncio.run(reports_of(frames))
+    assert reports[-1] == BATCH
+    wrong = [report for report in reports[:-1] if not isinstance(report, EngineError)]
+    assert not wrong
