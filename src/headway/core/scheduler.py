@@ -1,16 +1,25 @@
-"""The scheduler: at every step, who runs, how many of their tokens, and in which blocks.
+"""The scheduler: which requests run in a step, how many of their tokens, in which KV blocks.
 
-Owns the running requests, the waiting line and the KV cache. A step goes:
+    schedule(now)                  -> StepPlan
+        1. preempt for waiting     a waiting request of smaller rank may preempt running requests
+        2. grow tables             running requests get the blocks that their new tokens need, by
+                                   preemption where no block is free
+        3. decodes                 requests with one token to compute, within the token budget
+        4. prefill, admission      chunks of running prompts, then requests from the waiting queue,
+                                   in what the token budget leaves
+    update(plan, result, now)      append tokens, publish full blocks, finish requests, charge
+                                   service to tenants
 
-    schedule   1. a waiting request of strictly stronger claim may take the place of running ones
-               2. running requests whose tokens have outgrown their blocks get one more; where
-                  there is none, the weakest gives way
-               3. decodes, strongest first
-               4. prefill chunks of running requests, then admissions, in what the budget leaves
-    update     tokens are appended, full blocks are published, finished requests leave
+Why is request R not running? `_try_admit` below answers Admit or Wait(cause) for the request that
+the waiting queue offers next:
 
-It reads no clock, draws no random number and touches no tensor. What happened is told by
-events, taken with `take_events`.
+    core/waiting/queue.py      which request is next: the policy, aging, tenants at their KV quota
+    core/running/admission.py  whether it fits: samples, KV blocks, KV quota
+    core/slo/pacer.py          the limits of this step: tokens, running requests, deferred decodes
+    core/running/victim.py     which running request may be preempted for it
+
+The scheduler reads no clock, draws no random number and touches no tensor. What happened is in the
+events that `take_events` returns.
 """
 
 from __future__ import annotations
@@ -47,11 +56,8 @@ from headway.core.waiting.policies import PolicyContext, make_queue
 from headway.core.waiting.queue import WaitingQueue
 
 RUNNING = RequestState.RUNNING
-new_tuple = tuple[object, ...].__new__
-"""Makes a NamedTuple of all its fields in half the time of a call of its class; used where every
-request passes in every step."""
 MAX_SKIPS = 4
-"""Requests that do not fit and are passed over in one step; bounds the work of a pass."""
+"""Requests that a step tries, does not admit and passes over; bounds the work of a pass."""
 
 
 class Scheduler:
@@ -76,7 +82,8 @@ class Scheduler:
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0
-        self._places, self._step_ids = count(1), count(1)
+        """Running samples when the pass began."""
+        self._arrivals, self._step_ids = count(1), count(1)
 
     @property
     def has_work(self) -> bool:
@@ -84,7 +91,7 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        """Sorted by standing, strongest first."""
+        """Running requests by effective sort key, smallest first."""
         return self._running_set.running
 
     @property
@@ -94,42 +101,43 @@ class Scheduler:
 
     @property
     def num_seqs(self) -> int:
-        """Running requests, and the seats kept for samples that have yet to fork."""
+        """Running samples, and samples that running prompts have yet to fork."""
         return self.accounts.num_running
 
     def forecast(self, now: float) -> Forecast:
-        """The state by which other processes judge whether targets can be met."""
+        """Return what other processes need to judge SLO targets."""
         return self.pacer.forecast(self.running, self.waiting.shares, now)
 
     def take_events(self) -> list[events.Event]:
+        """Return the events since the last call."""
         taken, self._running_set.events = self._running_set.events, []
         return taken
 
     def add(self, request: Request, now: float, is_resent: bool = False) -> None:
-        """Put it into the waiting line; refuse what never fits, or asks for too much too soon."""
+        """Add a request to the waiting queue, or refuse it.
+
+        Refused: a request that can never fit, and one whose SLO targets cannot be met.
+        """
         if not self.requests.keys().isdisjoint(request.sample_ids):
             raise ValueError(f"request id {request.id} is in use")
-        event_list = self._running_set.events
+        emit = self._running_set.events.append
         refusal = refuse_if_never_fits(demand_of(request), self.capacity, self.config.max_num_seqs)
         if refusal is not None:
-            event_list.append(events.Refused(request.id, now, "never_fits", refusal.message))
+            emit(events.Refused(request.id, now, "never_fits", refusal.message))
             return
         shares = self.waiting.shares
         verdict = self.pacer.add(request, self.running, shares, now, is_resent)
         if isinstance(verdict, Infeasible):
-            retry_after_s = verdict.retry_after_s
-            event_list.append(
-                events.Refused(request.id, now, "deadline", verdict.message, retry_after_s)
-            )
+            message, retry_after_s = verdict.message, verdict.retry_after_s
+            emit(events.Refused(request.id, now, "deadline", message, retry_after_s))
             return
-        request.place = next(self._places)
+        request.place = next(self._arrivals)
         self._running_set.wait(request)
-        event_list.append(
-            events.Arrived(request.id, request.arrived_at, request.num_prompt_tokens, request.terms)
-        )
+        num_prompt_tokens = request.num_prompt_tokens
+        emit(events.Arrived(request.id, request.arrived_at, num_prompt_tokens, request.terms))
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request in whatever state it is. False if it is not here (any more)."""
+        """End a request in any state; return False if it is unknown or has ended."""
         if (request := self.requests.get(request_id)) is not None:
             self._running_set.abort(request, reason, now)
             self.pacer.leave(request)
@@ -138,7 +146,7 @@ class Scheduler:
     # ---------------------------------------------------------------- schedule
 
     def schedule(self, now: float) -> StepPlan:
-        """Decide the next step. The plan may be empty if there is nothing to do."""
+        """Plan the next step; the plan is empty if no request can run."""
         self._num_seqs_before = self.num_seqs
         self._preemption.begin_pass()
         self.waiting.begin_pass(now)
@@ -149,7 +157,7 @@ class Scheduler:
         draft = PlanDraft()
         deferred = self._schedule_decodes(draft, active, budget.for_decode(has_prefill=True))
         if len(active) < len(self.running) and not draft.num_tokens and not draft.prefilling:
-            # Nobody it was for found a block: then there is nobody to give way to.
+            # No active request has blocks for its tokens: decodes need not be deferred for any.
             deferred = self._schedule_decodes(draft, self.running, budget.for_decode(True))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
@@ -157,16 +165,19 @@ class Scheduler:
                 self._admit_waiting(draft, limit, now, request.due_at)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
-        # What a preemption freed is for the running: nobody is admitted in such a step.
+        # What a preemption freed belongs to the request that caused it: admit no other.
         cause = self._preemption.cause or self._admit_waiting(draft, limit, now)
-        # What is left of prefill's part is for decodes beyond theirs.
+        # Decodes beyond their part of the budget use what prefill leaves.
         self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
         self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
         return self._build_plan(draft)
 
     def _num_free_seqs(self) -> int:
-        """Controlled while anybody runs, but a seat that was taken when the pass began may be
-        taken over; an empty engine has all the seats there are."""
+        """Return how many more samples may run.
+
+        The step's limit applies while a request runs. A sample slot in use when the pass began may
+        be reused, so that a preemption is not in vain when the limit has come down.
+        """
         limit = max(self.pacer.limits.max_num_seqs, self._num_seqs_before)
         return max(0, (limit if self.running else self.config.max_num_seqs) - self.num_seqs)
 
@@ -180,8 +191,11 @@ class Scheduler:
     def _schedule_decodes(
         self, draft: PlanDraft, requests: list[Request], limit: int
     ) -> list[Request]:
-        """Those with one token to compute, strongest first. Prompts are set aside in the draft;
-        those beyond the limit are returned; those that found no block sit out."""
+        """Schedule the requests with one token to compute; return those beyond the limit.
+
+        Requests with more tokens to compute go to `draft.prefilling`. A request without blocks for
+        its tokens is left out of this step.
+        """
         deferred: list[Request] = []
         tables, block_size = self.kv.tables, self.kv.block_size
         for request in requests:
@@ -195,9 +209,11 @@ class Scheduler:
                 deferred.append(request)
             elif table.num_sent != num_blocks:
                 draft.add(request, table, limit)
-            else:  # the usual case, spelled out: nearly every request meets it in every step
-                fields = (request.id, num_tokens - 1, (token_ids[-1],), (), True, None)
-                draft.scheduled.append(new_tuple(ScheduledRequest, fields))
+            else:  # no new block: the common case, without the work of draft.add
+                token = (token_ids[-1],)
+                draft.scheduled.append(
+                    ScheduledRequest(request.id, num_tokens - 1, token, (), True)
+                )
                 draft.num_tokens += 1
         return deferred
 
@@ -206,8 +222,11 @@ class Scheduler:
     def _try_admit(
         self, request: Request, growing: Sequence[Request] | None = None
     ) -> Admit | Wait:
-        """Does it fit, leaving room for running requests to grow, or for what these need now? If
-        need be, with kept blocks of weaker preempted requests."""
+        """Return whether a waiting request fits now; free kept blocks of preempted requests for it.
+
+        Blocks are left free for running requests to grow into; with `growing`, only for what these
+        requests need now.
+        """
         outcome = self._try_admit_as_is(request, growing)
         if isinstance(outcome, Wait) and self._preemption.free_kept_blocks_for(request, outcome):
             outcome = self._try_admit_as_is(request, growing)
@@ -227,7 +246,7 @@ class Scheduler:
     def _admit_waiting(
         self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
     ) -> WaitCause:
-        """Admit waiting requests while samples and tokens are left; return what ended it.
+        """Admit waiting requests while samples and tokens are left; return what ended the pass.
 
         With `due_before`, only requests whose latest start is before it. A request that does not
         fit is passed over, until it ages; then the pass ends at it. A tenant at its KV quota is
@@ -266,20 +285,23 @@ class Scheduler:
         return WaitCause.PREFILL_CAP if is_capped else WaitCause.TOKEN_BUDGET
 
     def _preempt_for_waiting(self, now: float) -> None:
-        """Let waiting requests of strictly stronger claim take the place of running ones, where
-        those leaving make them fit: the head of the line, and then those with a claim on weaker
-        requests of their own tenant. Nobody overtakes one that has aged."""
+        """Admit waiting requests that may preempt running ones, where a preemption makes them fit.
+
+        First the head of the waiting queue, by rank; then requests whose tenant runs requests of
+        lower priority. None overtakes an aged head.
+        """
         while (request := self.waiting.peek()) is not None:
             if not self._admit_by_preemption(request, now):
                 if request.is_aged:
                     return
                 break
         for request in self.waiting.urgent():
-            # One that needs nobody's place waits for its tenant's turn.
+            # A request that fits without a preemption waits for its tenant's turn.
             if isinstance(self._try_admit_as_is(request, ()), Wait):
                 self._admit_by_preemption(request, now)
 
     def _admit_by_preemption(self, request: Request, now: float) -> bool:
+        """Admit a waiting request in place of running ones; return False if it stays waiting."""
         key, waiting = self.waiting.sort_key(request), self.waiting
         if not waiting.may_preempt(request, key, self.running) or waiting.is_behind_own(request):
             return False
@@ -302,14 +324,11 @@ class Scheduler:
     # ------------------------------------------------------------------ update
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Take in what a step computed."""
+        """Apply the result of a step."""
         self.offload.observe(plan, result)
-        has_left = False
-        requests, block_size, event_list = (
-            self.requests,
-            self.kv.block_size,
-            self._running_set.events,
-        )
+        has_finished = False
+        requests, block_size = self.requests, self.kv.block_size
+        emit = self._running_set.events.append
         sampled: list[str] = []
         for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
             request = requests.get(item.request_id)
@@ -333,17 +352,15 @@ class Scheduler:
                     logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
                     sampled += [request.terms.tenant] * (len(token_ids) - 1)
                     self._preemption.track_growth(request)
-                event_list.append(
-                    new_tuple(events.TokensEmitted, (request.id, token_ids, logprobs))
-                )
+                emit(events.TokensEmitted(request.id, token_ids, logprobs))
                 if reason is not None:
                     self._running_set.leave(request, reason, now)
-                    has_left = True
+                    has_finished = True
             elif outcome is not None or item.has_sample:
                 message = "the executor sampled nothing" if outcome is None else outcome.message
                 self._running_set.leave(request, FinishReason.ERROR, now, message)
-                has_left = True
+                has_finished = True
         self.accounts.charge_output(sampled)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
-        if has_left:
+        if has_finished:
             self._running_set.running = [it for it in self.running if it.state is RUNNING]
