@@ -56,14 +56,21 @@ def test_a_stop_token_before_min_tokens_is_an_ordinary_token():
     assert request.num_output_tokens == 2
 
 
-def test_a_fork_is_another_sample_of_the_same_prompt_at_the_same_place():
+def test_a_fork_is_another_sample_with_the_same_arrival_order():
     parent = make_request(
-        "p", [1, 2, 3], n=3, priority=5, terms=Terms(tenant="t"), seed=11, arrived_at=2.0, place=4
+        "p",
+        [1, 2, 3],
+        n=3,
+        priority=5,
+        terms=Terms(tenant="t"),
+        seed=11,
+        arrived_at=2.0,
+        arrival_order=4,
     )
     parent.append(9)
     child = parent.fork(2, now=8.0)
     assert (child.id, child.index, child.token_ids) == ("p#2", 2, [1, 2, 3])
-    assert (child.seed, child.priority, child.terms.tenant, child.place) == (11, 5, "t", 4)
+    assert (child.seed, child.priority, child.terms.tenant, child.arrival_order) == (11, 5, "t", 4)
     assert (child.arrived_at, child.changed_at, child.num_computed) == (2.0, 8.0, 0)
     assert child.params.n == 1
     assert child.state is RequestState.WAITING

@@ -173,7 +173,10 @@ class Rig:
             if waiting.cause_of(request) is WaitCause.KV_QUOTA:
                 continue
             for other in seated:
-                if policy == "fcfs" and (other.place, other.index) < (request.place, request.index):
+                if policy == "fcfs" and (other.arrival_order, other.index) < (
+                    request.arrival_order,
+                    request.index,
+                ):
                     continue
                 is_own = other.terms.tenant == request.terms.tenant
                 require(is_fair and not is_own, f"{other.id} overtook {request.id}, which is old")

@@ -58,8 +58,8 @@ class Request:
     terms: Terms = NO_TERMS
     index: int = 0
     """Which sample of its prompt this is; part of the key of its random numbers."""
-    place: int = 0
-    """Its place in line, given once by the scheduler and kept through preemptions."""
+    arrival_order: int = 0
+    """Position by arrival, set once by the scheduler and kept through preemption."""
     due_at: float = inf
     """By when it must be begun to keep what it was promised."""
     num_prompt_tokens: int = 0
@@ -139,7 +139,7 @@ class Request:
             priority=self.priority,
             terms=self.terms,
             index=index,
-            place=self.place,
+            arrival_order=self.arrival_order,
             due_at=self.due_at,
             is_aged=self.is_aged,
             changed_at=now,

@@ -76,7 +76,7 @@ class Scheduler:
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0
-        self._places, self._step_ids = count(1), count(1)
+        self._arrival_orders, self._step_ids = count(1), count(1)
 
     @property
     def has_work(self) -> bool:
@@ -122,7 +122,7 @@ class Scheduler:
                 events.Refused(request.id, now, "deadline", verdict.message, retry_after_s)
             )
             return
-        request.place = next(self._places)
+        request.arrival_order = next(self._arrival_orders)
         self._running_set.wait(request)
         event_list.append(
             events.Arrived(request.id, request.arrived_at, request.num_prompt_tokens, request.terms)

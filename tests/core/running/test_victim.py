@@ -92,7 +92,7 @@ def test_the_strongest_is_never_a_victim():
     for request_id in "abcd":
         engine.add(request_id, 2, max_tokens=10)
     while engine.core.has_work:
-        strongest = min(request.place for request in engine.scheduler.requests.values())
+        strongest = min(request.arrival_order for request in engine.scheduler.requests.values())
         before = len(engine.seen(Preempted))
         engine.step()
         for event in engine.seen(Preempted)[before:]:

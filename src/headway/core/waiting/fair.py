@@ -52,11 +52,11 @@ MAX_LOOKS = 4
 
 
 def _by_start(request: Request) -> SortKey:
-    return SortKey(0, (start_by_us(request), request.place, request.index))
+    return SortKey(0, (start_by_us(request), request.arrival_order, request.index))
 
 
 def _within_tenant(request: Request) -> SortKey:
-    return SortKey(request.priority, (start_by_us(request), request.place, request.index))
+    return SortKey(request.priority, (start_by_us(request), request.arrival_order, request.index))
 
 
 class _Lane:
@@ -93,7 +93,7 @@ class FairQueue:
 
     def sort_key(self, request: Request) -> SortKey:
         terms = request.terms
-        order = (start_by_us(request), request.place, request.index)
+        order = (start_by_us(request), request.arrival_order, request.index)
         return SortKey(1 if terms.is_spot else 0, order, terms.tenant, request.priority)
 
     def push(self, request: Request) -> None:
@@ -199,7 +199,7 @@ class FairQueue:
         if lane.is_listed or request is None or tenant in self._suspended:
             return
         lane.is_listed = True
-        heappush(self._heaps[rank], (lane.account.counter, request.place, tenant, lane))
+        heappush(self._heaps[rank], (lane.account.counter, request.arrival_order, tenant, lane))
 
     def _first(self, rank: float) -> _Lane | None:
         """Return the lane with the least counter that is not empty and not suspended."""
@@ -213,7 +213,7 @@ class FairQueue:
                 if head is None and self._lanes.get((rank, tenant)) is lane:
                     del self._lanes[rank, tenant]
             elif lane.account.counter > counter:
-                heapreplace(heap, (lane.account.counter, head.place, tenant, lane))
+                heapreplace(heap, (lane.account.counter, head.arrival_order, tenant, lane))
             else:
                 return lane
         return None

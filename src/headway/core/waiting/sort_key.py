@@ -34,7 +34,7 @@ def effective_key(key: SortKey, request: Request) -> SortKey:
     if not request.is_aged:
         return key
     if key.tenant is None:
-        return SortKey(-inf, (request.place, request.index))
+        return SortKey(-inf, (request.arrival_order, request.index))
     return SortKey(0, key.order, key.tenant, -inf)
 
 
