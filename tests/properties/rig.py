@@ -149,7 +149,7 @@ class Rig:
         young: list[Request] = []
         max_wait_s = self.scheduler.config.max_wait_s
         for request in self.scheduler.waiting:
-            ages_at = request.changed_at + max_wait_s
+            ages_at = request.state_since + max_wait_s
             if request.due_at < inf:
                 ages_at = max(ages_at, request.due_at)
             is_due = self.clock.now() >= ages_at

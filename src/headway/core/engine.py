@@ -41,7 +41,7 @@ class EngineCore:
         """
         now = self._clock.now()
         if is_resent or waited_s is not None:
-            request.changed_at = now - (waited_s or 0.0)
+            request.state_since = now - (waited_s or 0.0)
         self.scheduler.add(request, now, is_resent)
         self._sink(self.scheduler.take_events())
 

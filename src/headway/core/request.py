@@ -69,7 +69,8 @@ class Request:
     """It waited for too long; from then on it is among the first."""
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     state: RequestState = RequestState.WAITING
-    changed_at: float = 0.0
+    state_since: float = 0.0
+    """When the request entered its state; for a resent request, when its wait began."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ class Request:
         if self.index == 0 and "#" in self.id:
             raise ValueError(f"request id {self.id}: # is kept for the ids of forked samples")
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.token_ids)
-        self.changed_at = self.changed_at or self.arrived_at
+        self.state_since = self.state_since or self.arrived_at
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ class Request:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"request {self.id}: {self.state} -> {state} is not a legal move")
         self.state = state
-        self.changed_at = now
+        self.state_since = now
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add an output token; the reason to finish, if it ends the request."""
@@ -142,7 +143,7 @@ class Request:
             arrival_order=self.arrival_order,
             due_at=self.due_at,
             is_aged=self.is_aged,
-            changed_at=now,
+            state_since=now,
         )
 
     def check(self) -> None:

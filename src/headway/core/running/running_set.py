@@ -60,7 +60,7 @@ class RunningSet:
         self._accounts.charge_prompt(request, request.num_computed)
         causes, held_by = self._waiting.leave(request, now)
         is_resumed = request.state is RequestState.PREEMPTED
-        waited_s = now - request.changed_at
+        waited_s = now - request.state_since
         self._start_running(request, now)
         self.events.append(
             events.Admitted(

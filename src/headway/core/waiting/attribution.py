@@ -152,7 +152,7 @@ class WaitAttribution:
 
     def start(self, request: Request, key: SortKey) -> None:
         """Start a wait at the request's last change of state."""
-        wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.changed_at)
+        wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.state_since)
         self._waits[request.id] = wait
         self._new.append(wait)
         self._enter(wait)
