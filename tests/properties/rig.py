@@ -150,8 +150,8 @@ class Rig:
         max_wait_s = self.scheduler.config.max_wait_s
         for request in self.scheduler.waiting:
             ages_at = request.state_since + max_wait_s
-            if request.due_at < inf:
-                ages_at = max(ages_at, request.due_at)
+            if request.start_by < inf:
+                ages_at = max(ages_at, request.start_by)
             is_due = self.clock.now() >= ages_at
             (old if request.is_aged or is_due else young).append(request)
         return old, young

@@ -60,8 +60,8 @@ class Request:
     """Which sample of its prompt this is; part of the key of its random numbers."""
     arrival_order: int = 0
     """Position by arrival, set once by the scheduler and kept through preemption."""
-    due_at: float = inf
-    """By when it must be begun to keep what it was promised."""
+    start_by: float = inf
+    """Latest start that still meets the SLO; inf without one."""
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_preemptions: int = 0
@@ -141,7 +141,7 @@ class Request:
             terms=self.terms,
             index=index,
             arrival_order=self.arrival_order,
-            due_at=self.due_at,
+            start_by=self.start_by,
             is_aged=self.is_aged,
             state_since=now,
         )

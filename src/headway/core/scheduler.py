@@ -154,7 +154,7 @@ class Scheduler:
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
             if self.pacer.has_slo_requests and not self._preemption.cause:
-                self._admit_waiting(draft, limit, now, request.due_at)
+                self._admit_waiting(draft, limit, now, request.start_by)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed is for the running: nobody is admitted in such a step.
@@ -240,7 +240,7 @@ class Scheduler:
             request = waiting.pop() if cause is None else None
             if request is None:
                 break
-            if due_before is not None and request.due_at >= due_before:
+            if due_before is not None and request.start_by >= due_before:
                 waiting.put_back(request)
                 break
             outcome = self._try_admit(request)

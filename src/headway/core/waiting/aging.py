@@ -51,4 +51,4 @@ class AgingTimer:
         A wait begins at arrival or at the last preemption; time spent running does not count.
         """
         at = request.state_since + self._max_wait_s
-        return at if request.due_at == inf else max(at, request.due_at)
+        return at if request.start_by == inf else max(at, request.start_by)

@@ -111,7 +111,7 @@ class _QuotaTime:
 def path_of(request: Request, key: SortKey) -> Path:
     """Return the place of a request in the tree of clocks."""
     is_ordinary = request.is_aged and key.tenant is not None
-    return 0 if is_ordinary else key.rank, key.tenant, key.tenant_priority, request.due_at < inf
+    return 0 if is_ordinary else key.rank, key.tenant, key.tenant_priority, request.start_by < inf
 
 
 def path_of_head(head: Head) -> Path:

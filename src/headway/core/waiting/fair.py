@@ -106,7 +106,7 @@ class FairQueue:
         if lane is None or lane.account is not account:
             lane = self._lanes[key] = _Lane(account)
         lane.requests.push(request)
-        if request.due_at < inf:
+        if request.start_by < inf:
             self._urgent[rank].push(request)
         self._num_requests += 1
         self._list(rank, lane)
@@ -121,7 +121,7 @@ class FairQueue:
                 if chosen is lane:
                     chosen = self._prefer_cached(rank, lane)
                 request = chosen.requests.pop()
-                if request is not None and request.due_at < inf:
+                if request is not None and request.start_by < inf:
                     self._urgent[rank].remove(request)
                 return request
         return None
@@ -149,7 +149,7 @@ class FairQueue:
         lane.requests.remove(request)
         if not len(lane.requests) and not lane.is_listed:
             del self._lanes[key]
-        if request.due_at < inf:
+        if request.start_by < inf:
             self._urgent[rank].remove(request)
         self._num_requests -= 1
 
@@ -230,7 +230,7 @@ class FairQueue:
     def _prefer_cached(self, rank: float, first: _Lane) -> _Lane:
         """Return a lane within CACHED_LEAD whose head hits the prefix cache, else the first."""
         head, heap = first.requests.peek(), self._heaps[rank]
-        if head is None or head.is_aged or head.due_at < inf or len(heap) == 1:
+        if head is None or head.is_aged or head.start_by < inf or len(heap) == 1:
             return first
         if self._is_cached(head):
             return first
