@@ -29,7 +29,7 @@ def test_a_move_is_made_and_stamped_if_the_table_has_it_and_raises_if_not(
         request.set_state(target, 3.0)
         assert (request.state, request.state_since) == (target, 3.0)
     else:
-        with pytest.raises(RuntimeError, match="not a legal move"):
+        with pytest.raises(RuntimeError, match="not a legal transition"):
             request.set_state(target, 3.0)
         assert request.state is state
 
