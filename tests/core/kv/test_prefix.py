@@ -76,5 +76,5 @@ def test_check_sees_two_sides_that_disagree():
     index = PrefixIndex()
     index.insert(chain_start("x"), 1)
     index._hash_of[2] = chain_start("y")
-    with pytest.raises(AssertionError, match="disagree"):
+    with pytest.raises(AssertionError, match="differ"):
         index.check()
