@@ -145,7 +145,7 @@ def try_admit(
     num_quota_blocks = num_over_kv_quota(
         request, kv, match, num_tokens + room.num_reserved_blocks * kv.block_size
     )
-    # The KV quota comes first: requests of a tenant at its quota are parked and block no other.
+    # The KV quota comes first: a tenant at its quota is suspended and blocks no other.
     if num_quota_blocks > 0:
         return Wait(WaitCause.KV_QUOTA, num_seqs, num_blocks, match, num_quota_blocks)
     if num_seqs > 0:
