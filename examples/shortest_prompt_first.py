@@ -15,7 +15,7 @@ from headway.executors.fake import FakeExecutor
 
 def shortest_first(request: Request) -> SortKey:
     """Smallest key first; all have the same rank, so none preempts another."""
-    return SortKey(0, (request.num_prompt_tokens, request.place, request.index))
+    return SortKey(0, (request.num_prompt_tokens, request.arrival_order, request.index))
 
 
 POLICIES["shortest"] = lambda context: KeyedQueue(shortest_first)

@@ -105,5 +105,5 @@ def test_resolving_twice_changes_nothing():
 
 
 def test_min_tokens_beyond_the_room_left_is_refused():
-    with pytest.raises(InvalidRequestError, match=r"min_tokens \(5\).*room left \(4\)"):
+    with pytest.raises(InvalidRequestError, match=r"min_tokens \(5\).*4 tokens left"):
         SamplingParams(max_tokens=None, min_tokens=5).resolved((), 4)

@@ -27,9 +27,9 @@ def test_a_move_is_made_and_stamped_if_the_table_has_it_and_raises_if_not(
     request = make_request(state=state)
     if (state, target) in LEGAL:
         request.set_state(target, 3.0)
-        assert (request.state, request.changed_at) == (target, 3.0)
+        assert (request.state, request.state_since) == (target, 3.0)
     else:
-        with pytest.raises(RuntimeError, match="not a legal move"):
+        with pytest.raises(RuntimeError, match="not a legal transition"):
             request.set_state(target, 3.0)
         assert request.state is state
 
@@ -56,15 +56,22 @@ def test_a_stop_token_before_min_tokens_is_an_ordinary_token():
     assert request.num_output_tokens == 2
 
 
-def test_a_fork_is_another_sample_of_the_same_prompt_at_the_same_place():
+def test_a_fork_is_another_sample_with_the_same_arrival_order():
     parent = make_request(
-        "p", [1, 2, 3], n=3, priority=5, terms=Terms(tenant="t"), seed=11, arrived_at=2.0, place=4
+        "p",
+        [1, 2, 3],
+        n=3,
+        priority=5,
+        terms=Terms(tenant="t"),
+        seed=11,
+        arrived_at=2.0,
+        arrival_order=4,
     )
     parent.append(9)
     child = parent.fork(2, now=8.0)
     assert (child.id, child.index, child.token_ids) == ("p#2", 2, [1, 2, 3])
-    assert (child.seed, child.priority, child.terms.tenant, child.place) == (11, 5, "t", 4)
-    assert (child.arrived_at, child.changed_at, child.num_computed) == (2.0, 8.0, 0)
+    assert (child.seed, child.priority, child.terms.tenant, child.arrival_order) == (11, 5, "t", 4)
+    assert (child.arrived_at, child.state_since, child.num_computed) == (2.0, 8.0, 0)
     assert child.params.n == 1
     assert child.state is RequestState.WAITING
     child.append(7)

@@ -167,10 +167,10 @@ class Ledger:
     def _claim(self, entry: Entry) -> tuple[float, float, int, int]:
         request = entry.request
         if request.is_aged or self._policy == "fcfs":
-            return -inf, 0.0, request.place, entry.index
+            return -inf, 0.0, request.arrival_order, entry.index
         rank = request.priority if self._policy == "priority" else 0
-        due_at = request.due_at if self._policy == "deadline" else 0.0
-        return rank, due_at, request.place, entry.index
+        start_by = request.start_by if self._policy == "deadline" else 0.0
+        return rank, start_by, request.arrival_order, entry.index
 
     def _emitted(self, event: TokensEmitted, entry: Entry) -> None:
         require(entry.place in ("running", "forked"), f"{event} while {entry.place}")

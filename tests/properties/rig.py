@@ -149,9 +149,9 @@ class Rig:
         young: list[Request] = []
         max_wait_s = self.scheduler.config.max_wait_s
         for request in self.scheduler.waiting:
-            ages_at = request.changed_at + max_wait_s
-            if request.due_at < inf:
-                ages_at = max(ages_at, request.due_at)
+            ages_at = request.state_since + max_wait_s
+            if request.start_by < inf:
+                ages_at = max(ages_at, request.start_by)
             is_due = self.clock.now() >= ages_at
             (old if request.is_aged or is_due else young).append(request)
         return old, young
@@ -173,7 +173,10 @@ class Rig:
             if waiting.cause_of(request) is WaitCause.KV_QUOTA:
                 continue
             for other in seated:
-                if policy == "fcfs" and (other.place, other.index) < (request.place, request.index):
+                if policy == "fcfs" and (other.arrival_order, other.index) < (
+                    request.arrival_order,
+                    request.index,
+                ):
                     continue
                 is_own = other.terms.tenant == request.terms.tenant
                 require(is_fair and not is_own, f"{other.id} overtook {request.id}, which is old")

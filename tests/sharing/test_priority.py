@@ -84,7 +84,7 @@ class Crowd:
         self._ids &= self._engine.scheduler.requests.keys()
         while len(self._ids) < self._size:
             request = next(self._requests)
-            request.arrived_at = request.changed_at = self._engine.clock.now()
+            request.arrived_at = request.state_since = self._engine.clock.now()
             self._engine.core.add(request)
             self._ids.add(request.id)
 

@@ -1,23 +1,23 @@
-"""The engine core: scheduling and KV bookkeeping in the standard library alone.
+"""The engine core: scheduling and KV cache management, in the standard library alone.
 
-Owns the algorithm: which requests run in a step, with how many tokens, in which blocks. Reads no
-clock, draws no random number, touches no tensor, imports nothing of Headway but config, clock and
-errors. In reading order:
+Owns the algorithm: which requests run in a step, with how many tokens, in which blocks. Must not
+read a clock, draw random numbers or touch tensors, and imports only config, clock and errors of
+Headway. In reading order:
 
     request.py     one request: tokens known, tokens computed, state
     params.py      its sampling parameters
-    terms.py       its tenant, tier, weight and SLO targets
+    terms.py       its tenant, tier, weight, KV quota and SLO targets
     plan.py        what one step computes, and its result
-    draft.py       a plan under construction
-    budget.py      tokens of a step, divided between decode and prefill
-    executor.py    the port to whatever computes a plan
-    causes.py      what a request can wait for
-    events.py      what happened, for metrics, streams and the ledger
+    draft.py       a step plan under construction
+    budget.py      token budget of a step, divided between decode and prefill
+    executor.py    the port to the executor, which computes a plan
+    causes.py      wait causes and preemption methods
+    events.py      events for metrics, streams and the ledger
     scheduler.py   schedule(now) -> StepPlan; update(plan, result, now)
     engine.py      EngineCore: add, abort, begin_step, end_step
-    invariants.py  what must hold between any two actions
+    invariants.py  checks that tests run after every action
 
-Sub-packages, lowest first: kv, waiting, slo, running. Each may import those before it.
+Sub-packages, lowest first: kv, waiting, slo, running. Each may import the ones before it.
 """
 
 from headway.core.causes import CauseTime, PreemptionMethod, WaitCause

@@ -1,4 +1,7 @@
-"""What a request can be waiting for, and for how long it did."""
+"""Wait causes and preemption methods, shared by kv, waiting, running and events.
+
+The enums are apart from events.py because kv and waiting must not import slo, which events.py does.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,18 @@ from typing import NamedTuple
 
 
 class WaitCause(StrEnum):
-    """What keeps a waiting request from being admitted."""
+    """The one thing that a waiting request waits for."""
 
     EXECUTOR_BUSY = "executor_busy"
-    """The request arrived during a step; the next pass will try it."""
+    """The request arrived during a step; the next scheduling pass tries it."""
     TOKEN_BUDGET = "token_budget"
     PREFILL_CAP = "prefill_cap"
     RUNNING_LIMIT = "running_limit"
     KV_BLOCKS = "kv_blocks"
     KV_QUOTA = "kv_quota"
-    """Its tenant is at its KV quota."""
+    """The tenant of the request is at its KV quota."""
     TENANT_SHARE = "tenant_share"
-    """Another tenant has had less service for its weight."""
+    """Another tenant has a lower service counter."""
     TIER_ORDER = "tier_order"
     """A request of a better tier or priority goes first."""
     DEADLINE_ORDER = "deadline_order"
@@ -26,14 +29,14 @@ class WaitCause(StrEnum):
 
 
 class CauseTime(NamedTuple):
-    """So many seconds of a wait had this cause."""
+    """Seconds of a wait that had one cause."""
 
     cause: WaitCause
     seconds: float
 
 
 class PreemptionMethod(StrEnum):
-    """How blocks are taken from a running request."""
+    """How the blocks of a preempted request are freed."""
 
     TRIM = "trim"
     CHECKPOINT = "checkpoint"

@@ -1,4 +1,4 @@
-"""A step plan in the making: shares are added one by one, within a limit of tokens."""
+"""A step plan under construction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.core.request import Request
 
 
 class PlanDraft:
-    """What has been scheduled so far, and which prompts were set aside for later in the pass."""
+    """Requests scheduled so far, and prefills to schedule after the decodes."""
 
     __slots__ = ("num_tokens", "prefilling", "scheduled")
 
@@ -25,8 +25,11 @@ class PlanDraft:
         self.num_tokens = 0
 
     def add(self, request: Request, table: BlockTable, limit: int) -> None:
-        """The request's next tokens, as far as the limit on the whole plan allows. The table has
-        room for them; blocks the executor has not been told of go along."""
+        """Schedule the next tokens of a request, within `limit` tokens for the whole plan.
+
+        The caller has checked that the table has room. Blocks that were not sent to the executor
+        are sent with the tokens.
+        """
         block_ids, new = (), None
         if table.num_sent != len(table.block_ids):
             new = NewRequest.of(request) if table.num_sent == 0 else None
@@ -46,7 +49,7 @@ class PlanDraft:
         moves: tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]],
         released_ids: tuple[str, ...],
     ) -> StepPlan:
-        """The plan, with what must be moved and forgotten before it."""
+        """Return the plan, with the block moves and releases that precede it."""
         saves, loads = moves
         scheduled = tuple(self.scheduled)
         return StepPlan(step_id, scheduled, copies, released_ids, self.num_tokens, saves, loads)

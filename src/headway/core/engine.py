@@ -1,7 +1,7 @@
 """The engine core: a scheduler and an executor, one step at a time.
 
-A server calls `step`. A simulator calls `begin_step` at time t and `end_step` at t + cost; in
-between, requests may be added and aborted.
+A server calls `step`. A simulator calls `begin_step` at time t and `end_step` at t + cost. Requests
+may be added and aborted between the two calls.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from headway.core.scheduler import Scheduler
 from headway.errors import EngineStalledError
 
 MAX_IDLE_STEPS = 64
-"""Steps in a row that may schedule nothing while requests are present."""
+"""Most consecutive steps that schedule nothing although requests are present."""
 
 
 class EngineCore:
-    """Drives one executor with one scheduler; what happens goes to the sink."""
+    """Runs the plans of one scheduler on one executor; sends events to the sink."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, sink: Sink) -> None:
         self.scheduler = scheduler
@@ -34,20 +34,22 @@ class EngineCore:
         return self.scheduler.has_work
 
     def add(self, request: Request, is_resent: bool = False, waited_s: float | None = None) -> None:
-        """Take a request in, or refuse it.
+        """Add a request to the waiting queue, or refuse it.
 
-        A resent request, which an engine before this one had taken, is not judged again by what it
-        was promised. Its wait began `waited_s` ago, not when it arrived: it may have run since.
+        SLO admission does not apply to a resent request: a former engine had admitted it. The wait
+        of a resent request began `waited_s` ago, not at arrival, because it may have run since.
         """
         now = self._clock.now()
         if is_resent or waited_s is not None:
-            request.changed_at = now - (waited_s or 0.0)
+            request.state_since = now - (waited_s or 0.0)
         self.scheduler.add(request, now, is_resent)
         self._sink(self.scheduler.take_events())
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request now; its blocks are free for the next step. A caller that saw a stop
-        string, which the core knows nothing of, gives STOP as the reason."""
+        """End a request now; return whether it was live. Its blocks are free for the next step.
+
+        The core does not know stop strings: a caller that finds one passes STOP as the reason.
+        """
         now = self._clock.now()
         was_live = self.scheduler.abort(request_id, now, reason)
         events = self.scheduler.take_events()
@@ -57,14 +59,14 @@ class EngineCore:
         return was_live
 
     def step(self) -> bool:
-        """One whole step. False if there was nothing to do."""
+        """Run one whole step; return False if there was nothing to run."""
         if self.begin_step() is None:
             return False
         self.end_step()
         return True
 
     def begin_step(self) -> StepPlan | None:
-        """Schedule and submit. None if there is nothing to run."""
+        """Schedule and submit a step; return None if there is nothing to run."""
         if self._in_flight is not None:
             raise RuntimeError("a step is already in flight")
         plan = self.scheduler.schedule(self._clock.now())
@@ -76,7 +78,7 @@ class EngineCore:
         return plan
 
     def end_step(self) -> None:
-        """Wait for the step in flight and take in its result."""
+        """Wait for the step in flight and apply its result."""
         if self._in_flight is None:
             raise RuntimeError("no step is in flight")
         plan, ticket = self._in_flight
@@ -98,8 +100,9 @@ class EngineCore:
         self._num_idle_steps += 1
         if self._num_idle_steps > MAX_IDLE_STEPS:
             raise EngineStalledError(
+                f"nothing was scheduled in {self._num_idle_steps} steps, with "
                 f"{len(self.scheduler.running)} running and {len(self.scheduler.waiting)} waiting "
-                f"requests, and nothing scheduled in {self._num_idle_steps} steps"
+                "requests"
             )
 
     def _make_stepped(self, plan: StepPlan, elapsed_s: float, now: float) -> Stepped:

@@ -1,7 +1,7 @@
-"""What happened, as frozen values. Metrics, logs, streams, audit and billing all read these;
-the core knows none of them.
+"""Events of the engine, as frozen values.
 
-Each accepted request (and each forked sample) has exactly one Finished event.
+Metrics, logs, streams, the audit and the ledger read them; the core knows none of these readers.
+Each accepted request and each forked sample has exactly one Finished event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.core.terms import NO_TERMS, Terms
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request was accepted into the waiting line."""
+    """A request joined the waiting queue."""
 
     request_id: str
     at: float
@@ -29,39 +29,41 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was turned away; it never waited and holds nothing."""
+    """A request was refused; it never waited and has no blocks."""
 
     request_id: str
     at: float
     reason: str
     message: str
     retry_after_s: float = 0.0
-    """When it may be different; 0 if that is not known, or never."""
+    """Seconds until a retry may succeed; 0 if unknown or never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request joined the running ones, at first or again."""
+    """A request joined the running set, for the first time or after a preemption."""
 
     request_id: str
     at: float
     waited_s: float
-    """Since it arrived or was last preempted; of a resent request, without the time in which it
-    ran or there was no engine."""
+    """Seconds since arrival or the last preemption.
+
+    A resent request does not count the time in which it ran or had no engine.
+    """
     num_cached_tokens: int
     num_tokens: int
     is_resumed: bool
     causes: tuple[CauseTime, ...] = ()
-    """What it waited for; the seconds add up to `waited_s`."""
+    """The wait by cause; the seconds add up to `waited_s`."""
     held_by: str = ""
-    """The tenant that held most of what it waited for, if it waited for seats or blocks."""
+    """The tenant with the most sequences or blocks, if the wait was for either."""
     num_recomputed: int = 0
-    """Tokens it had computed before it was preempted, and has to compute again."""
+    """Tokens computed before the preemption that must be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A prompt's prefill is done and one more sample of it begins."""
+    """The prefill of a prompt is complete and another sample of it begins."""
 
     request_id: str
     at: float
@@ -69,7 +71,7 @@ class Forked:
 
 
 class TokensEmitted(NamedTuple):
-    """A request gained output tokens; they are final."""
+    """A request gained output tokens, which never change."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -78,21 +80,25 @@ class TokensEmitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request gave up its seat, and as many of its blocks as were needed."""
+    """A request left the running set and lost as many blocks as were needed."""
 
     request_id: str
     at: float
     by: str
+    """Id of the requester."""
     num_tokens_lost: int
-    """Lost at once. What it kept may be taken later: Admitted says what came to be lost."""
+    """Computed tokens dropped at once.
+
+    Kept blocks may be freed later: `Admitted.num_recomputed` has the final count.
+    """
     method: PreemptionMethod = PreemptionMethod.RECOMPUTE
     cause: WaitCause = WaitCause.KV_BLOCKS
-    """What the request that caused it was in need of."""
+    """What the requester needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request left; its blocks are free."""
+    """A request ended; its blocks are free."""
 
     request_id: str
     at: float
@@ -100,14 +106,14 @@ class Finished:
     num_output_tokens: int
     message: str = ""
     causes: tuple[CauseTime, ...] = ()
-    """What it was waiting for, if it left from the waiting line."""
+    """The wait by cause, if the request ended in the waiting queue."""
     kv_block_s: float = 0.0
-    """Blocks it held, times the seconds it held them."""
+    """Blocks held times seconds, over the whole life of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step ended, with the state of the engine after it."""
+    """A step ended; the counts are those after the step."""
 
     step_id: int
     at: float
@@ -121,12 +127,12 @@ class Stepped:
     num_blocks_used: int
     num_blocks: int
     forecast: Forecast | None = None
-    """What the engine can still take on, for SLO admission in other processes."""
+    """State for SLO admission in other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idled:
-    """The last request was aborted: no step will follow to say what is left."""
+    """The last request was aborted, so no Stepped follows with the block count."""
 
     at: float
     num_blocks_used: int
@@ -134,15 +140,17 @@ class Idled:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """An engine failed, and every request in it is in none now. Told by who owns the engine, as
-    the engine itself no longer can."""
+    """An engine failed, and its requests have no engine.
+
+    The supervisor of the engine process emits this event.
+    """
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """A request that had no engine, since the one before failed, was given to the next."""
+    """A request of a failed engine was sent to its replacement."""
 
     request_id: str
     at: float

@@ -1,4 +1,4 @@
-"""The Executor port: the one seam between scheduling and computing."""
+"""The Executor port: the only interface between scheduling and computing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headway.core.plan import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor can hold."""
+    """Sizes of an executor's KV cache, context and offload store."""
 
     num_blocks: int
     block_size: int
     max_model_len: int
     num_slots: int = 0
-    """Blocks whose contents the offload store can keep; 0 if there is none."""
+    """Slots of the offload store, one block each; 0 without a store."""
     block_copy_s: float = 0.0
-    """Seconds to move one block to the offload store or back, as measured at the start."""
+    """Seconds to copy one block to the offload store or back, measured at startup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,10 @@ class Ticket:
 
 
 class Executor(Protocol):
-    """Runs step plans. Submitting and collecting are apart so that steps can overlap later;
-    today at most one step is in flight."""
+    """Computes step plans. At most one step is in flight.
+
+    `submit` and `collect` are separate so that steps can overlap later.
+    """
 
     def capacity(self) -> Capacity: ...
 

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen: checked once, here, and trusted afterwards."""
+"""Sampling parameters of one request, validated once on construction."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MIN_TEMPERATURE = 1e-5
-"""Below this a temperature means greedy: dividing by it would leave the range of fp32."""
+"""A lower temperature is greedy: dividing by it would leave the range of fp32."""
 _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampling fields of one request, under the names the OpenAI API and vLLM use.
+    """Sampling parameters, named as in the OpenAI API and vLLM.
 
-    `temperature=0` is greedy. `top_k=0` means no limit. `max_tokens=None` means as many as the
-    model's context has room for. `seed=None` draws a fresh one when the request is accepted.
+    `temperature=0` is greedy. `top_k=0` is no limit. `max_tokens=None` is as many as the
+    context has room for. `seed=None` draws a new seed when the request is accepted.
     """
 
     n: int = 1
@@ -83,7 +83,8 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if len(self.logit_bias) > MAX_LOGIT_BIASES:
             raise InvalidRequestError(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIASES}",
+                f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, "
+                f"got {len(self.logit_bias)}",
                 "logit_bias",
             )
         for token_id, bias in self.logit_bias.items():
@@ -93,13 +94,14 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
-                f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS}", "stop"
+                f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop"
             )
         if any(not text for text in self.stop):
-            raise InvalidRequestError("a stop string is empty", "stop")
+            raise InvalidRequestError("stop must not contain an empty string", "stop")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
-                f"{len(self.stop_token_ids)} stop_token_ids; at most {MAX_STOP_TOKEN_IDS}",
+                f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} ids, "
+                f"got {len(self.stop_token_ids)}",
                 "stop_token_ids",
             )
         for token_id in self.stop_token_ids:
@@ -110,15 +112,15 @@ class SamplingParams:
         return self.temperature < MIN_TEMPERATURE
 
     def resolved(self, eos_token_ids: tuple[int, ...], max_tokens: int) -> SamplingParams:
-        """The same wishes with nothing left open.
+        """Return the parameters with max_tokens and the stop ids resolved.
 
-        The model's end-of-sequence ids join the stop ids (unless ignored), and the output length
-        is a number. The engine core sees only resolved params.
+        The end-of-sequence ids of the model join `stop_token_ids` unless `ignore_eos` is set. The
+        engine core uses resolved parameters only.
         """
         limit = max_tokens if self.max_tokens is None else min(self.max_tokens, max_tokens)
         if self.min_tokens > limit:
             raise InvalidRequestError(
-                f"min_tokens ({self.min_tokens}) is larger than the room left ({limit})",
+                f"min_tokens ({self.min_tokens}) is larger than the {limit} tokens left for output",
                 "min_tokens",
             )
         eos = () if self.ignore_eos else eos_token_ids
@@ -143,7 +145,7 @@ def _check_float(name: str, value: object, low: float, high: float) -> None:
 
 
 def _short(value: object) -> str:
-    """A value in a message, which must not grow with it."""
+    """Return a value for an error message, in bounded length."""
     if isinstance(value, int) and value.bit_length() > 128:
         return "an integer of more than 128 bits"
     if isinstance(value, bool | int | float | str | bytes | None):

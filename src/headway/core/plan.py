@@ -1,4 +1,4 @@
-"""What the scheduler asks of the executor for one step, and what comes back."""
+"""The plan of one step, and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What the executor must know of a request it has no state for.
+    """State of a request that is new to the executor.
 
     A request resumed after preemption is sent as new, with its output so far in `token_ids`.
     """
@@ -24,16 +24,17 @@ class NewRequest:
 
     @staticmethod
     def of(request: Request) -> NewRequest:
+        """Return what the executor must know of a request."""
         token_ids = tuple(request.token_ids)
         params, seed, index = request.params, request.seed, request.index
         return NewRequest(params, seed, index, token_ids, request.num_prompt_tokens)
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step: compute `token_ids` from position `start` on.
+    """One request in a step: compute `token_ids` from position `start` on.
 
-    `block_ids` are appended to the request's block table (for a new request: the whole table).
-    If `has_sample`, the logits of the last token choose the next one.
+    `block_ids` are appended to the block table of the request; for a new request they are the whole
+    table. If `has_sample`, the next token is sampled from the logits of the last token.
     """
 
     request_id: str
@@ -46,21 +47,21 @@ class ScheduledRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy a block's contents: a forked sample gets its own copy of the block it will write."""
+    """Copy of a block, for a forked sample that will write into it."""
 
     source: int
     target: int
 
 
 class BlockSave(NamedTuple):
-    """Copy a block's contents to a slot of the offload store."""
+    """Copy of a block to a slot of the offload store."""
 
     block_id: int
     slot_id: int
 
 
 class BlockLoad(NamedTuple):
-    """Copy a slot's contents to a block, not necessarily the one it was saved from."""
+    """Copy of a slot to a block, not necessarily the block it was saved from."""
 
     slot_id: int
     block_id: int
@@ -68,18 +69,18 @@ class BlockLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, complete in itself: executor state plus this plan is all that is needed.
+    """One step, complete in itself.
 
-    Order of effects: forget `released_ids`; apply `copies` (all sources are read before any
-    target is written), `saves`, `loads`; then run `scheduled`. A block may be saved and be
-    loaded or written into by the same plan, and a slot may be saved into and loaded from.
+    Order of effects: drop the state of `released_ids`; apply `copies` (all sources are read before
+    any target is written), then `saves`, then `loads`; then run `scheduled`. The same plan may save
+    a block and then load or write into it, and may save into a slot and load from it.
     """
 
     step_id: int
     scheduled: tuple[ScheduledRequest, ...]
     copies: tuple[BlockCopy, ...] = ()
     released_ids: tuple[str, ...] = ()
-    """Requests finished or preempted since the last plan: their executor state can go."""
+    """Requests finished or preempted since the last plan."""
     num_tokens: int = 0
     saves: tuple[BlockSave, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
@@ -87,7 +88,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of the chosen token and of the most likely ones, best first."""
+    """Log-probability of the sampled token and of the likeliest tokens, best first."""
 
     logprob: float
     rank: int
@@ -97,7 +98,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The tokens a request gained in a step (more than one only with speculation)."""
+    """Tokens that a request gained in a step; several only with speculation."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
@@ -105,20 +106,20 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """This request's part of the step failed; the others' did not."""
+    """One request failed in a step; the other requests did not."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan: one outcome per scheduled request, in the plan's order.
+    """Result of a plan: one outcome per scheduled request, in the order of the plan.
 
-    None stands for a request that had nothing to sample.
+    The outcome of a request without a sample is None.
     """
 
     step_id: int
     outcomes: tuple[Sample | Failure | None, ...]
     elapsed_s: float
     copy_s: float = 0.0
-    """Of elapsed_s, the time of the plan's saves and loads."""
+    """The part of `elapsed_s` that saves and loads took."""

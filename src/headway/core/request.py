@@ -1,7 +1,7 @@
-"""One request inside the engine: what is known, what is computed, and which state it is in.
+"""One request inside the engine: tokens known, tokens computed, state.
 
-Prefill and decode are not states. A request is a gap between the tokens known and the tokens
-computed; every step closes some of it. `Request.to` is the only writer of the state.
+Prefill and decode are not states. A request has tokens known and tokens computed, and each step
+computes some of the difference. `Request.set_state` is the only writer of the state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.core.terms import NO_TERMS, Terms
 
 
 class RequestState(StrEnum):
-    """Where a request is; the legal moves are in TRANSITIONS."""
+    """State of a request; TRANSITIONS has the legal changes."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -25,7 +25,7 @@ class RequestState(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a request left."""
+    """Why a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -44,9 +44,9 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One sample of one prompt. A prompt with n > 1 enters as one request and forks into n.
+    """One sample of one prompt; a prompt with n > 1 later forks into n requests.
 
-    `params` are resolved: max_tokens is a number and the stop ids include end-of-sequence.
+    `params` are resolved: max_tokens is a number and the stop ids include end-of-sequence ids.
     """
 
     id: str
@@ -57,32 +57,33 @@ class Request:
     priority: int = 0
     terms: Terms = NO_TERMS
     index: int = 0
-    """Which sample of its prompt this is; part of the key of its random numbers."""
-    place: int = 0
-    """Its place in line, given once by the scheduler and kept through preemptions."""
-    due_at: float = inf
-    """By when it must be begun to keep what it was promised."""
+    """Number of the sample within its prompt; part of the key of its random numbers."""
+    arrival_order: int = 0
+    """Position by arrival, set once by the scheduler and kept through preemption."""
+    start_by: float = inf
+    """Latest start that still meets the SLO; inf without one."""
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_preemptions: int = 0
     is_aged: bool = False
-    """It waited for too long; from then on it is among the first."""
+    """Whether the request has waited `max_wait_s` and goes first."""
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     state: RequestState = RequestState.WAITING
-    changed_at: float = 0.0
+    state_since: float = 0.0
+    """When the request entered its state; for a resent request, when its wait began."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         if not self.token_ids or self.params.max_tokens is None:
             raise ValueError(f"request {self.id} needs a prompt and resolved params")
         if self.index == 0 and "#" in self.id:
-            raise ValueError(f"request id {self.id}: # is kept for the ids of forked samples")
+            raise ValueError(f"request id {self.id}: # is reserved for the ids of forked samples")
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.token_ids)
-        self.changed_at = self.changed_at or self.arrived_at
+        self.state_since = self.state_since or self.arrived_at
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
-        """The ids its samples have, or will have once it forks."""
+        """The ids of all samples of the prompt, forked or not."""
         return tuple(sample_id(self.id, index) for index in range(self.params.n))
 
     @property
@@ -95,7 +96,7 @@ class Request:
 
     @property
     def max_num_tokens(self) -> int:
-        """Tokens it holds at the end if nothing stops it early."""
+        """Prompt tokens and max_tokens."""
         return self.num_prompt_tokens + (self.params.max_tokens or 0)
 
     @property
@@ -103,14 +104,16 @@ class Request:
         return self.state is RequestState.FINISHED
 
     def set_state(self, state: RequestState, now: float) -> None:
-        """Move to another state, stamping the time; an illegal move is a bug and raises."""
+        """Set the state and the time of the change; raise on an illegal change."""
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"request {self.id}: {self.state} -> {state} is not a legal move")
+            raise RuntimeError(
+                f"request {self.id}: {self.state} -> {state} is not a legal transition"
+            )
         self.state = state
-        self.changed_at = now
+        self.state_since = now
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add an output token; the reason to finish, if it ends the request."""
+        """Add an output token; return the finish reason if it ends the request."""
         params = self.params
         self.token_ids.append(token_id)
         num_output = len(self.token_ids) - self.num_prompt_tokens
@@ -121,15 +124,15 @@ class Request:
         return None
 
     def extend(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
-        """Add output tokens up to the one that ends the request: the reason, and those added."""
-        for number, token_id in enumerate(token_ids, 1):
+        """Add output tokens until one ends the request; return the reason and the added tokens."""
+        for num_added, token_id in enumerate(token_ids, 1):
             reason = self.append(token_id)
             if reason is not None:
-                return reason, token_ids[:number]
+                return reason, token_ids[:num_added]
         return None, token_ids
 
     def fork(self, index: int, now: float) -> Request:
-        """Another sample of the same prompt, waiting at the same place in line."""
+        """Return another sample of the prompt, waiting with the same arrival order."""
         return Request(
             id=sample_id(self.id, index),
             token_ids=self.token_ids[: self.num_prompt_tokens],
@@ -139,25 +142,31 @@ class Request:
             priority=self.priority,
             terms=self.terms,
             index=index,
-            place=self.place,
-            due_at=self.due_at,
+            arrival_order=self.arrival_order,
+            start_by=self.start_by,
             is_aged=self.is_aged,
-            changed_at=now,
+            state_since=now,
         )
 
     def check(self) -> None:
         if not 0 <= self.num_computed <= self.num_tokens:
             raise AssertionError(
-                f"{self.id}: computed {self.num_computed} of {self.num_tokens} known tokens"
+                f"{self.id}: num_computed {self.num_computed} of {self.num_tokens} tokens"
             )
         if not 0 < self.num_prompt_tokens <= self.num_tokens:
-            raise AssertionError(f"{self.id}: prompt is {self.num_prompt_tokens} tokens")
+            raise AssertionError(
+                f"{self.id}: num_prompt_tokens {self.num_prompt_tokens} of {self.num_tokens} tokens"
+            )
         if self.num_tokens > self.max_num_tokens:
-            raise AssertionError(f"{self.id}: more output than max_tokens")
+            raise AssertionError(
+                f"{self.id}: {self.num_output_tokens} output tokens exceed max_tokens"
+            )
         if self.is_finished != (self.finish_reason is not None):
-            raise AssertionError(f"{self.id}: {self.state} with reason {self.finish_reason}")
+            raise AssertionError(
+                f"{self.id}: state {self.state} with finish reason {self.finish_reason}"
+            )
 
 
 def sample_id(request_id: str, index: int) -> str:
-    """The id of one sample of a prompt; the first sample keeps the prompt's own id."""
+    """Return the id of one sample of a prompt; the first has the id of the prompt."""
     return request_id if index == 0 else f"{request_id}#{index}"

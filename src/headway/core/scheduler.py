@@ -86,7 +86,7 @@ class Scheduler:
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0
         """Running samples when the pass began."""
-        self._arrivals, self._step_ids = count(1), count(1)
+        self._arrival_orders, self._step_ids = count(1), count(1)
 
     @property
     def has_work(self) -> bool:
@@ -134,7 +134,7 @@ class Scheduler:
             message, retry_after_s = verdict.message, verdict.retry_after_s
             emit(events.Refused(request.id, now, "deadline", message, retry_after_s))
             return
-        request.place = next(self._arrivals)
+        request.arrival_order = next(self._arrival_orders)
         self._running_set.wait(request)
         num_prompt_tokens = request.num_prompt_tokens
         emit(events.Arrived(request.id, request.arrived_at, num_prompt_tokens, request.terms))
@@ -165,7 +165,7 @@ class Scheduler:
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
         for request in self.pacer.by_urgency(draft.prefilling):
             if self.pacer.has_slo_requests and not self._preemption.cause:
-                self._admit_waiting(draft, limit, now, request.due_at)
+                self._admit_waiting(draft, limit, now, request.start_by)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed belongs to the request that caused it: admit no other.
@@ -261,7 +261,7 @@ class Scheduler:
             request = waiting.pop() if cause is None else None
             if request is None:
                 break
-            if due_before is not None and request.due_at >= due_before:
+            if due_before is not None and request.start_by >= due_before:
                 waiting.put_back(request)
                 break
             outcome = self._try_admit(request)

@@ -1,7 +1,7 @@
-"""On what terms a request is served: whose share it draws on, and what it was promised.
+"""Terms of a request: tenant, tier, weight, KV quota and SLO targets.
 
-Plain values, decided at the edge from the tenant and its tier, and read by the policies here. A
-request that nobody made terms for has none of them: no tenant, equal weight, no targets.
+The API process sets the terms from the tenant and its tier; the policies in core read them. A
+request without terms has no tenant, weight 1 and no targets.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """When a request should be where, in seconds; None is no promise."""
+    """SLO targets of a request, in seconds; None is no target."""
 
     ttft_s: float | None = None
-    """From arrival to the first token."""
+    """Time from arrival to the first token."""
     tpot_s: float | None = None
-    """Between two output tokens, on average."""
+    """Mean time per output token after the first."""
     deadline_s: float | None = None
-    """From arrival to the last token."""
+    """Time from arrival to the last token."""
 
 
 NO_TARGETS = Targets()
@@ -26,18 +26,18 @@ NO_TARGETS = Targets()
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One tenant's terms, in one tier."""
+    """Terms of one tenant in one tier."""
 
     tenant: str = ""
     tier: str = ""
     weight: float = 1.0
-    """Its share of the service, in proportion to those of others."""
+    """Factor of the tenant in its fair share of the service."""
     is_spot: bool = False
-    """Takes only what nobody else wants, and is the first to be preempted."""
+    """Whether the request uses only spare capacity and is preempted first."""
     max_kv_share: float = 1.0
-    """Most of the KV blocks that the tenant's running requests may hold together."""
+    """Largest share of the KV blocks that running requests of the tenant may hold."""
     cache_group: str = ""
-    """Requests of one group share cached prefixes; by default each tenant is a group."""
+    """Group that shares cached prefixes; by default each tenant is one group."""
     targets: Targets = NO_TARGETS
 
 

@@ -1,8 +1,12 @@
-"""The real engine core on a virtual clock: what a load would meet, without a model.
+"""The simulator: the real engine core on a virtual clock, without a model.
 
-Owns the virtual engine, the cost of a step and the records of requests. It must not import tensors
-or a server: everything here runs in plain Python. Reading order: steps.py, engine.py, records.py,
-simulation.py.
+Owns the virtual engine, step profiles and request records. Must not import tensors or a server. In
+reading order:
+
+    steps.py       step profiles, and executors that compute no tokens
+    engine.py      VirtualEngine: an EngineCore on a virtual clock
+    records.py     one record per request
+    simulation.py  Simulation: a run of recorded requests
 """
 
 from headway.sim.engine import VirtualEngine

@@ -1,4 +1,4 @@
-"""One engine on a virtual clock, with requests that arrive and leave at given times."""
+"""One engine on a virtual clock, with scheduled arrivals and aborts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headway.sim.steps import TimedExecutor
 
 
 class VirtualEngine:
-    """EngineCore on a clock that moves by what each step takes.
+    """EngineCore on a clock that advances by the duration of each step.
 
-    As in the server, requests that arrive during a step meet the gate at once and join the engine
-    when the step ends.
+    As in the server, a request that arrives during a step passes `may_join` on arrival and is added
+    to the engine when the step ends.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class VirtualEngine:
         self.scheduler = Scheduler(config, executor.capacity(), enable_prefix_caching)
         self.core = EngineCore(self.scheduler, executor, self.clock, sink)
         self.may_join: Callable[[Request], bool] = lambda _request: True
-        """Asked at the arrival of a request, whatever the engine is doing."""
+        """Called when a request arrives; False drops the request."""
         self.on_planned: Callable[[StepPlan], None] = lambda _plan: None
         self.on_step: Callable[[StepPlan], None] = lambda _plan: None
-        """Called after each step, when its events are out."""
+        """Called after each step, when its events were emitted."""
         self._order = count()
         self._arrivals: list[tuple[float, int, Request]] = []
         self._aborts: list[tuple[float, str]] = []
         self._joining: list[Request] = []
 
     def send(self, requests: Iterable[Request], aborts: Iterable[tuple[float, str]] = ()) -> None:
-        """Have requests arrive at their `arrived_at`, and abort some at given times."""
+        """Schedule requests to arrive at `arrived_at`, and aborts as (time, request id)."""
         for request in requests:
             heappush(self._arrivals, (request.arrived_at, next(self._order), request))
         for abort in aborts:
@@ -57,7 +57,7 @@ class VirtualEngine:
         return len(self.scheduler.waiting) + len(self._joining)
 
     def run(self, until_s: float = inf, drain: bool = True) -> None:
-        """Serve what arrives before `until_s`; then, with `drain`, what is left."""
+        """Serve requests that arrive before `until_s`; with `drain`, until all finished."""
         while self.clock.now() < until_s or (drain and self.core.has_work):
             if self.clock.now() >= until_s:
                 self._arrivals.clear()
@@ -68,8 +68,8 @@ class VirtualEngine:
                 self.clock.advance_to(min(at, until_s))
 
     def step(self) -> StepPlan | None:
-        """Let in what has arrived and run one step; None without work at this time."""
-        self._join()
+        """Add arrived requests and run one step; return None without work."""
+        self._add_arrived()
         began_at = self.clock.now()
         plan = self.core.begin_step()
         if plan is None:
@@ -82,7 +82,7 @@ class VirtualEngine:
         self.on_step(plan)
         return plan
 
-    def _join(self) -> None:
+    def _add_arrived(self) -> None:
         now = self.clock.now()
         self._arrive_until(now)
         for request in self._joining:

@@ -1,4 +1,4 @@
-"""What became of each request of a run."""
+"""Records of the requests of a run: arrival, first token, end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Record:
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The percentile of some values; None of none."""
+    """Return a percentile of the values; None without values."""
     if not values:
         return None
     return values[0] if len(values) == 1 else quantiles(values, n=100)[percent - 1]

@@ -17,7 +17,7 @@ from headway.sim.steps import CannedExecutor, StepProfile, TimedExecutor
 
 
 class SimulatedStep(NamedTuple):
-    """A step, and what the scheduler's model predicted for it."""
+    """A step, with the prediction of the step-time model."""
 
     began_at: float
     shape: StepShape
@@ -28,7 +28,7 @@ class SimulatedStep(NamedTuple):
 
 
 class Simulation:
-    """A virtual engine whose requests stop at the lengths that their records give."""
+    """A virtual engine whose requests have the output lengths of their records."""
 
     def __init__(
         self, config: SchedulerConfig, capacity: Capacity, profile: StepProfile, seed: int = 0
@@ -36,10 +36,10 @@ class Simulation:
         self._canned = CannedExecutor(capacity)
         executor = TimedExecutor(self._canned, profile, seed)
         self.engine = VirtualEngine(config, executor, self._record_events, False)
-        self.engine.may_join = self._meet_gate
+        self.engine.may_join = self._record_arrival
         self.engine.on_planned = self._record_step
         self.records: dict[str, Record] = {}
-        """Of the requests that have arrived."""
+        """Request id -> record, for requests that have arrived."""
         self.steps: list[SimulatedStep] = []
         self.num_admitted = 0
         self.may_join: Callable[[Record], bool] = lambda _record: True
@@ -47,17 +47,18 @@ class Simulation:
         self._sent: dict[str, Record] = {}
 
     def send(self, records: Iterable[Record]) -> None:
+        """Schedule the arrival of these records as requests."""
         for record in records:
             self._sent[record.id] = record
-            # The last token is sampled from all those before it.
+            # The last token is sampled when all tokens before it are known.
             self._canned.stop_at[record.id] = record.num_prompt + record.num_output - 1
             self.engine.send([record.make_request()])
 
     def run(self, until_s: float, drain: bool = True) -> None:
-        """Serve what arrives before `until_s`; then, with `drain`, what is left."""
+        """Serve records that arrive before `until_s`; with `drain`, until all finished."""
         self.engine.run(until_s, drain)
 
-    def _meet_gate(self, request: Request) -> bool:
+    def _record_arrival(self, request: Request) -> bool:
         record = self.records[request.id] = self._sent.pop(request.id)
         record.is_refused = not self.may_join(record)
         return not record.is_refused
@@ -85,7 +86,10 @@ class Simulation:
             elif isinstance(event, Finished):
                 record = self.records[event.request_id]
                 if event.num_output_tokens != record.num_output:
-                    raise RuntimeError(f"request {event.request_id}: {event.reason}")
+                    raise RuntimeError(
+                        f"request {event.request_id} finished ({event.reason}) after "
+                        f"{event.num_output_tokens} of {record.num_output} output tokens"
+                    )
                 record.finished_at = now
                 self.on_finish(record)
             elif isinstance(event, Refused):

@@ -1,4 +1,4 @@
-"""What a step takes, and executors that compute nothing."""
+"""Step profiles, and executors that compute no tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SAMPLE, _STOP = Sample((7,)), Sample((STOP_TOKEN,))
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Step times of one model on one machine."""
+    """Step durations of one model on one machine."""
 
     cost: StepCost
     noise: float = 0.0
-    """Standard deviation of the logarithm of a step's time."""
+    """Standard deviation of the logarithm of a step's duration."""
     slow_share: float = 0.0
     """Share of steps that take `slow_factor` times as long, for reasons outside the engine."""
     slow_factor: float = 1.0
 
     def scaled(self, factor: float) -> StepProfile:
-        """The profile of a machine on which every step takes `factor` times as long."""
+        """Return the profile with every step `factor` times as long."""
         cost = self.cost
         scaled = StepCost(
             factor * cost.constant_s,
@@ -37,7 +37,7 @@ class StepProfile:
         return replace(self, cost=scaled)
 
     def draw_s(self, plan: StepPlan, rng: random.Random) -> float:
-        """Seconds that a step of this plan takes."""
+        """Return the duration of a step with this plan, drawn with noise."""
         seconds = self.cost.predict(shape_of(plan))
         if self.noise:
             seconds *= rng.lognormvariate(0.0, self.noise)
@@ -58,16 +58,16 @@ SMOLLM2_135M = StepProfile(
     slow_share=0.002,
     slow_factor=5.0,
 )
-"""SmolLM2-135M on two cores; fitted to the steps that benchmarks/sim/step_times.py measured."""
+"""SmolLM2-135M on two cores, fitted to steps measured by benchmarks/sim/step_times.py."""
 
 
 class CannedExecutor:
-    """Answers every sample with the same token, and stops requests at given lengths."""
+    """Samples the same token always, and STOP_TOKEN at set lengths."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self.stop_at: dict[str, int] = {}
-        """Tokens known to a request when it samples STOP_TOKEN; without an entry it never does."""
+        """Request id -> number of tokens at which the request samples STOP_TOKEN."""
         self._results: dict[int, StepResult] = {}
 
     def capacity(self) -> Capacity:
@@ -95,14 +95,14 @@ class CannedExecutor:
 
 
 class TimedExecutor:
-    """Another executor, whose steps are said to take what a profile says."""
+    """Wraps an executor and reports step durations of a profile."""
 
     def __init__(self, inner: Executor, profile: StepProfile, seed: int = 0) -> None:
         self._inner = inner
         self._profile = profile
         self._rng = random.Random(f"steps/{seed}")
         self.step_s = 0.0
-        """Of the step submitted last."""
+        """Duration of the last submitted step."""
 
     def capacity(self) -> Capacity:
         return self._inner.capacity()

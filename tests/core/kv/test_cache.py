@@ -1,4 +1,4 @@
-"""Block tables: prefix reuse, forking, and who pays for shared blocks."""
+"""Block tables: prefix reuse, forking, and shared blocks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head():
     assert cached_tokens(engine, "c") == 8
 
 
-def test_matched_blocks_are_not_evicted_to_make_room_for_their_own_request():
+def test_matched_blocks_are_not_evicted_for_their_own_request():
     engine = Harness(num_blocks=4, block_size=4)
     run_one(engine, "a", list(range(8)), max_tokens=1)
     run_one(engine, "b", [*range(8), *range(50, 58)], max_tokens=1)
@@ -136,7 +136,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_block_it_will_write(length: in
     assert [(copy.source, copy.target) for copy in plan.copies] == expected
 
 
-def test_the_copy_is_right_even_if_the_parent_is_gone_before_it_is_made():
+def test_the_copy_is_right_if_the_parent_was_aborted_before():
     engine = Harness(num_blocks=6, block_size=4)
     engine.add("p", list(range(6)), n=2, max_tokens=5)
     engine.step()
@@ -146,14 +146,14 @@ def test_the_copy_is_right_even_if_the_parent_is_gone_before_it_is_made():
     assert engine.output("p#1") == expected_output(list(range(6)), 5, index=1)
 
 
-def test_the_copy_is_right_even_if_the_parent_ends_with_its_first_token():
+def test_the_copy_is_right_if_the_parent_ends_with_its_first_token():
     engine = Harness(block_size=4)
     run_one(engine, "p", list(range(6)), n=3, max_tokens=1)
     for index, sample in enumerate(("p", "p#1", "p#2")):
         assert engine.output(sample) == expected_output(list(range(6)), 1, index=index)
 
 
-def test_a_copy_for_a_child_that_was_aborted_harms_nobody():
+def test_a_copy_for_an_aborted_sample_changes_no_other_request():
     engine = Harness(num_blocks=4, block_size=4)
     engine.add("p", list(range(6)), n=2, max_tokens=5)
     engine.step()
@@ -165,7 +165,7 @@ def test_a_copy_for_a_child_that_was_aborted_harms_nobody():
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_child_without_a_block_waits_and_is_right_in_the_end(caching: bool):
+def test_a_sample_without_a_block_waits_and_has_the_right_output(caching: bool):
     engine = Harness(num_blocks=3, block_size=4, enable_prefix_caching=caching)
     engine.add("p", list(range(6)), n=3, max_tokens=6)
     engine.step()
@@ -176,7 +176,7 @@ def test_a_child_without_a_block_waits_and_is_right_in_the_end(caching: bool):
         assert engine.output(sample) == expected_output(list(range(6)), 6, index=index)
 
 
-def test_a_waiting_child_stands_at_its_parents_place():
+def test_a_waiting_sample_has_the_arrival_order_of_its_parent():
     engine = Harness(num_blocks=3, block_size=4, max_num_batched_tokens=8, max_wait_s=0.0)
     engine.add("p", list(range(8)), n=3, max_tokens=1)
     engine.add("later", 4, max_tokens=1)
@@ -186,7 +186,7 @@ def test_a_waiting_child_stands_at_its_parents_place():
     assert list(engine.step()) == ["later"]
 
 
-def test_siblings_hold_their_seats_before_they_are_born():
+def test_samples_count_as_sequences_before_the_fork():
     engine = Harness(max_num_seqs=3, max_num_batched_tokens=4)
     engine.add("p", 8, n=2)
     engine.add("a", 1)
@@ -199,7 +199,7 @@ def test_siblings_hold_their_seats_before_they_are_born():
 # ----------------------------------------------------------------- sharing and loss
 
 
-def test_the_blocks_siblings_share_are_freed_by_the_last_of_them():
+def test_shared_blocks_are_freed_by_the_last_sample():
     engine = Harness(num_blocks=16, block_size=4)
     engine.add("p", 9, n=3, max_tokens=30)
     engine.step()
@@ -212,7 +212,7 @@ def test_the_blocks_siblings_share_are_freed_by_the_last_of_them():
     assert engine.num_free == 16
 
 
-def test_a_preempted_request_finds_its_blocks_in_the_cache_when_it_returns():
+def test_a_resumed_request_reuses_its_blocks():
     engine = Harness(num_blocks=6, block_size=4)
     engine.add("a", 8, max_tokens=12)
     engine.add("b", 8, max_tokens=8)

@@ -1,4 +1,4 @@
-"""What one tenant may hold, in blocks of running requests and in cached ones."""
+"""KV quotas of tenants, and the eviction of cached blocks by cache group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def num_tenant_blocks(engine: Harness, tenant: str) -> int:
     return len(engine.scheduler.kv.blocks_by_tenant.get(tenant, ()))
 
 
-def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
+def test_other_tenants_bypass_a_tenant_at_its_kv_quota():
     engine = Harness(num_blocks=16, block_size=4, max_wait_s=0.0)
     for at in range(4):
         engine.add(f"t{at}", 12, max_tokens=1, terms=half())
@@ -38,7 +38,7 @@ def test_a_tenant_holds_no_more_than_its_share_and_others_pass_it():
     engine.run()
 
 
-def test_one_that_lacks_seats_as_well_stands_aside_all_the_same():
+def test_the_kv_quota_is_the_cause_before_the_running_limit():
     engine = Harness(num_blocks=16, block_size=4, max_num_seqs=2, max_wait_s=0.0)
     engine.add("t0", 24, max_tokens=8, terms=half())
     engine.step()
@@ -47,11 +47,11 @@ def test_one_that_lacks_seats_as_well_stands_aside_all_the_same():
     engine.step()
     request = engine.scheduler.requests["t1"]
     assert engine.scheduler.waiting.cause_of(request) is WaitCause.KV_QUOTA
-    assert engine.seen(Admitted, "other"), "the free seat is not kept for it"
+    assert engine.seen(Admitted, "other"), "the free sequence is not reserved for t1"
     engine.run()
 
 
-def test_the_cause_of_such_a_wait_is_the_tenants_share():
+def test_a_wait_at_the_kv_quota_has_that_cause():
     engine = Harness(num_blocks=16, block_size=4)
     engine.add("t0", 24, max_tokens=8, terms=half())
     engine.add("t1", 24, max_tokens=1, terms=half())
@@ -67,7 +67,7 @@ def test_the_cause_of_such_a_wait_is_the_tenants_share():
     engine.run()
 
 
-def test_requests_that_stand_aside_come_back_in_order_whatever_happens_to_them():
+def test_suspended_requests_resume_in_order_despite_aborts():
     engine = Harness(num_blocks=16, block_size=4)
     for at in range(6):
         engine.add(f"t{at}", 24, max_tokens=3, terms=half())
@@ -78,7 +78,7 @@ def test_requests_that_stand_aside_come_back_in_order_whatever_happens_to_them()
     assert [event.request_id for event in engine.seen(Admitted)] == ["t0", "t2", "t4", "t5"]
 
 
-def test_a_tenant_that_outgrows_its_share_takes_from_itself():
+def test_growth_beyond_the_kv_quota_preempts_the_same_tenant():
     engine = Harness(num_blocks=16, block_size=4, max_num_batched_tokens=64)
     engine.add("t0", 16, max_tokens=9, terms=half())
     engine.add("t1", 16, max_tokens=9, terms=half())
@@ -99,7 +99,7 @@ def test_shared_blocks_count_once():
     engine.run()
 
 
-def test_what_exceeds_the_share_is_refused_with_the_numbers():
+def test_a_request_above_the_kv_quota_is_refused_with_the_numbers():
     capacity = Capacity(num_blocks=10, block_size=4, max_model_len=100)
     refusal = refuse_if_never_fits(PeakDemand(12, 10, 1, max_kv_share=0.5), capacity, 8)
     assert refusal is not None
@@ -108,7 +108,7 @@ def test_what_exceeds_the_share_is_refused_with_the_numbers():
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "deadline"])
-def test_the_backlog_of_a_tenant_at_its_kv_quota_leaves_the_engine_to_others(policy: str):
+def test_a_backlog_at_the_kv_quota_does_not_block_other_tenants(policy: str):
     engine = Harness(num_blocks=64, block_size=4, max_num_seqs=8, scheduling_policy=policy)
     quota = Terms("q", max_kv_share=0.25, cache_group="q")
     for at in range(300):
@@ -118,11 +118,11 @@ def test_the_backlog_of_a_tenant_at_its_kv_quota_leaves_the_engine_to_others(pol
     engine.step()
     while any(name.startswith("o") for name in engine.waiting):
         num_left = sum(name.startswith("o") for name in engine.waiting)
-        assert len(engine.step()) >= min(7, num_left), "requests of others wait in vain"
+        assert len(engine.step()) >= min(7, num_left), "requests of the other tenant are blocked"
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority", "deadline"])
-def test_time_at_the_kv_quota_is_attributed_to_it_for_every_request_of_the_tenant(policy: str):
+def test_waits_at_the_kv_quota_are_attributed_to_it(policy: str):
     engine = Harness(num_blocks=32, block_size=4, scheduling_policy=policy)
     quota = Terms("t", max_kv_share=0.25, cache_group="t")
     engine.add("t0", 24, max_tokens=8, terms=quota)
@@ -148,7 +148,7 @@ def test_time_at_the_kv_quota_is_attributed_to_it_for_every_request_of_the_tenan
     engine.run()
 
 
-def test_an_urgent_backlog_at_the_kv_quota_does_not_hide_urgent_requests_of_others():
+def test_an_slo_backlog_at_the_kv_quota_does_not_block_other_slo_requests():
     soon = Targets(ttft_s=60.0)
     engine = Harness(num_blocks=64, block_size=4, max_num_seqs=2)
     quota = Terms("q", max_kv_share=0.25, cache_group="q", targets=soon)
@@ -171,7 +171,7 @@ def cached(*groups: str) -> CachedBlocks:
     return blocks
 
 
-def test_the_least_recently_used_goes_first_while_nobody_has_too_much():
+def test_the_least_recently_used_block_is_evicted_first():
     blocks = cached("a", "b", "c", "b")
     assert [blocks.pop() for _ in range(2)] == [0, 1]
     blocks.check()
@@ -180,7 +180,7 @@ def test_the_least_recently_used_goes_first_while_nobody_has_too_much():
 def test_a_group_above_its_share_loses_its_own_blocks_first():
     blocks = cached("a", "b", *["flood"] * 6)
     assert [blocks.pop() for _ in range(4)] == [2, 3, 4, 5]
-    # Two of four are no more than half: it is age again, until the group grows again.
+    # Two of four are no more than half: least recently used, until the group grows again.
     assert blocks.pop() == 0
     blocks.add(8, "flood")
     assert blocks.pop() == 6
@@ -193,7 +193,7 @@ def test_a_single_group_may_fill_the_cache():
     assert len(blocks) == 0
 
 
-def test_a_block_in_use_again_is_out_of_reach():
+def test_a_block_in_use_again_is_not_evicted():
     blocks = cached("a", "b", "c")
     blocks.remove(0)
     assert 0 not in blocks
@@ -207,7 +207,7 @@ def run_one(engine: Harness, request_id: str, tenant: str, **fields: Any) -> int
     return engine.seen(Admitted, request_id)[0].num_cached_tokens
 
 
-def test_a_flood_of_prompts_does_not_throw_out_what_others_have_cached():
+def test_a_flood_of_prompts_does_not_evict_blocks_of_other_tenants():
     engine = Harness(num_blocks=16, block_size=4)
     prompt = list(range(12))
     run_one(engine, "quiet", "q", prompt=prompt)
@@ -219,7 +219,7 @@ def test_a_flood_of_prompts_does_not_throw_out_what_others_have_cached():
 # ---------------------------------------------------------------------- block-seconds
 
 
-def test_blocks_times_seconds_are_counted_over_all_tables_a_request_had():
+def test_block_seconds_cover_all_tables_of_a_request():
     engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
     for request_id in "abc":
         engine.add(request_id, 16, max_tokens=6)
@@ -246,7 +246,7 @@ SPOT = Terms("t", max_kv_share=0.5, cache_group="t", is_spot=True)
         ("fair", {"terms": SPOT}, {"terms": half()}),
     ],
 )
-def test_one_of_stronger_claim_does_not_stand_aside_behind_weaker_ones(
+def test_a_request_that_goes_first_preempts_its_tenant_at_the_kv_quota(
     policy: str, weak: dict[str, Any], strong: dict[str, Any]
 ):
     engine = Harness(num_blocks=16, block_size=4, scheduling_policy=policy)
@@ -260,7 +260,7 @@ def test_one_of_stronger_claim_does_not_stand_aside_behind_weaker_ones(
     engine.run()
 
 
-def test_an_output_left_open_is_as_long_as_the_share_allows():
+def test_unset_max_tokens_fills_the_kv_quota():
     capacity = Capacity(num_blocks=16, block_size=4, max_model_len=1000)
     info = EngineInfo(capacity, max_num_seqs=8, vocab_size=100)
     resolved = resolve_params(SamplingParams(max_tokens=None), [1] * 10, info, (), 0.5)
@@ -271,7 +271,7 @@ def test_an_output_left_open_is_as_long_as_the_share_allows():
     assert len(engine.output("a")) == resolved.max_tokens
 
 
-def test_what_the_share_never_has_room_for_is_refused_before_it_is_sent():
+def test_a_request_above_the_kv_quota_is_refused_before_it_is_sent():
     capacity = Capacity(num_blocks=16, block_size=4, max_model_len=1000)
     info = EngineInfo(capacity, max_num_seqs=8, vocab_size=100)
     with pytest.raises(NeverFitsError, match="this tenant may hold 8"):

@@ -33,35 +33,35 @@ def costs(copy_s: float = 0.001, num_free_slots: int = 10, **fields) -> Preempti
     return PreemptionCosts(cost, copy_s, num_free_slots, block_size=16)
 
 
-def test_a_tail_is_saved_where_moving_it_both_ways_is_faster_than_computing_it():
+def test_a_tail_is_saved_if_two_copies_are_faster_than_recomputing():
     # Two blocks with 20 tokens: 20 ms to compute, 4 copies.
     tail = Tail(start=32, num_tokens=20, num_blocks=2)
     assert choose_method(tail, costs(0.004)) == (CHECKPOINT, pytest.approx(0.016), 0)
     assert choose_method(tail, costs(0.006)) == (TRIM, pytest.approx(0.020), 20)
 
 
-def test_where_it_starts_counts():
+def test_the_start_of_the_tail_changes_its_cost():
     early, late = Tail(0, 16, 1), Tail(160, 16, 1)
     by_cost = costs(0.5, cost=Quadratic())
     assert choose_method(early, by_cost).method is RECOMPUTE
     assert choose_method(late, by_cost).method is CHECKPOINT
 
 
-def test_a_tail_that_is_everything_is_recomputed():
+def test_a_tail_of_the_whole_request_is_recomputed():
     assert choose_method(Tail(0, 20, 2), costs(1.0)) == (RECOMPUTE, pytest.approx(0.020), 20)
 
 
-def test_without_slots_it_is_lost():
+def test_without_slots_the_tail_is_dropped():
     assert choose_method(Tail(16, 20, 2), costs(num_free_slots=1)).method is TRIM
     assert choose_method(Tail(16, 20, 2), costs(num_free_slots=2)).method is CHECKPOINT
 
 
-def test_slots_behind_a_lost_tail_are_lost_with_it():
+def test_slots_behind_a_dropped_tail_are_dropped():
     tail = Tail(start=16, num_tokens=16, num_blocks=1, num_slots=2, num_slot_tokens=20)
     assert choose_method(tail, costs(1.0)) == (TRIM, pytest.approx(0.036), 36)
 
 
-def test_its_own_last_slots_are_reused_when_there_is_no_other():
+def test_own_last_slots_are_reused_without_free_slots():
     """One slot is free, one is reused: 4 tokens are lost, and its contents are not loaded."""
     tail = Tail(start=16, num_tokens=32, num_blocks=2, num_slots=2, num_slot_tokens=20)
     choice = choose_method(tail, costs(0.001, num_free_slots=1))
@@ -71,17 +71,17 @@ def test_its_own_last_slots_are_reused_when_there_is_no_other():
 
 
 @pytest.mark.parametrize("method", ["trim", "recompute"])
-def test_a_method_that_was_asked_for_saves_nothing(method: str):
+def test_the_methods_trim_and_recompute_save_nothing(method: str):
     assert choose_method(Tail(16, 16, 1), costs(0.0), method).num_tokens_lost == 16
 
 
-def test_a_checkpoint_that_was_asked_for_is_made_whatever_it_costs_while_slots_last():
+def test_the_method_checkpoint_saves_at_any_cost_while_slots_last():
     assert choose_method(Tail(16, 16, 1), costs(9.0), "checkpoint").method is CHECKPOINT
     tail = Tail(16, 16, 1)
     assert choose_method(tail, costs(9.0, num_free_slots=0), "checkpoint").method is TRIM
 
 
-def test_the_time_of_a_copy_follows_what_is_measured():
+def test_the_copy_time_follows_measurements():
     copy_time = CopyTime(0.0)
     copy_time.observe(0, 5.0)
     assert copy_time.block_copy_s == 0.0

@@ -1,4 +1,4 @@
-"""Slots: free, pending or owned, and never two of them."""
+"""SlotPool: each slot is free, pending or owned."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from headway.core.kv.offload_slots import SlotPool
 
 
-def test_slots_are_handed_out_until_there_are_none():
+def test_slots_are_allocated_until_none_is_free():
     slots = SlotPool(3)
     assert sorted(slots.allocate() for _ in range(3)) == [0, 1, 2]
     assert (slots.num_free, slots.num_used) == (0, 3)
     slots.check([0, 1, 2])
 
 
-def test_a_freed_slot_is_pending_until_a_plan_has_been_made():
+def test_a_freed_slot_is_pending_until_a_plan_is_built():
     slots = SlotPool(1)
     slot_id = slots.allocate()
     slots.free([slot_id])
@@ -34,7 +34,7 @@ def test_a_pending_slot_can_be_reclaimed():
     slots.check([slot_id])
 
 
-def test_freeing_twice_is_a_bug():
+def test_freeing_twice_raises():
     slots = SlotPool(1)
     slots.free([slots.allocate()])
     with pytest.raises(RuntimeError, match="twice"):

@@ -1,4 +1,4 @@
-"""BlockPool: what is taken first, what is kept, and what is evicted first."""
+"""BlockPool: allocation order, reference counts and eviction order."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def pool_with_cached(num_blocks: int, num_cached: int) -> tuple[BlockPool, list[
     return pool, table
 
 
-def test_all_blocks_can_be_taken_once():
+def test_all_blocks_can_be_allocated_once():
     pool = BlockPool(5)
     assert sorted(pool.allocate(5)) == [0, 1, 2, 3, 4]
     assert (pool.num_free, pool.num_used) == (0, 5)
 
 
-def test_taking_more_than_is_free_is_a_bug_and_takes_nothing():
+def test_allocating_more_than_is_free_raises_and_allocates_nothing():
     pool = BlockPool(3)
-    with pytest.raises(RuntimeError, match="4 blocks asked for, 3 free"):
+    with pytest.raises(RuntimeError, match="cannot allocate 4 blocks, 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
     pool.check({})
 
 
 def test_a_pool_has_at_least_one_block():
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         BlockPool(0)
 
 
-def test_a_block_is_free_when_its_last_owner_lets_go():
+def test_a_block_is_free_without_its_last_owner():
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
     pool.add_references([block])
@@ -53,9 +53,9 @@ def test_a_block_is_free_when_its_last_owner_lets_go():
     pool.check({})
 
 
-def test_freeing_what_nobody_owns_is_a_bug():
+def test_freeing_a_block_without_an_owner_raises():
     pool = BlockPool(2)
-    with pytest.raises(RuntimeError, match="freed by nobody"):
+    with pytest.raises(RuntimeError, match="has no owner"):
         pool.free([0])
 
 
@@ -68,7 +68,7 @@ def test_published_content_outlives_its_owner_and_can_be_shared_again():
     pool.check(dict.fromkeys(table, 1))
 
 
-def test_empty_blocks_are_taken_before_cached_ones():
+def test_empty_blocks_are_allocated_before_cached_blocks():
     pool, table = pool_with_cached(4, 2)
     assert not set(pool.allocate(2)) & set(table)
     assert pool.num_cached == 2
@@ -103,7 +103,7 @@ def test_a_duplicate_is_not_indexed_and_is_empty_when_freed():
     pool.check({first: 1})
 
 
-def test_a_block_is_freeable_when_all_its_owners_are_among_those_who_let_go():
+def test_a_block_is_freeable_if_all_its_owners_free_it():
     pool = BlockPool(3)
     mine, shared = pool.allocate(2)
     pool.add_references([shared])

@@ -62,7 +62,7 @@ def test_a_block_is_indexed_under_one_hash():
     index.check()
 
 
-def test_removing_forgets_both_sides_and_an_unknown_block_is_no_matter():
+def test_remove_clears_both_maps_and_ignores_unknown_blocks():
     index = PrefixIndex()
     index.insert(chain_start("x"), 1)
     index.remove(1)
@@ -72,9 +72,9 @@ def test_removing_forgets_both_sides_and_an_unknown_block_is_no_matter():
     index.check()
 
 
-def test_check_sees_two_sides_that_disagree():
+def test_check_finds_maps_that_differ():
     index = PrefixIndex()
     index.insert(chain_start("x"), 1)
     index._hash_of[2] = chain_start("y")
-    with pytest.raises(AssertionError, match="disagree"):
+    with pytest.raises(AssertionError, match="differ"):
         index.check()

@@ -1,4 +1,4 @@
-"""Who may come in: never, now, or after whom."""
+"""Admission: refusals, limits, headroom and bypass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPACITY = Capacity(num_blocks=4, block_size=4, max_model_len=100)
 # ---------------------------------------------------------------------- never fits
 
 
-def test_what_exceeds_the_context_is_refused_with_the_numbers():
+def test_a_request_above_the_context_is_refused_with_the_numbers():
     refusal = refuse_if_never_fits(PeakDemand(90, 11, 1), CAPACITY, 8)
     assert refusal is not None
     assert "90 prompt tokens and 11 output tokens" in refusal.message
@@ -28,13 +28,13 @@ def test_what_exceeds_the_context_is_refused_with_the_numbers():
     assert refusal.param == "max_tokens"
 
 
-def test_what_exceeds_the_cache_is_refused_with_the_numbers():
+def test_a_request_above_the_cache_is_refused_with_the_numbers():
     refusal = refuse_if_never_fits(PeakDemand(10, 8, 1), CAPACITY, 8)
     assert refusal is not None
     assert "need 5 KV blocks of 4 tokens; the whole cache has 4" in refusal.message
 
 
-def test_more_samples_than_seats_are_refused():
+def test_more_samples_than_max_num_seqs_are_refused():
     refusal = refuse_if_never_fits(PeakDemand(1, 1, 9), CAPACITY, 8)
     assert refusal is not None
     assert (refusal.param, "n=9" in refusal.message) == ("n", True)
@@ -58,7 +58,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
     assert refusal.value.param == "prompt"
 
 
-def test_a_refused_request_holds_nothing_and_blocks_nobody():
+def test_a_refused_request_has_no_blocks_and_blocks_no_other():
     engine = Harness(num_blocks=4, block_size=4)
     engine.add("giant", 20)
     engine.add("a", 4, max_tokens=1)
@@ -69,7 +69,7 @@ def test_a_refused_request_holds_nothing_and_blocks_nobody():
     engine.run()
 
 
-def test_whatever_is_not_refused_runs_in_an_empty_engine_despite_the_watermark():
+def test_an_empty_engine_admits_into_the_watermark():
     engine = Harness(num_blocks=4, block_size=4, kv_watermark=0.9)
     engine.add("a", 10, max_tokens=7)
     engine.run()
@@ -130,7 +130,7 @@ def test_running_requests_may_grow_into_the_watermark():
     assert engine.finish("a").num_output_tokens == 13
 
 
-def test_a_seat_is_needed_for_every_sample():
+def test_every_sample_counts_as_a_sequence():
     engine = Harness(max_num_seqs=3)
     engine.add("a", 4, max_tokens=3)
     engine.add("b", 4, n=3, max_tokens=3)
@@ -159,7 +159,7 @@ def blocked_engine(**settings: Any) -> Harness:
     return engine
 
 
-def test_smaller_requests_may_pass_one_that_does_not_fit():
+def test_smaller_requests_bypass_a_request_that_does_not_fit():
     engine = blocked_engine()
     engine.add("small", 4, max_tokens=1)
     assert list(engine.step()) == ["holder", "small"]
@@ -175,7 +175,7 @@ def count_passing(engine: Harness, num_small: int, step_s: float = 0.0) -> int:
     return passed
 
 
-def test_a_request_is_passed_for_a_bounded_time():
+def test_a_request_is_bypassed_for_a_bounded_time():
     engine = blocked_engine(max_wait_s=2.5)
     assert count_passing(engine, 8, step_s=1.0) == 3
 
@@ -196,7 +196,7 @@ def test_an_aged_request_gets_the_next_free_blocks():
     assert order == ["holder", "big", "s0", "s1", "s2", "s3", "s4", "s5"]
 
 
-def test_a_pass_tries_a_bounded_number_that_do_not_fit():
+def test_a_pass_tries_a_bounded_number_of_requests():
     engine = Harness(num_blocks=16, block_size=4)
     engine.add("holder", 40, max_tokens=20)
     engine.step()
@@ -209,7 +209,7 @@ def test_a_pass_tries_a_bounded_number_that_do_not_fit():
     assert "small" in engine.step()
 
 
-def test_one_that_waits_for_samples_is_passed_for_a_bounded_time_too():
+def test_a_request_that_lacks_sequences_is_bypassed_for_a_bounded_time():
     engine = Harness(max_num_seqs=4, max_wait_s=2.5)
     engine.add("holder", 4, max_tokens=30)
     engine.step()

@@ -1,4 +1,4 @@
-"""Who is preempted, for whom, and who never is."""
+"""Victim choice: for a growing table, for a waiting request, and immunity."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def three_in_twelve_blocks(method: str = "auto") -> Harness:
     return engine
 
 
-def test_the_weakest_claim_is_preempted_and_the_stronger_go_on():
+def test_the_highest_eviction_key_is_preempted():
     engine = three_in_twelve_blocks()
     assert list(engine.step()) == ["a", "b"]
     assert victims(engine) == [("c", "a")]
     assert engine.scheduler.requests["c"].state is RequestState.PREEMPTED
 
 
-def test_under_priority_the_weakest_rank_is_preempted_however_old():
+def test_under_priority_the_highest_number_is_preempted():
     engine = Harness(
         num_blocks=12, block_size=4, max_num_batched_tokens=64, scheduling_policy="priority"
     )
@@ -50,7 +50,7 @@ def test_under_priority_the_weakest_rank_is_preempted_however_old():
     assert victims(engine) == [("a", "b")]
 
 
-def test_a_preempted_request_keeps_its_place_in_line():
+def test_a_preempted_request_keeps_its_arrival_order():
     engine = three_in_twelve_blocks()
     engine.add("late", 4, max_tokens=1)
     engine.step()
@@ -60,7 +60,7 @@ def test_a_preempted_request_keeps_its_place_in_line():
     assert head.id == "c"
 
 
-def test_nobody_is_admitted_into_blocks_freed_in_the_same_step():
+def test_no_request_is_admitted_into_blocks_freed_in_the_same_step():
     engine = three_in_twelve_blocks("recompute")
     engine.add("late", 1, max_tokens=1)
     step = engine.step()
@@ -70,7 +70,7 @@ def test_nobody_is_admitted_into_blocks_freed_in_the_same_step():
     assert "late" in engine.step()
 
 
-def test_output_goes_on_after_preemption_and_is_never_sent_twice():
+def test_output_continues_after_preemption_without_repeats():
     engine = three_in_twelve_blocks()
     engine.run()
     assert victims(engine)
@@ -78,7 +78,7 @@ def test_output_goes_on_after_preemption_and_is_never_sent_twice():
         assert engine.output(request_id) == expected_output(own_tokens(request_id, 16), 8)
 
 
-def test_the_weakest_gives_way_itself_if_nobody_is_weaker():
+def test_the_requester_may_be_its_own_victim():
     engine = Harness(num_blocks=8, block_size=4, max_num_batched_tokens=64)
     engine.add("a", 14, max_tokens=16)
     engine.add("b", 16, max_tokens=8)
@@ -87,12 +87,12 @@ def test_the_weakest_gives_way_itself_if_nobody_is_weaker():
     assert victims(engine) == [("b", "b")]
 
 
-def test_the_strongest_is_never_a_victim():
+def test_the_lowest_eviction_key_is_never_a_victim():
     engine = Harness(num_blocks=6, block_size=2, max_num_batched_tokens=64)
     for request_id in "abcd":
         engine.add(request_id, 2, max_tokens=10)
     while engine.core.has_work:
-        strongest = min(request.place for request in engine.scheduler.requests.values())
+        strongest = min(request.arrival_order for request in engine.scheduler.requests.values())
         before = len(engine.seen(Preempted))
         engine.step()
         for event in engine.seen(Preempted)[before:]:
@@ -100,7 +100,7 @@ def test_the_strongest_is_never_a_victim():
     assert [event.request_id for event in engine.seen(Finished)] == ["a", "b", "c", "d"]
 
 
-def test_one_whose_blocks_are_all_shared_is_no_victim():
+def test_a_request_with_only_shared_blocks_is_no_victim():
     kv = KVCache(num_blocks=4, block_size=4, enable_prefix_caching=True)
     strong, short = make_request("strong", 4), make_request("short", 8)
     heir = make_request("heir", [*short.token_ids, 5])
@@ -120,7 +120,7 @@ def test_one_whose_blocks_are_all_shared_is_no_victim():
 # ------------------------------------------------------------------------ immunity
 
 
-def test_the_strongest_sits_out_while_only_the_immune_could_give_way():
+def test_a_growing_request_skips_steps_if_all_others_are_immune():
     engine = Harness(num_blocks=8, block_size=4, max_preemptions=1)
     engine.add("a", 8, max_tokens=20)
     engine.add("b", 4, max_tokens=13, num_preemptions=1)
@@ -133,7 +133,7 @@ def test_the_strongest_sits_out_while_only_the_immune_could_give_way():
 
 
 def immune_engine(max_preemptions: int) -> Harness:
-    """One strong request after another makes the victim give way."""
+    """The victim is preempted `max_preemptions` times, each time by another request."""
     engine = Harness(
         num_blocks=8,
         block_size=4,
@@ -183,11 +183,11 @@ def test_an_immune_request_waits_until_its_whole_output_fits():
     engine.run()
 
 
-# --------------------------------------------------------- for a stronger arrival
+# --------------------------------------------------------- for a waiting request
 
 
 def full_batch(*ranks: int, **settings: Any) -> Harness:
-    """Requests r0, r1, ... of these priorities, decoding in as many seats as there are."""
+    """Requests r0, r1, ... of these priorities, decoding at the running limit."""
     engine = Harness(
         num_blocks=settings.pop("num_blocks", 32),
         max_num_seqs=len(ranks),
@@ -201,7 +201,7 @@ def full_batch(*ranks: int, **settings: Any) -> Harness:
     return engine
 
 
-def test_a_stronger_arrival_at_a_full_batch_starts_in_the_next_step():
+def test_an_arrival_of_higher_priority_starts_in_the_next_step():
     engine = full_batch(5, 5, 7)
     engine.add("vip", 4, priority=0)
     assert "vip" in engine.step()
@@ -209,14 +209,14 @@ def test_a_stronger_arrival_at_a_full_batch_starts_in_the_next_step():
 
 
 @pytest.mark.parametrize("rank", [5, 6])
-def test_an_arrival_of_equal_or_weaker_rank_preempts_nobody(rank: int):
+def test_an_arrival_of_equal_or_lower_priority_does_not_preempt(rank: int):
     engine = full_batch(5, 5)
     engine.add("peer", 4, priority=rank)
     engine.step()
     assert (victims(engine), engine.waiting) == ([], {"peer"})
 
 
-def test_under_fcfs_priority_is_no_claim():
+def test_under_fcfs_priority_does_not_preempt():
     engine = Harness(max_num_seqs=1, scheduling_policy="fcfs")
     engine.add("a", 4, priority=9)
     engine.step()
@@ -225,7 +225,7 @@ def test_under_fcfs_priority_is_no_claim():
     assert victims(engine) == []
 
 
-def test_as_many_give_way_as_the_arrival_has_samples():
+def test_as_many_are_preempted_as_the_arrival_has_samples():
     engine = full_batch(5, 6, 7)
     engine.add("vip", 4, n=2, priority=0)
     engine.step()
@@ -233,7 +233,7 @@ def test_as_many_give_way_as_the_arrival_has_samples():
     assert engine.running == ["vip", "vip#1", "r0"]
 
 
-def test_blocks_are_taken_from_the_weakest_when_seats_are_free():
+def test_an_arrival_below_the_running_limit_preempts_for_blocks():
     engine = Harness(
         num_blocks=8, max_num_seqs=8, max_num_batched_tokens=64, scheduling_policy="priority"
     )
@@ -245,7 +245,7 @@ def test_blocks_are_taken_from_the_weakest_when_seats_are_free():
     assert victims(engine) == [("r1", "vip")]
 
 
-def test_nobody_is_preempted_in_vain():
+def test_no_preemption_if_it_is_not_enough():
     engine = full_batch(0, 5, num_blocks=12)
     engine.add("r2", 44, max_tokens=1, priority=3)
     engine.step()
@@ -253,7 +253,7 @@ def test_nobody_is_preempted_in_vain():
     assert "r2" in engine.waiting
 
 
-def test_nobody_is_preempted_for_one_whom_a_stronger_decode_would_throw_out_at_once():
+def test_no_preemption_if_a_growing_request_needs_the_blocks():
     engine = full_batch(0, 5, num_blocks=12)
     engine.add("r2", 40, max_tokens=1, priority=3)
     # Without r1 there are ten blocks and r2 needs ten, but r0 needs one more in this step.
@@ -262,7 +262,7 @@ def test_nobody_is_preempted_for_one_whom_a_stronger_decode_would_throw_out_at_o
     assert "r2" in engine.waiting
 
 
-def test_nobody_is_preempted_in_vain_when_the_watermark_is_used_up():
+def test_no_preemption_if_the_watermark_is_used_up():
     engine = Harness(
         num_blocks=10,
         max_num_seqs=4,
@@ -274,7 +274,7 @@ def test_nobody_is_preempted_in_vain_when_the_watermark_is_used_up():
     engine.add("weak", 8, max_tokens=17, priority=9)
     engine.until(lambda: engine.num_free == 0)
     num_tenant_blocks = len(engine.scheduler.kv.tables["weak"].block_ids)
-    # What weak holds would do for the prompt, but not for the prompt and the watermark.
+    # The blocks of weak are enough for the prompt, but not for the prompt and the watermark.
     engine.add("vip", 4 * num_tenant_blocks - 4, max_tokens=1, priority=5)
     engine.begin()
     for event in engine.scheduler.take_events():
@@ -282,7 +282,7 @@ def test_nobody_is_preempted_in_vain_when_the_watermark_is_used_up():
     assert "vip" in engine.waiting
 
 
-def test_one_whose_leaving_is_not_needed_is_spared():
+def test_a_victim_that_is_not_needed_keeps_running():
     engine = Harness(
         num_blocks=12, max_num_seqs=8, max_num_batched_tokens=64, scheduling_policy="priority"
     )
@@ -307,7 +307,7 @@ def test_blocks_that_only_the_victims_share_count_as_freed():
     assert {victim for victim, _ in victims(engine)} == {"p", "p#1", "p#2"}
 
 
-def test_blocks_the_arrival_shares_with_a_victim_are_not_counted_as_gained():
+def test_an_arrival_reuses_the_blocks_of_its_victim():
     engine = Harness(
         num_blocks=6, max_num_seqs=8, max_num_batched_tokens=64, scheduling_policy="priority"
     )
@@ -320,7 +320,7 @@ def test_blocks_the_arrival_shares_with_a_victim_are_not_counted_as_gained():
     engine.run()
 
 
-def test_the_arrival_gains_nothing_from_blocks_it_would_share_with_the_victim():
+def test_blocks_shared_with_the_arrival_do_not_count_as_freed():
     engine = Harness(num_blocks=5, max_num_batched_tokens=64, scheduling_policy="priority")
     prompt = list(range(8))
     engine.add("strong", 2, max_tokens=3, priority=0)
@@ -333,14 +333,14 @@ def test_the_arrival_gains_nothing_from_blocks_it_would_share_with_the_victim():
 
 
 @pytest.mark.parametrize("ranks", [(0, 0, 9), (5, 5, 9), (5, 7)])
-def test_an_equal_never_gives_way_along_with_a_weaker_one(ranks: tuple[int, ...]):
+def test_equal_priority_is_not_preempted_with_lower_priority(ranks: tuple[int, ...]):
     engine = full_batch(*ranks)
     engine.add("vip", 4, n=2, priority=5)
     engine.step()
     assert victims(engine) == []
 
 
-def test_room_for_tokens_yet_to_come_goes_before_tokens_that_were_computed():
+def test_growth_frees_blocks_without_computed_tokens_first():
     engine = Harness(num_blocks=11, block_size=4, max_num_batched_tokens=8)
     engine.add("a", 4, max_tokens=20)
     engine.add("b", 40, max_tokens=2)
@@ -350,7 +350,7 @@ def test_room_for_tokens_yet_to_come_goes_before_tokens_that_were_computed():
     engine.run()
 
 
-def test_a_stronger_claim_takes_room_for_tokens_yet_to_come_first():
+def test_an_arrival_frees_blocks_without_computed_tokens_first():
     engine = Harness(num_blocks=11, block_size=4, max_num_batched_tokens=8)
     engine.add("b", 40, max_tokens=2, priority=1)
     engine.step()

@@ -113,7 +113,7 @@ def test_a_crowd_grows_old_a_few_at_a_time_and_in_order():
     engine.step()
     engine.advance(1.5)
     engine.step()
-    old = [it.place for it in engine.scheduler.waiting if it.is_aged]
+    old = [it.arrival_order for it in engine.scheduler.waiting if it.is_aged]
     assert sorted(old) == list(range(2, MAX_AGED_PER_STEP + 2))
 
 

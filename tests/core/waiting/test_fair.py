@@ -37,7 +37,7 @@ def served(engine: Harness, tenant: str) -> float:
 
 
 class Line:
-    """A fair queue and its accounts, with places given in order of joining."""
+    """A fair queue and its accounts, with arrival orders in order of joining."""
 
     def __init__(self, cached: set[str] | None = None) -> None:
         self.accounts = Accounts()
@@ -48,7 +48,7 @@ class Line:
         self._num += 1
         spot = fields.pop("is_spot", False)
         weight = fields.pop("weight", 1.0)
-        request = make_request(request_id, place=self._num, **fields)
+        request = make_request(request_id, arrival_order=self._num, **fields)
         request.terms = terms(tenant, is_spot=spot, weight=weight)
         account = self.accounts.open(request)
         self.queue.push(request)

@@ -13,8 +13,8 @@ from headway.errors import ConfigError
 from tests.support.harness import make_request
 
 
-def placed(place: int, priority: int = 0, index: int = 0) -> Request:
-    request = make_request(f"r{place}", priority=priority, place=place)
+def placed(arrival_order: int, priority: int = 0, index: int = 0) -> Request:
+    request = make_request(f"r{arrival_order}", priority=priority, arrival_order=arrival_order)
     request.index = index
     return request
 
@@ -26,15 +26,15 @@ def pop_all(queue: PolicyQueue | RequestHeap) -> list[Request]:
     return popped
 
 
-def test_fcfs_goes_by_place_and_ignores_priority():
+def test_fcfs_goes_by_arrival_and_ignores_priority():
     queue = make_queue("fcfs")
-    requests = [placed(place, priority=-place) for place in range(1, 6)]
+    requests = [placed(order, priority=-order) for order in range(1, 6)]
     for request in reversed(requests):
         queue.push(request)
     assert pop_all(queue) == requests
 
 
-def test_priority_goes_by_the_lower_number_and_then_by_place():
+def test_priority_goes_by_the_lower_number_and_then_by_arrival():
     queue = make_queue("priority")
     late, first, second = placed(1, priority=9), placed(2, priority=-1), placed(3, priority=-1)
     for request in (late, second, first):
@@ -65,7 +65,7 @@ def test_a_request_that_comes_back_takes_its_old_place():
 
 def test_a_removed_request_is_never_popped():
     queue = make_queue("fcfs")
-    requests = [placed(place) for place in range(1, 5)]
+    requests = [placed(order) for order in range(1, 5)]
     for request in requests:
         queue.push(request)
     queue.remove(requests[0])
@@ -80,7 +80,7 @@ def test_a_new_request_under_the_id_of_a_removed_one_is_not_taken_for_it():
     old = placed(1)
     queue.push(old)
     queue.remove(old)
-    new = make_request(old.id, place=7)
+    new = make_request(old.id, arrival_order=7)
     queue.push(new)
     assert pop_all(queue) == [new]
 
@@ -97,7 +97,7 @@ def test_waiting_twice_and_removing_what_does_not_wait_are_bugs():
 
 def test_tombstones_never_outnumber_the_living_by_much():
     queue = RequestHeap(fcfs)
-    requests = [placed(place) for place in range(1, 1001)]
+    requests = [placed(order) for order in range(1, 1001)]
     for request in requests:
         queue.push(request)
     for request in requests[:990]:
@@ -111,7 +111,7 @@ def test_tombstones_never_outnumber_the_living_by_much():
 def test_the_queue_agrees_with_a_sorted_list(actions: list[tuple[str, int]]):
     queue = make_queue("priority")
     model: list[Request] = []
-    requests = [placed(place, priority=place % 3) for place in range(10)]
+    requests = [placed(order, priority=order % 3) for order in range(10)]
     for action, at in actions:
         request = requests[at]
         if action == "pop":

@@ -1,8 +1,8 @@
-"""Which blocks each request holds: its block table, from prefix match to release.
+"""The KV cache: block tables of requests, from prefix match to release.
 
-Owns the block tables and the pool, and knows which tenant holds which blocks. A table only grows;
-its full blocks may be shared, its tail block never is. Times are passed in, so that what was held
-is integrated where it changes and nowhere else.
+Owns the block tables and the pool, and counts blocks per tenant. A table only grows. Its full
+blocks may be shared, its tail block never is. Block-seconds are added up whenever a table changes,
+so methods that change a table take the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Blocks that already hold the start of a request's tokens."""
+    """Blocks that hold a prefix of the tokens of a request."""
 
     block_ids: tuple[int, ...]
     num_tokens: int
@@ -29,7 +29,7 @@ NO_MATCH = PrefixMatch((), 0)
 
 
 def kv_quota_blocks(max_kv_share: float, num_blocks: int) -> int:
-    """How many of the blocks a tenant with this share may hold: one at least."""
+    """Return the KV quota of a tenant in blocks, at least one."""
     return num_blocks if max_kv_share >= 1.0 else max(1, int(max_kv_share * num_blocks))
 
 
@@ -39,22 +39,25 @@ class BlockTable:
 
     block_ids: list[int]
     num_sent: int = 0
-    """How many of them the executor has been told of."""
+    """Blocks at the start of the table that were sent to the executor."""
     num_published: int = 0
-    """How many of them have been offered to the prefix index."""
+    """Blocks at the start of the table that were published to the prefix index."""
     block_s: float = 0.0
     """Blocks held times seconds, up to `accrued_at`."""
     accrued_at: float = 0.0
 
     def accrue(self, now: float) -> float:
-        """Add what was held since, and say how much; asked before the number of blocks changes."""
+        """Add the block-seconds since `accrued_at` and return them.
+
+        Called before the number of blocks changes.
+        """
         block_s = len(self.block_ids) * (now - self.accrued_at)
         self.block_s += block_s
         self.accrued_at = now
         return block_s
 
     def take_unsent(self) -> tuple[int, ...]:
-        """The blocks the executor has not been told of; from now on it has."""
+        """Return the blocks not sent to the executor and mark them as sent."""
         unsent = tuple(self.block_ids[self.num_sent :])
         self.num_sent = len(self.block_ids)
         return unsent
@@ -69,28 +72,31 @@ class KVCache:
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, BlockTable] = {}
         self.blocks_by_tenant: dict[str, dict[int, int]] = {}
-        """Tenant -> block -> in how many tables of the tenant's requests it is."""
+        """Tenant -> block id -> number of the tenant's tables that contain the block."""
         self.kept_blocks: dict[str, list[int]] = {}
         """Preempted request -> the blocks it keeps, from the start of its former table.
-        headway.core.kv.offload shortens these lists and frees the blocks it removes."""
+
+        headway.core.kv.offload shortens these lists and frees the removed blocks.
+        """
         self._block_s: dict[str, float] = {}
-        """What requests without a table held in tables they had before."""
+        """Preempted request -> block-seconds of its former tables."""
         self._copies: list[BlockCopy] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that `num_tokens` tokens occupy."""
         return -(-num_tokens // self.block_size)
 
     def match(self, request: Request) -> PrefixMatch:
-        """The longest indexed prefix of the request's tokens. It takes nothing.
+        """Return the longest cached prefix of a request, without taking its blocks.
 
-        The last token is never matched: a step must compute something to sample from.
+        The last token is never matched: a step must compute a token to sample from.
         """
         if not self.enable_prefix_caching:
             return NO_MATCH
         self._hash_full_blocks(request)
-        usable = (request.num_tokens - 1) // self.block_size
+        max_blocks = (request.num_tokens - 1) // self.block_size
         block_ids: list[int] = []
-        for block_hash in request.block_hashes[:usable]:
+        for block_hash in request.block_hashes[:max_blocks]:
             block_id = self.pool.find(block_hash)
             if block_id is None:
                 break
@@ -100,28 +106,28 @@ class KVCache:
         return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
 
     def has_cached_prefix(self, request: Request) -> bool:
-        """Would `match` find anything?"""
+        """Return whether `match` finds at least one block."""
         if not self.enable_prefix_caching or request.num_tokens <= self.block_size:
             return False
         self._hash_full_blocks(request)
         return self.pool.find(request.block_hashes[0]) is not None
 
     def num_blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Free blocks that holding `num_tokens` would use up, given what matched.
+        """Return the free blocks that a table for `num_tokens` uses, after `match`.
 
-        A matched block without an owner counts as free now and stops being so when shared.
+        A matched block without an owner is free now and no longer free once it is shared.
         """
-        fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
-        return max(0, fresh) + self.pool.num_unowned(match.block_ids)
+        num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
+        return max(0, num_new) + self.pool.num_unowned(match.block_ids)
 
     def allocate(
         self, request: Request, match: PrefixMatch, num_tokens: int, now: float = 0.0
     ) -> None:
-        """Give the request a table with room for `num_tokens`, starting with what matched."""
-        # Share before allocating, or the allocation could evict the very blocks that matched.
+        """Allocate a table for `num_tokens` tokens that starts with the matched blocks."""
+        # Share before allocating: the allocation could evict the matched blocks.
         self.pool.add_references(match.block_ids)
-        fresh = self.num_blocks_for(num_tokens) - len(match.block_ids)
-        block_ids = [*match.block_ids, *self.pool.allocate(max(0, fresh))]
+        num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
+        block_ids = [*match.block_ids, *self.pool.allocate(max(0, num_new))]
         num_published = match.num_tokens // self.block_size
         self._attach_table(request, BlockTable(block_ids, num_published=num_published), now)
 
@@ -134,13 +140,12 @@ class KVCache:
             tenant_blocks[block_id] = tenant_blocks.get(block_id, 0) + 1
 
     def num_missing(self, request: Request) -> int:
-        """Blocks that a running request's tokens need beyond those of its table."""
+        """Return the blocks that the table of a running request lacks."""
         num_blocks = -(-len(request.token_ids) // self.block_size)
         return max(0, num_blocks - len(self.tables[request.id].block_ids))
 
     def extend(self, request: Request, now: float = 0.0) -> float:
-        """One more block at the end of a request's table; block-seconds held since it last
-        changed."""
+        """Append a block to a table; return the block-seconds since its last change."""
         table = self.tables[request.id]
         block_s = table.accrue(now)
         (block_id,) = self.pool.allocate(1)
@@ -149,32 +154,32 @@ class KVCache:
         return block_s
 
     def fork(self, parent: Request, child: Request, now: float = 0.0) -> None:
-        """Give `child` the parent's prompt, all but its last token, as its own table.
+        """Give `child` a table with the prompt of `parent`, except its last token.
 
-        The blocks the child will never write are shared; the one it writes first is copied.
-        The caller has checked that one block is free. The copy goes into the next plan, before
-        anything can be written into the block it is made from.
+        Blocks that the child never writes are shared; the first block it writes is copied. The
+        caller has checked that one block is free. The next plan makes the copy before any write
+        into the source block.
         """
         num_tokens = parent.num_prompt_tokens - 1
         num_shared, num_copied = divmod(num_tokens, self.block_size)
         parent_ids = self.tables[parent.id].block_ids
-        shared = parent_ids[:num_shared]
-        self.pool.add_references(shared)
-        tail = self.pool.allocate(1)
-        self._attach_table(child, BlockTable([*shared, *tail], num_published=num_shared), now)
+        shared_ids = parent_ids[:num_shared]
+        self.pool.add_references(shared_ids)
+        (tail_id,) = self.pool.allocate(1)
+        self._attach_table(child, BlockTable([*shared_ids, tail_id], num_published=num_shared), now)
         child.num_computed = num_tokens
         child.block_hashes = parent.block_hashes[:num_shared]
         if num_copied:
-            self._copies.append(BlockCopy(parent_ids[num_shared], tail[0]))
+            self._copies.append(BlockCopy(parent_ids[num_shared], tail_id))
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """The copies to make before the next step."""
+        """Return and clear the copies of the next plan."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
 
     def publish(self, request: Request) -> None:
-        """Index the blocks that the request's computed tokens have filled."""
+        """Add the full blocks of a request to the prefix index."""
         if not self.enable_prefix_caching:
             return
         table = self.tables[request.id]
@@ -188,16 +193,16 @@ class KVCache:
         table.num_published = num_full
 
     def free(self, request: Request, now: float = 0.0) -> float:
-        """Let go of a request's blocks; block-seconds held since its table last changed."""
+        """Free the blocks of a request; return the block-seconds since the last change."""
         block_s = self.detach(request, now)
         self.release(request.id)
         return block_s
 
     def detach(self, request: Request, now: float = 0.0) -> float:
-        """Move a request's blocks from its table to `kept_blocks`; return its block-seconds.
+        """Move the blocks of a request to `kept_blocks`; return its block-seconds.
 
-        Kept blocks stay referenced, but do not count toward the tenant's KV quota. The
-        block-seconds are those since the table last changed.
+        Kept blocks keep their reference, but do not count toward the KV quota of the tenant. The
+        block-seconds are those since the last change of the table.
         """
         table = self.tables.pop(request.id)
         block_s = table.accrue(now)
@@ -215,15 +220,15 @@ class KVCache:
         return block_s
 
     def release(self, request_id: str) -> None:
-        """Free the blocks a request keeps."""
+        """Free the kept blocks of a request."""
         self.pool.free(self.kept_blocks.pop(request_id))
 
     def take_block_s(self, request: Request) -> float:
-        """Blocks times seconds, over all tables it has had; asked once, when it is gone."""
+        """Remove and return the block-seconds of a finished request, over all its tables."""
         return self._block_s.pop(request.id, 0.0)
 
     def is_at_kv_quota(self, request: Request) -> bool:
-        """Does its tenant hold all the blocks it may?"""
+        """Return whether the tenant of the request is at its KV quota."""
         share = request.terms.max_kv_share
         if share >= 1.0:
             return False
@@ -231,11 +236,11 @@ class KVCache:
         return num_tenant_blocks >= self.max_quota_blocks(share)
 
     def max_quota_blocks(self, max_kv_share: float) -> int:
-        """How many blocks a tenant with this share may hold."""
+        """Return the KV quota in blocks for this share."""
         return kv_quota_blocks(max_kv_share, self.pool.num_blocks)
 
     def num_new_blocks(self, tenant: str, match: PrefixMatch, num_tokens: int) -> int:
-        """Blocks the tenant would hold in addition, if one of its requests got this table."""
+        """Return how many blocks this table would add to those of the tenant."""
         tenant_blocks = self.blocks_by_tenant.get(tenant, {})
         num_shared = sum([block_id in tenant_blocks for block_id in match.block_ids])
         return max(self.num_blocks_for(num_tokens), len(match.block_ids)) - num_shared
@@ -243,7 +248,7 @@ class KVCache:
     def num_released_blocks(
         self, requests: Sequence[Request], pinned: frozenset[int] = frozenset()
     ) -> int:
-        """How many blocks fewer their tenant would hold without these requests of it."""
+        """Return how many blocks fewer the tenant has without these requests of it."""
         if not requests:
             return 0
         tenant_blocks = self.blocks_by_tenant[requests[0].terms.tenant]
@@ -260,9 +265,9 @@ class KVCache:
     def num_freeable(
         self, requests: Sequence[Request], pinned: frozenset[int] = frozenset()
     ) -> int:
-        """Return how many blocks freeing all of these requests' blocks makes usable.
+        """Return how many blocks become free if these requests free all their blocks.
 
-        The requests may run or be preempted; `pinned` blocks do not count.
+        The requests are running or preempted; `pinned` blocks do not count.
         """
         lists = (self._block_ids_of(request.id) for request in requests)
         return self.pool.num_freeable(id for ids in lists for id in ids if id not in pinned)
@@ -276,25 +281,25 @@ class KVCache:
         extend_chain(request.block_hashes, request.token_ids, self.block_size, salt)
 
     def check(self, running: dict[str, Request]) -> None:
-        """Every table belongs to a running request and is long enough for what it computed."""
+        """Check the tables against the running requests and the reference counts."""
         if self.tables.keys() != running.keys():
-            raise AssertionError(f"tables {set(self.tables)} but running {set(running)}")
+            raise AssertionError(f"tables of {set(self.tables)}, but running are {set(running)}")
         owners: dict[int, int] = {}
         tenant_blocks: dict[str, dict[int, int]] = {}
         for request_id, table in self.tables.items():
             if len(set(table.block_ids)) != len(table.block_ids):
-                raise AssertionError(f"{request_id} holds a block twice")
+                raise AssertionError(f"{request_id}: a block is twice in the table")
             if len(table.block_ids) * self.block_size < running[request_id].num_computed:
-                raise AssertionError(f"{request_id} computed more than its table holds")
-            own = tenant_blocks.setdefault(running[request_id].terms.tenant, {})
+                raise AssertionError(f"{request_id}: num_computed exceeds the table")
+            counts = tenant_blocks.setdefault(running[request_id].terms.tenant, {})
             for block_id in table.block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
-                own[block_id] = own.get(block_id, 0) + 1
+                counts[block_id] = counts.get(block_id, 0) + 1
         for block_ids in self.kept_blocks.values():
             for block_id in block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
         if tenant_blocks != self.blocks_by_tenant:
             raise AssertionError(
-                f"tenants hold {tenant_blocks}, by the books {self.blocks_by_tenant}"
+                f"blocks_by_tenant is {self.blocks_by_tenant}, the tables have {tenant_blocks}"
             )
         self.pool.check(owners)

@@ -1,8 +1,8 @@
-"""The cached blocks that nobody owns, and which of them goes first.
+"""Cached blocks without an owner, in eviction order.
 
-The least recently used goes first, with one exception: a group (by default a tenant) that has
-filled more than its share of the cache gives up its own blocks before anybody else loses any. So
-one tenant's flood of prompts cannot throw out what the others have cached.
+The order is least recently used, with one exception: blocks of a cache group above
+MAX_GROUP_SHARE are evicted first. So the prompts of one tenant cannot evict the blocks of all
+other tenants.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 
 MAX_GROUP_SHARE = 0.5
-"""Of the cached blocks, while others want the room."""
+"""Share of the cached blocks above which a group loses its own blocks first."""
 
 
 class CachedBlocks:
-    """Blocks in order of use, over all and within each group. Every operation is O(1)."""
+    """Blocks in order of use, overall and per cache group; each operation is O(1)."""
 
     def __init__(self) -> None:
         self._group_of: OrderedDict[int, str] = OrderedDict()
         self._by_group: dict[str, OrderedDict[int, None]] = {}
         self._large_groups: dict[str, None] = {}
-        """Groups that were above their share when they last grew; no other can be far above."""
+        """Groups above their share when they last grew; includes every group above it by much."""
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -29,7 +29,7 @@ class CachedBlocks:
         return block_id in self._group_of
 
     def add(self, block_id: int, group: str) -> None:
-        """As the most recently used."""
+        """Add a block as the most recently used."""
         self._group_of[block_id] = group
         blocks = self._by_group.get(group)
         if blocks is None:
@@ -46,7 +46,7 @@ class CachedBlocks:
             del self._by_group[group]
 
     def pop(self) -> int:
-        """The block whose content is worth least."""
+        """Remove and return the block to evict next."""
         while self._large_groups:
             group = next(iter(self._large_groups))
             if self._is_above_share(group):
@@ -62,6 +62,6 @@ class CachedBlocks:
         return len(self._by_group.get(group, ())) > MAX_GROUP_SHARE * len(self._group_of)
 
     def check(self) -> None:
-        listed = {id: group for group, blocks in self._by_group.items() for id in blocks}
-        if listed != dict(self._group_of):
-            raise AssertionError("the cached blocks are not those of the groups")
+        group_of = {id: group for group, blocks in self._by_group.items() for id in blocks}
+        if group_of != dict(self._group_of):
+            raise AssertionError("the cached blocks differ from the blocks by group")

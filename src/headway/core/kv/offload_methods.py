@@ -5,7 +5,7 @@ measured copies; both are passed in.
 
     trim         drop the tail and recompute it later; the head stays in its blocks
     checkpoint   copy the tail to the offload store and load it later
-    recompute    drop everything: a trim whose tail is the whole request
+    recompute    drop all blocks: a trim whose tail is the whole request
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class PrefillCost(Protocol):
     """The cost of prefill, by the step-time model."""
 
     def prefill_s(self, num_tokens: int, start: int = 0) -> float:
-        """Seconds that computing so many tokens from `start` on adds to its steps."""
+        """Return the seconds that prefill of `num_tokens` from `start` on adds to steps."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """A constant cost per token, until steps have been measured and for tests."""
+    """A constant cost per token, for use before any step is measured."""
 
     per_token_s: float = 0.25e-3
 
@@ -40,7 +40,7 @@ class TokenCost:
 
 
 class Tail(NamedTuple):
-    """The last blocks of a request, to be freed, and its slots behind them."""
+    """The blocks to free at the end of a table, and the slots behind them."""
 
     start: int
     """Position of the first token in these blocks."""
@@ -48,7 +48,7 @@ class Tail(NamedTuple):
     """Computed tokens in these blocks; the last block may be partly filled."""
     num_blocks: int
     num_slots: int = 0
-    """Slots the request owns already; they hold the tokens behind these blocks."""
+    """Slots that the request owns; they store the tokens behind these blocks."""
     num_slot_tokens: int = 0
 
 
@@ -71,24 +71,27 @@ class Choice(NamedTuple):
 
 def choose_method(tail: Tail, costs: PreemptionCosts, method: str = AUTO) -> Choice:
     """Return the cheapest choice, or that of `method` where slots allow it."""
-    lost = cost_of_trim(tail, costs)
-    saved = cost_of_checkpoint(tail, costs)
-    if saved is None or method in (PreemptionMethod.TRIM, PreemptionMethod.RECOMPUTE):
-        return lost
+    trim = cost_of_trim(tail, costs)
+    checkpoint = cost_of_checkpoint(tail, costs)
+    if checkpoint is None or method in (PreemptionMethod.TRIM, PreemptionMethod.RECOMPUTE):
+        return trim
     if method == PreemptionMethod.CHECKPOINT:
-        return saved
-    return saved if saved.seconds < lost.seconds else lost
+        return checkpoint
+    return checkpoint if checkpoint.seconds < trim.seconds else trim
 
 
 def cost_of_trim(tail: Tail, costs: PreemptionCosts) -> Choice:
-    """Cost of dropping the tail. The slots behind it are dropped too: a kept prefix has no gap."""
+    """Return the cost of dropping the tail.
+
+    The slots behind the tail are dropped too, because a kept prefix has no gap.
+    """
     num_tokens = tail.num_tokens + tail.num_slot_tokens
     method = PreemptionMethod.TRIM if tail.start else PreemptionMethod.RECOMPUTE
     return Choice(method, costs.prefill.prefill_s(num_tokens, tail.start), num_tokens)
 
 
 def cost_of_checkpoint(tail: Tail, costs: PreemptionCosts) -> Choice | None:
-    """Cost of saving the tail; None if there are too few slots.
+    """Return the cost of saving the tail; None if there are too few slots.
 
     Without free slots the request reuses its own last slots and loses the tokens in them.
     """
@@ -100,7 +103,7 @@ def cost_of_checkpoint(tail: Tail, costs: PreemptionCosts) -> Choice | None:
     if num_reused:
         in_last = tail.num_slot_tokens - (tail.num_slots - 1) * costs.block_size
         num_lost = in_last + (num_reused - 1) * costs.block_size
-    # Each block is saved now and loaded later; a reused slot's old contents are not loaded.
+    # Each block is saved now and loaded later; the old contents of a reused slot are not loaded.
     copies_s = costs.block_copy_s * (2 * tail.num_blocks - num_reused)
     seconds = copies_s + (costs.prefill.prefill_s(num_lost, end - num_lost) if num_lost else 0.0)
     return Choice(PreemptionMethod.CHECKPOINT, seconds, num_lost)
@@ -115,8 +118,8 @@ class CopyTime:
     def observe(self, num_blocks: int, copy_s: float) -> None:
         if num_blocks and copy_s > 0.0:
             latest = copy_s / num_blocks
-            before = self.block_copy_s or latest
-            self.block_copy_s = before + COPY_SMOOTHING * (latest - before)
+            mean = self.block_copy_s or latest
+            self.block_copy_s = mean + COPY_SMOOTHING * (latest - mean)
 
 
 def check_method(name: str) -> str:

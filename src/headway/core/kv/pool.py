@@ -1,9 +1,9 @@
-"""The pool of KV blocks: who may write where, and what is thrown away first.
+"""The pool of KV blocks: allocation and reference counts.
 
-Every block is in exactly one of three places:
+Every block is in exactly one of three states:
 
-    empty    nothing of value in it; taken first
-    cached   no owner, but its content is indexed by prefix; taken when no empty block is left,
+    empty    no owner and no indexed content; allocated first
+    cached   no owner, but its content is in the prefix index; evicted when no empty block is left,
              in the order of headway.core.kv.eviction
     owned    reference count >= 1
 
@@ -20,22 +20,22 @@ from headway.core.kv.prefix import BlockHash, PrefixIndex
 
 
 class BlockPool:
-    """Hands out block ids and takes them back; indexes full blocks by their prefix."""
+    """Allocates and frees block ids; indexes full blocks by prefix."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
-            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._groups = [""] * num_blocks
-        """Of each indexed block: whose content it holds."""
+        """Cache group of each indexed block."""
         self._cached = CachedBlocks()
         self._index = PrefixIndex()
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now: empty ones and cached ones without an owner."""
+        """Blocks that can be allocated now: empty or cached."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -47,11 +47,13 @@ class BlockPool:
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting cached content if needed. The caller has checked
-        `num_free`; asking for more is a bug."""
+        """Allocate `count` blocks, evicting cached blocks if needed.
+
+        The caller has checked `num_free`.
+        """
         if count > self.num_free:
-            raise RuntimeError(f"{count} blocks asked for, {self.num_free} free")
-        taken: list[int] = []
+            raise RuntimeError(f"cannot allocate {count} blocks, {self.num_free} are free")
+        block_ids: list[int] = []
         for _ in range(count):
             if self._empty:
                 block_id = self._empty.pop()
@@ -59,8 +61,8 @@ class BlockPool:
                 block_id = self._cached.pop()
                 self._index.remove(block_id)
             self._ref_counts[block_id] = 1
-            taken.append(block_id)
-        return taken
+            block_ids.append(block_id)
+        return block_ids
 
     def add_references(self, block_ids: Sequence[int]) -> None:
         """Add an owner to each block; a cached block becomes owned again."""
@@ -70,15 +72,15 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Drop one owner of each block of a table.
+        """Remove one owner of each block of a table.
 
-        The table is walked from its end: the tail of a prefix is of less use to others than
-        its head, so it becomes the older entry and is evicted first.
+        The loop starts at the end of the table: fewer requests can reuse the tail of a prefix than
+        its head, so the tail becomes the older entry and is evicted first.
         """
         for block_id in reversed(block_ids):
             count = self._ref_counts[block_id] - 1
             if count < 0:
-                raise RuntimeError(f"block {block_id} freed by nobody's owner")
+                raise RuntimeError(f"block {block_id} is freed but has no owner")
             self._ref_counts[block_id] = count
             if count == 0:
                 if block_id in self._index:
@@ -87,39 +89,39 @@ class BlockPool:
                     self._empty.append(block_id)
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """The block holding this prefix, owned or cached."""
+        """Return the block with this prefix, owned or cached."""
         return self._index.find(block_hash)
 
     def publish(self, block_id: int, block_hash: BlockHash, group: str = "") -> None:
-        """Make a full, owned block findable by its prefix, as part of a group's cache."""
+        """Add a full, owned block to the prefix index, for a cache group."""
         if self._index.insert(block_hash, block_id):
             self._groups[block_id] = group
 
     def num_unowned(self, block_ids: Sequence[int]) -> int:
-        """How many of these blocks have no owner, and so count as free until they are shared."""
+        """Return how many of these blocks have no owner."""
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
     def num_freeable(self, block_ids: Iterable[int]) -> int:
-        """How many blocks would become free if one owner let go for each time one is listed."""
+        """Return how many blocks become free if each listing removes one owner."""
         release_counts = Counter(block_ids)
         return sum(
             [self._ref_counts[block_id] == times for block_id, times in release_counts.items()]
         )
 
     def check(self, owners: dict[int, int]) -> None:
-        """Compare with the owners counted by the caller: block id -> number of tables."""
+        """Check the reference counts against `owners`: block id -> number of tables."""
         self._index.check()
         self._cached.check()
         empty, cached = set(self._empty), self._cached
         if len(empty) != len(self._empty) or any(id in cached for id in empty):
-            raise AssertionError("a block is free twice")
+            raise AssertionError("a block is in the free lists twice")
         for block_id, count in enumerate(self._ref_counts):
             if count != owners.get(block_id, 0):
                 raise AssertionError(
                     f"block {block_id}: {count} references, {owners.get(block_id, 0)} owners"
                 )
             if (count == 0) != (block_id in empty or block_id in cached):
-                raise AssertionError(f"block {block_id}: {count} references and wrongly placed")
+                raise AssertionError(f"block {block_id}: {count} references, but in the wrong list")
             if block_id in empty and block_id in self._index:
                 raise AssertionError(f"block {block_id} is empty but indexed")
             if block_id in cached and block_id not in self._index:

@@ -1,8 +1,8 @@
-"""Which block holds which prefix: a SHA-256 chain over full blocks, salted per tenant.
+"""Block hashes and the prefix index: a SHA-256 chain over full blocks, salted per cache group.
 
-A block's hash covers its own tokens and, through its parent, everything before it, so equal
-hashes mean equal prefixes. The salt starts the chain: tenants never share blocks unless they
-are given the same salt.
+The hash of a block covers its tokens and, through the parent hash, all tokens before it, so equal
+hashes imply equal prefixes. The salt starts the chain: tenants share blocks only within a cache
+group.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ BlockHash = NewType("BlockHash", bytes)
 
 
 def chain_start(salt: str) -> BlockHash:
-    """The parent of a chain's first block."""
+    """Return the parent hash of the first block of a chain."""
     return BlockHash(sha256(b"headway:" + salt.encode()).digest())
 
 
 def chain_next(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """The hash of a full block that follows `parent`."""
+    """Return the hash of a full block that follows `parent`."""
     return BlockHash(sha256(parent + array("q", token_ids).tobytes()).digest())
 
 
 def extend_chain(
     hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, salt: str
 ) -> None:
-    """Append to `hashes` the hashes of the full blocks of `token_ids` it does not cover yet."""
+    """Append the hashes of the full blocks that `hashes` does not cover yet."""
     parent = hashes[-1] if hashes else chain_start(salt)
     for index in range(len(hashes), len(token_ids) // block_size):
         start = index * block_size
@@ -37,8 +37,11 @@ def extend_chain(
 
 
 class PrefixIndex:
-    """Finds the block that holds a prefix. The first block of equal content wins; a later
-    duplicate is not indexed and lives and dies with its owner."""
+    """Map from block hash to block, and back.
+
+    Of several blocks with equal content only the first is indexed. A duplicate becomes empty when
+    its owner frees it.
+    """
 
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, int] = {}
@@ -54,7 +57,7 @@ class PrefixIndex:
         return self._block_of.get(block_hash)
 
     def insert(self, block_hash: BlockHash, block_id: int) -> bool:
-        """Index a full block; False if equal content is indexed already."""
+        """Index a full block; return False if equal content is already indexed."""
         if block_hash in self._block_of or block_id in self._hash_of:
             return False
         self._block_of[block_hash] = block_id
@@ -67,6 +70,6 @@ class PrefixIndex:
             del self._block_of[block_hash]
 
     def check(self) -> None:
-        mirrored = {block_id: block_hash for block_hash, block_id in self._block_of.items()}
-        if mirrored != self._hash_of:
-            raise AssertionError("the two sides of the prefix index disagree")
+        hash_of = {block_id: block_hash for block_hash, block_id in self._block_of.items()}
+        if hash_of != self._hash_of:
+            raise AssertionError("the two maps of the prefix index differ")

@@ -1,7 +1,7 @@
-"""May a request come in: could it ever fit, and does it fit now.
+"""Admission: whether a request can ever fit, and whether it fits now.
 
-Pure decisions over plain values. Nothing here takes a block or changes a request; the scheduler
-applies what is decided.
+Pure decisions over plain values. This module allocates no block and changes no request; the
+scheduler applies the decisions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.errors import NeverFitsError
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """It fits: give it a table for `num_tokens`, starting with what matched."""
+    """The request fits: allocate a table for `num_tokens` that starts with `match`."""
 
     match: PrefixMatch
     num_tokens: int
@@ -25,19 +25,19 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It does not fit now: so many more seats, so many more blocks, and so many more blocks of
-    what its tenant may hold, are needed."""
+    """The request does not fit now; the counts are what it lacks."""
 
     cause: WaitCause
     num_seqs: int
     num_blocks: int
     match: PrefixMatch
     num_quota_blocks: int = 0
+    """Blocks by which the table would exceed the KV quota of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It can never fit; the message has the numbers."""
+    """The request can never fit; the message has the numbers."""
 
     message: str
     param: str
@@ -45,18 +45,21 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free for the next admission. Fewer than zero blocks: running requests have grown
-    into the watermark, and that much must come back before anyone is admitted."""
+    """Sequences and blocks that are free for the next admission.
+
+    `num_blocks` is negative if running requests have grown into the headroom: so many blocks must
+    be freed before the next admission.
+    """
 
     num_seqs: int
     num_blocks: int
     num_reserved_blocks: int = 0
-    """Blocks of what the request's tenant may hold that running ones of it need first."""
+    """Blocks of the tenant's KV quota that its running requests need first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakDemand:
-    """The most a request can come to need, and the share of the blocks its tenant may hold."""
+    """The most tokens and samples of a request, and the KV share of its tenant."""
 
     num_prompt_tokens: int
     max_tokens: int
@@ -65,7 +68,7 @@ class PeakDemand:
 
 
 def demand_of(request: Request) -> PeakDemand:
-    """The demand of a request whose params are resolved."""
+    """Return the peak demand of a request."""
     params = request.params
     share = request.terms.max_kv_share
     return PeakDemand(request.num_prompt_tokens, params.max_tokens or 0, params.n, share)
@@ -74,8 +77,10 @@ def demand_of(request: Request) -> PeakDemand:
 def refuse_if_never_fits(
     demand: PeakDemand, capacity: Capacity, max_num_seqs: int
 ) -> Refuse | None:
-    """Compare a request with an empty engine. The API process asks the same question before
-    it sends a request, so that the answer is an immediate 400 and not a wait without end."""
+    """Return a refusal if the request does not fit into an empty engine.
+
+    The API process makes the same check before it sends a request, and answers 400 at once.
+    """
     total = demand.num_prompt_tokens + demand.max_tokens
     if total > capacity.max_model_len:
         return Refuse(
@@ -83,7 +88,7 @@ def refuse_if_never_fits(
             f"exceed the context of {capacity.max_model_len} tokens",
             "max_tokens",
         )
-    # The last output token is never fed back, so it needs no room in the cache.
+    # The last output token is not computed, so it needs no room in the cache.
     num_blocks = -(-(total - 1) // capacity.block_size)
     if num_blocks > capacity.num_blocks:
         return Refuse(
@@ -102,22 +107,24 @@ def refuse_if_never_fits(
         )
     if demand.num_samples > max_num_seqs:
         return Refuse(
-            f"n={demand.num_samples} samples run together; at most {max_num_seqs} can", "n"
+            f"n={demand.num_samples} samples run together; max_num_seqs is {max_num_seqs}", "n"
         )
     return None
 
 
 def max_tokens_for(num_prompt_tokens: int, capacity: Capacity, max_kv_share: float = 1.0) -> int:
-    """The longest output a prompt leaves room for, of what its tenant may hold; a prompt that
-    leaves none is refused."""
+    """Return the longest output that fits behind a prompt within the KV quota.
+
+    Raise NeverFitsError if not even one output token fits.
+    """
     in_cache = kv_quota_blocks(max_kv_share, capacity.num_blocks) * capacity.block_size + 1
     room = min(capacity.max_model_len, in_cache) - num_prompt_tokens
     if room < 1:
-        is_for_share = max_kv_share < 1.0 and in_cache < capacity.max_model_len
-        whose = "this tenant may" if is_for_share else "this server can"
+        is_quota = max_kv_share < 1.0 and in_cache < capacity.max_model_len
+        holder = "this tenant may" if is_quota else "this server can"
         raise NeverFitsError(
             f"the prompt has {num_prompt_tokens} tokens; with at least one output token it "
-            f"exceeds the {min(capacity.max_model_len, in_cache)} tokens {whose} hold",
+            f"exceeds the {min(capacity.max_model_len, in_cache)} tokens {holder} hold",
             "prompt",
         )
     return room
@@ -126,17 +133,19 @@ def max_tokens_for(num_prompt_tokens: int, capacity: Capacity, max_kv_share: flo
 def try_admit(
     request: Request, match: PrefixMatch, kv: KVCache, room: Room, is_immune: bool
 ) -> Admit | Wait:
-    """Does it fit now, beginning with what matched? Room is made for every known token at once,
-    so that a prefill never stops half-way for want of blocks. An immune request, which may not be
-    preempted again, gets room for its whole output, so that it never needs to wait for anyone
-    either."""
+    """Return whether a request fits now, given its matched blocks.
+
+    The table has room for all known tokens, so that a prefill never stops for lack of blocks. The
+    table of an immune request has room for its whole output, because the request cannot be
+    preempted again.
+    """
     num_tokens = request.max_num_tokens - 1 if is_immune else request.num_tokens
     num_blocks = max(0, kv.num_blocks_needed(match, num_tokens) - room.num_blocks)
     num_seqs = max(0, request.params.n - room.num_seqs)
     num_quota_blocks = num_over_kv_quota(
         request, kv, match, num_tokens + room.num_reserved_blocks * kv.block_size
     )
-    # The KV quota first: a tenant at its quota is suspended, and must not block others.
+    # The KV quota comes first: a tenant at its quota is suspended and blocks no other.
     if num_quota_blocks > 0:
         return Wait(WaitCause.KV_QUOTA, num_seqs, num_blocks, match, num_quota_blocks)
     if num_seqs > 0:
@@ -147,7 +156,7 @@ def try_admit(
 
 
 def num_over_kv_quota(request: Request, kv: KVCache, match: PrefixMatch, num_tokens: int) -> int:
-    """By how many blocks its tenant would exceed its share if the request got this table."""
+    """Return by how many blocks this table would exceed the KV quota of the tenant."""
     share = request.terms.max_kv_share
     if share >= 1.0:
         return 0

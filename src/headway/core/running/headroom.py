@@ -1,9 +1,8 @@
-"""How many blocks admission leaves free for running requests to grow into.
+"""Headroom: blocks that admission leaves free for running requests to grow into.
 
-What a request will come to need is not known when it is let in. To count with the most it may have
-would leave much of the pool unused; to count with nothing lets in requests that others soon have to
-be preempted for. So it is learned: every preemption that growth asks for widens the headroom, and
-every step narrows it.
+The length of an output is not known at admission. Reserving for the longest output would leave much
+of the pool unused; reserving no block would cause preemptions soon after. So the headroom is
+learned: each preemption for a growing table widens it, and each step narrows it.
 """
 
 from __future__ import annotations
@@ -14,23 +13,26 @@ from dataclasses import dataclass
 from headway.core.request import Request
 
 BLOCKS_PER_PREEMPTION = 0.5
-"""Blocks for each running request, added by one preemption."""
+"""Blocks per running request that one preemption adds."""
 DECAY_PER_STEP = 0.995
-"""What each step leaves of it: half after 138 steps."""
+"""Factor per step; halves the headroom in 138 steps."""
 MAX_BLOCKS_PER_REQUEST = 4.0
 
 
 @dataclass(slots=True)
 class Headroom:
-    """At least `min_blocks` blocks, and so many for each running request."""
+    """A number of blocks per running request, at least `min_blocks` in total."""
 
     min_blocks: int
     _per_request: float = 0.0
 
     def num_blocks(self, num_running: int, growing: Sequence[Request] | None) -> int:
-        """To leave free. For one that may take the place of others, only what those of the
-        running need now that it may not take from. An empty engine leaves nothing free, so that
-        whatever can ever fit fits then."""
+        """Return how many blocks admission must leave free.
+
+        With `growing`, for admission by preemption: the minimum, and one block for each of these
+        running requests. Without running requests: 0, so that each request that can ever fit fits
+        into an empty engine.
+        """
         if not num_running:
             return 0
         if growing is not None:
@@ -38,7 +40,9 @@ class Headroom:
         return max(self.min_blocks, int(self._per_request * num_running))
 
     def widen(self) -> None:
+        """Widen the headroom after a preemption."""
         self._per_request = min(MAX_BLOCKS_PER_REQUEST, self._per_request + BLOCKS_PER_PREEMPTION)
 
     def decay(self) -> None:
+        """Narrow the headroom; called once per step."""
         self._per_request *= DECAY_PER_STEP

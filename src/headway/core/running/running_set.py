@@ -1,8 +1,7 @@
-"""The running requests: the one place where a request gets a seat and blocks, and where it gives
-them up, for good or for now.
+"""The running set: admits, preempts, forks and finishes requests.
 
-What was decided elsewhere is made true here, in the books of every part: the waiting line, the
-blocks, the accounts of the tenants, and the events.
+RunningSet applies decisions that are made elsewhere. It is the only writer of request state, and
+updates the waiting queue, the KV cache, the tenant accounts and the events together.
 """
 
 from __future__ import annotations
@@ -23,44 +22,48 @@ RUNNING = RequestState.RUNNING
 
 
 class RunningSet:
-    """Who runs."""
+    """The running requests, and every live request by id."""
 
     def __init__(
         self, kv: KVCache, offload: Offload, waiting: WaitingQueue, accounts: Accounts
     ) -> None:
         self.running: list[Request] = []
-        """Sorted by standing, strongest first."""
+        """Sorted by effective key, lowest first."""
         self.requests: dict[str, Request] = {}
         """Every live request by id, waiting or running."""
         self.events: list[events.Event] = []
         self.released_ids: list[str] = []
-        """Those whose state the executor can forget."""
+        """Requests whose executor state the next plan releases."""
         self.offload = offload
         self._kv = kv
         self._waiting = waiting
         self._accounts = accounts
 
     def take_released(self) -> tuple[str, ...]:
-        taken = tuple(self.released_ids)
+        """Return and clear the released ids."""
+        released_ids = tuple(self.released_ids)
         self.released_ids.clear()
-        return taken
+        return released_ids
 
     def wait(self, request: Request) -> None:
-        """A new request takes its place in the waiting line."""
+        """Add a new request to the waiting queue."""
         self.requests[request.id] = request
         self._accounts.open(request)
         self._waiting.join(request)
 
     def admit(self, request: Request, decision: Admit, now: float) -> None:
-        """A request taken from the waiting line gets a seat and the blocks it was granted."""
+        """Add a request to the running set and allocate its blocks.
+
+        The caller has removed the request from the waiting queue.
+        """
         self._kv.allocate(request, decision.match, decision.num_tokens, now)
-        had = self.offload.num_computed(request)
+        num_computed_before = self.offload.num_computed(request)
         table = self._kv.tables[request.id]
         request.num_computed = self.offload.restore(request, table, decision.match)
         self._accounts.charge_prompt(request, request.num_computed)
         causes, held_by = self._waiting.leave(request, now)
         is_resumed = request.state is RequestState.PREEMPTED
-        waited_s = now - request.changed_at
+        waited_s = now - request.state_since
         self._start_running(request, now)
         self.events.append(
             events.Admitted(
@@ -72,13 +75,15 @@ class RunningSet:
                 is_resumed,
                 causes,
                 held_by,
-                num_recomputed=max(0, had - request.num_computed),
+                num_recomputed=max(0, num_computed_before - request.num_computed),
             )
         )
 
     def preempt(self, victim: Request, now: float) -> None:
-        """Preempt a running request; it keeps its place in the waiting queue, and its blocks
-        until another request needs them."""
+        """Move a running request back to the waiting queue, with its arrival order.
+
+        The request keeps its blocks until another request needs them.
+        """
         self.running.remove(victim)
         self._accounts.mark_charged(victim, victim.num_computed)
         self._stop_running(victim, now)
@@ -89,20 +94,22 @@ class RunningSet:
         self._waiting.join(victim)
 
     def emit_preempted(self, victim: Request, by: Request, cause: WaitCause, now: float) -> None:
-        """A preemption, once what was needed has been taken. `cause` is what the other was in
-        need of."""
+        """Emit a Preempted event; `cause` is what the requester `by` needed.
+
+        Called after blocks of the victim were freed, so that the event has the tokens lost.
+        """
         method, num_lost = self.offload.method_of(victim), self.offload.num_lost(victim)
         self.events.append(events.Preempted(victim.id, now, by.id, num_lost, method, cause))
 
     def extend(self, request: Request, now: float) -> None:
-        """One more block for a running request; one is free."""
+        """Allocate one more block to a running request; the caller has checked that one is free."""
         self._accounts.charge_blocks(request, self._kv.extend(request, now))
 
     def fork(self, parent: Request, now: float) -> list[Request]:
-        """The prompt is computed: its other samples begin, sharing the prompt's blocks.
+        """Start the other samples of a computed prompt, sharing its blocks; return them.
 
-        Each starts at the prompt's last token, so that it samples from logits of its own. One
-        for which no block is free joins the waiting line instead, at its parent's place.
+        Each sample starts at the last prompt token, so that it samples from its own logits. A
+        sample without a free block joins the waiting queue with the arrival order of its parent.
         """
         num_samples = parent.params.n
         self._accounts.stop(parent, num_samples - 1)
@@ -121,7 +128,7 @@ class RunningSet:
         return children
 
     def abort(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request in whatever state it is."""
+        """End a request in any state."""
         if request.state is RUNNING:
             self.running.remove(request)
         else:
@@ -129,7 +136,7 @@ class RunningSet:
         self.leave(request, reason, now)
 
     def leave(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
-        """A request ends. One that runs is taken out of `running` by the caller."""
+        """Finish a request; the caller removes a running request from `running`."""
         causes = ()
         if request.state is RUNNING:
             self._stop_running(request, now)
@@ -149,7 +156,7 @@ class RunningSet:
         )
 
     def largest_holder(self, cause: WaitCause) -> str:
-        """The tenant with the most of what somebody waits for: blocks, or else seats."""
+        """Return the tenant with the most blocks, or sequences, depending on `cause`."""
         if cause is WaitCause.KV_BLOCKS:
             tenant_blocks = self._kv.blocks_by_tenant
             return max(tenant_blocks, key=lambda tenant: len(tenant_blocks[tenant]), default="")
@@ -162,7 +169,7 @@ class RunningSet:
         insort(self.running, request, key=self._waiting.effective_key)
 
     def _stop_running(self, request: Request, now: float) -> None:
-        """Let go of a seat; what becomes of the blocks is the caller's business."""
+        """Release the sequences of a request; its blocks become kept blocks."""
         self._accounts.charge_blocks(request, self._kv.detach(request, now))
         self._accounts.refund_prompt(request)
         self._accounts.stop(request, request.params.n)

@@ -1,7 +1,8 @@
-"""Whom to preempt. Pure choices over the running requests; the scheduler carries them out.
+"""Victim choice: which running requests to preempt.
 
-A request that has been preempted `max_preemptions` times is immune; admission gave it room for its
-whole output, so it cannot block anyone for ever.
+Pure functions over the running requests; the running set applies the choice. A request that was
+preempted `max_preemptions` times is immune. Admission gave an immune request room for its whole
+output, so it cannot block other requests forever.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from headway.core.waiting.sort_key import EvictionKey, SortKey
 
 @dataclass(frozen=True, slots=True)
 class VictimRules:
-    """What the choice goes by."""
+    """The eviction key and the limit of preemptions per request."""
 
     eviction_key: Callable[[Request], EvictionKey]
-    """The greatest is the first to go."""
+    """Key of a running request; the highest is preempted first."""
     max_preemptions: int
 
     def is_preemptible(self, request: Request) -> bool:
@@ -31,13 +32,13 @@ class VictimRules:
 def choose_victim(
     requester: Request, running: Sequence[Request], kv: KVCache, rules: VictimRules
 ) -> Request | None:
-    """The request to preempt so that `requester`, itself running, can have one more block.
+    """Return the victim that frees a block for `requester`, which is running.
 
-    The weakest goes first, down to the claimant itself. A preemption that frees no usable block
-    does not happen. The strongest of all is never a victim, not even its own.
+    Candidates are tried from the highest eviction key down to the requester. A request whose
+    preemption frees no block is not chosen. The request with the lowest key is never a victim.
     """
-    strongest_first = sorted(running, key=rules.eviction_key)
-    for request in reversed(strongest_first[1:]):
+    by_key = sorted(running, key=rules.eviction_key)
+    for request in reversed(by_key[1:]):
         if rules.is_preemptible(request) and kv.num_freeable([request]) > 0:
             return request
         if request is requester:
@@ -48,10 +49,14 @@ def choose_victim(
 def choose_tenant_victim(
     requester: Request, running: Sequence[Request], kv: KVCache, rules: VictimRules
 ) -> Request | None:
-    """The same among the requests of the claimant's tenant, if it may not hold more blocks."""
+    """Return the victim among requests of a tenant that is at its KV quota.
+
+    The rules are those of `choose_victim`, applied to the tenant of the requester.
+    """
     tenant = requester.terms.tenant
-    own = sorted((one for one in running if one.terms.tenant == tenant), key=rules.eviction_key)
-    for request in reversed(own[1:]):
+    of_tenant = [request for request in running if request.terms.tenant == tenant]
+    by_key = sorted(of_tenant, key=rules.eviction_key)
+    for request in reversed(by_key[1:]):
         if rules.is_preemptible(request) and kv.num_released_blocks([request]) > 0:
             return request
         if request is requester:
@@ -63,26 +68,28 @@ def choose_victims(
     requester: Request,
     wait: Wait,
     preemptible: Sequence[Request],
-    keeping: Sequence[Request],
+    preempted: Sequence[Request],
     kv: KVCache,
     rules: VictimRules,
 ) -> Sequence[Request]:
-    """Those of `preemptible`, weakest first, whose leaving ends the claimant's `wait`; none if all
-    together would not: a preemption without a gain only throws work away. The kept blocks of the
-    preempted requests `keeping` count as available."""
+    """Return the victims, highest eviction key first, that make the requester fit.
+
+    Return none if preempting all of `preemptible` is not enough: the preemptions would only lose
+    work. Kept blocks of the `preempted` requests count as available.
+    """
     tenant = requester.terms.tenant
-    # Blocks the claimant matched stay in use when a victim lets go of them.
+    # Blocks that the requester matched stay in use when a victim frees them.
     pinned = frozenset(wait.match.block_ids)
 
     def is_enough(victims: Sequence[Request]) -> bool:
         if sum([request.params.n for request in victims]) < wait.num_seqs:
             return False
-        if kv.num_freeable([*victims, *keeping], pinned) < wait.num_blocks:
+        if kv.num_freeable([*victims, *preempted], pinned) < wait.num_blocks:
             return False
-        own = [request for request in victims if request.terms.tenant == tenant]
+        of_tenant = [request for request in victims if request.terms.tenant == tenant]
         return (
             wait.num_quota_blocks == 0
-            or kv.num_released_blocks(own, pinned) >= wait.num_quota_blocks
+            or kv.num_released_blocks(of_tenant, pinned) >= wait.num_quota_blocks
         )
 
     candidates = sorted(
@@ -93,7 +100,7 @@ def choose_victims(
     counts = range(len(candidates))
     num_needed = bisect_left(counts, True, key=lambda num: is_enough(candidates[:num]))
     victims = candidates[:num_needed]
-    # A weak request that holds little may have been passed on the way to one that holds enough.
+    # A victim with few blocks is not needed if a later victim frees enough.
     for request in reversed(victims):
         others = [other for other in victims if other is not request]
         if is_enough(others):
@@ -106,13 +113,14 @@ def find_preemptible(
 ) -> list[Request]:
     """Return the running requests that a request with this key may preempt.
 
-    Those of higher rank, and those of its tenant and rank with a higher priority number.
+    These are requests of higher rank, and requests of the same tenant and rank with a higher
+    priority number.
     """
     start = bisect_right(running, key.rank, key=lambda request: effective_key(request).rank)
-    own = [request for request in running[:start] if request.terms.tenant == key.tenant]
+    of_tenant = [request for request in running[:start] if request.terms.tenant == key.tenant]
 
     def has_lower_priority(request: Request) -> bool:
         other = effective_key(request)
         return other.rank == key.rank and key.tenant_priority < other.tenant_priority
 
-    return [*filter(has_lower_priority, own), *running[start:]]
+    return [*filter(has_lower_priority, of_tenant), *running[start:]]

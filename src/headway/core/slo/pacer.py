@@ -163,10 +163,10 @@ class Pacer:
         if isinstance(verdict, Infeasible):
             del self._num_cached[request.id]
             return verdict
-        request.due_at = work.planned_start_at(speed.cost, speed.step_s)
+        request.start_by = work.planned_start_at(speed.cost, speed.step_s)
         if verdict.share_start_s is not None:
             # Others reserved the time that this tenant is entitled to.
-            request.due_at = min(request.due_at, now + verdict.share_start_s)
+            request.start_by = min(request.start_by, now + verdict.share_start_s)
         self._admit(request, work, verdict.share_start_s is not None, now)
         return verdict
 
@@ -247,7 +247,7 @@ class Pacer:
         """A request waits: its work is in the tables."""
         work = self._work(request)
         demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
-        start_at = round_down(request.due_at, now) if request.due_at < inf else inf
+        start_at = round_down(request.start_by, now) if request.start_by < inf else inf
         entry = DemandEntry(demands, start_at, work.prefill, _num_tokens(work))
         self._entries[request.id] = entry
         self._table.add(entry)
@@ -294,7 +294,7 @@ class Pacer:
             everyone.due.append(point)
             own.due.append(point)
         if work.num_prefill_left:
-            point = (request.due_at, cost.work_s(work.prefill))
+            point = (request.start_by, cost.work_s(work.prefill))
             everyone.starts.append(point)
             own.starts.append(point)
         own.num_tokens += _num_tokens(work)
@@ -412,7 +412,7 @@ class Pacer:
 
     def by_urgency(self, prefilling: list[Request]) -> list[Request]:
         """Requests with prompts to compute, the earliest latest start first."""
-        return sorted(prefilling, key=_due_at) if self.has_slo_requests else prefilling
+        return sorted(prefilling, key=_start_by) if self.has_slo_requests else prefilling
 
     def _defer(
         self, decoding: Sequence[Request], prefill_s: float, step_s: float, now: float
@@ -508,8 +508,8 @@ def _num_tokens(work: RemainingWork) -> float:
     return PROMPT_COST * work.num_prefill_left + OUTPUT_COST * num_output
 
 
-def _due_at(request: Request) -> float:
-    return request.due_at
+def _start_by(request: Request) -> float:
+    return request.start_by
 
 
 def _slack(pair: tuple[float, Request]) -> float:

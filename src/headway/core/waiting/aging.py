@@ -50,5 +50,5 @@ class AgingTimer:
 
         A wait begins at arrival or at the last preemption; time spent running does not count.
         """
-        at = request.changed_at + self._max_wait_s
-        return at if request.due_at == inf else max(at, request.due_at)
+        at = request.state_since + self._max_wait_s
+        return at if request.start_by == inf else max(at, request.start_by)

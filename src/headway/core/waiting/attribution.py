@@ -111,7 +111,7 @@ class _QuotaTime:
 def path_of(request: Request, key: SortKey) -> Path:
     """Return the place of a request in the tree of clocks."""
     is_ordinary = request.is_aged and key.tenant is not None
-    return 0 if is_ordinary else key.rank, key.tenant, key.tenant_priority, request.due_at < inf
+    return 0 if is_ordinary else key.rank, key.tenant, key.tenant_priority, request.start_by < inf
 
 
 def path_of_head(head: Head) -> Path:
@@ -152,7 +152,7 @@ class WaitAttribution:
 
     def start(self, request: Request, key: SortKey) -> None:
         """Start a wait at the request's last change of state."""
-        wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.changed_at)
+        wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.state_since)
         self._waits[request.id] = wait
         self._new.append(wait)
         self._enter(wait)

@@ -52,11 +52,11 @@ MAX_LOOKS = 4
 
 
 def _by_start(request: Request) -> SortKey:
-    return SortKey(0, (start_by_us(request), request.place, request.index))
+    return SortKey(0, (start_by_us(request), request.arrival_order, request.index))
 
 
 def _within_tenant(request: Request) -> SortKey:
-    return SortKey(request.priority, (start_by_us(request), request.place, request.index))
+    return SortKey(request.priority, (start_by_us(request), request.arrival_order, request.index))
 
 
 class _Lane:
@@ -93,7 +93,7 @@ class FairQueue:
 
     def sort_key(self, request: Request) -> SortKey:
         terms = request.terms
-        order = (start_by_us(request), request.place, request.index)
+        order = (start_by_us(request), request.arrival_order, request.index)
         return SortKey(1 if terms.is_spot else 0, order, terms.tenant, request.priority)
 
     def push(self, request: Request) -> None:
@@ -106,7 +106,7 @@ class FairQueue:
         if lane is None or lane.account is not account:
             lane = self._lanes[key] = _Lane(account)
         lane.requests.push(request)
-        if request.due_at < inf:
+        if request.start_by < inf:
             self._urgent[rank].push(request)
         self._num_requests += 1
         self._list(rank, lane)
@@ -121,7 +121,7 @@ class FairQueue:
                 if chosen is lane:
                     chosen = self._prefer_cached(rank, lane)
                 request = chosen.requests.pop()
-                if request is not None and request.due_at < inf:
+                if request is not None and request.start_by < inf:
                     self._urgent[rank].remove(request)
                 return request
         return None
@@ -149,7 +149,7 @@ class FairQueue:
         lane.requests.remove(request)
         if not len(lane.requests) and not lane.is_listed:
             del self._lanes[key]
-        if request.due_at < inf:
+        if request.start_by < inf:
             self._urgent[rank].remove(request)
         self._num_requests -= 1
 
@@ -199,7 +199,7 @@ class FairQueue:
         if lane.is_listed or request is None or tenant in self._suspended:
             return
         lane.is_listed = True
-        heappush(self._heaps[rank], (lane.account.counter, request.place, tenant, lane))
+        heappush(self._heaps[rank], (lane.account.counter, request.arrival_order, tenant, lane))
 
     def _first(self, rank: float) -> _Lane | None:
         """Return the lane with the least counter that is not empty and not suspended."""
@@ -213,7 +213,7 @@ class FairQueue:
                 if head is None and self._lanes.get((rank, tenant)) is lane:
                     del self._lanes[rank, tenant]
             elif lane.account.counter > counter:
-                heapreplace(heap, (lane.account.counter, head.place, tenant, lane))
+                heapreplace(heap, (lane.account.counter, head.arrival_order, tenant, lane))
             else:
                 return lane
         return None
@@ -230,7 +230,7 @@ class FairQueue:
     def _prefer_cached(self, rank: float, first: _Lane) -> _Lane:
         """Return a lane within CACHED_LEAD whose head hits the prefix cache, else the first."""
         head, heap = first.requests.peek(), self._heaps[rank]
-        if head is None or head.is_aged or head.due_at < inf or len(heap) == 1:
+        if head is None or head.is_aged or head.start_by < inf or len(heap) == 1:
             return first
         if self._is_cached(head):
             return first

@@ -51,17 +51,17 @@ class PolicyQueue(TenantLanes, Protocol):
 
 def fcfs(request: Request) -> SortKey:
     """First come, first served. No request outranks another, not even an aged one."""
-    return SortKey(-inf, (request.place, request.index))
+    return SortKey(-inf, (request.arrival_order, request.index))
 
 
 def priority(request: Request) -> SortKey:
     """Lower priority number first, as in vLLM; first come, first served among equals."""
-    return SortKey(request.priority, (request.place, request.index))
+    return SortKey(request.priority, (request.arrival_order, request.index))
 
 
 def deadline(request: Request) -> SortKey:
     """Earliest latest-start first; requests without SLO by arrival."""
-    return SortKey(0, (start_by_us(request), request.place, request.index))
+    return SortKey(0, (start_by_us(request), request.arrival_order, request.index))
 
 
 @dataclass(frozen=True, slots=True)

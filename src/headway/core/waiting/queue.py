@@ -205,7 +205,7 @@ class WaitingQueue:
         head: Head | None = None
         if request is not None:
             queue, is_early = self._queue, False
-            if request.due_at < inf and isinstance(queue, FairQueue):
+            if request.start_by < inf and isinstance(queue, FairQueue):
                 is_early = queue.is_early(request)
             head = Head(request, queue.sort_key(request), is_early)
         self._attribution.end_pass(head, cause, find_holder, now)

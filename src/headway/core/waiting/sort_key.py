@@ -34,10 +34,10 @@ def effective_key(key: SortKey, request: Request) -> SortKey:
     if not request.is_aged:
         return key
     if key.tenant is None:
-        return SortKey(-inf, (request.place, request.index))
+        return SortKey(-inf, (request.arrival_order, request.index))
     return SortKey(0, key.order, key.tenant, -inf)
 
 
 def start_by_us(request: Request) -> int:
     """Latest start for its SLO in microseconds, as part of an order; requests without SLO last."""
-    return int(1e6 * min(request.due_at, 1e12))
+    return int(1e6 * min(request.start_by, 1e12))
