@@ -80,4 +80,4 @@ async def test_a_listener_that_fails_harms_nobody(local, caplog) -> None:
     made.engine.subscribe(explode)
     response = await made.client.post("/v1/completions", json={"prompt": "x"})
     assert response.json()["choices"][0]["text"] == "abc"
-    assert "a listener failed" in caplog.text
+    assert "an event listener failed" in caplog.text
