@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_pays_for_what_was_made(serve) -> None:
     while stream.num_output_tokens < 20:
         await asyncio.sleep(0)
     refused = await made.client.post(PATH, json={"prompt": "x"})
-    assert "1 requests of this tenant are under way" in refused.text
+    assert "its quota concurrent_requests is" in refused.text
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

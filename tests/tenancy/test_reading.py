@@ -95,8 +95,8 @@ TIER = "tenants: {a: }\ntiers:\n  t:\n    "
     [
         ("", "headway tenants add"),
         ("\n \n", "empty"),
-        ("# words\n", "no 'tiers:'"),
-        ("- a\n- b\n", "no 'tiers:'"),
+        ("# words\n", "neither 'tiers:' nor 'tenants:'"),
+        ("- a\n- b\n", "neither 'tiers:' nor 'tenants:'"),
         ("tenants: {}", "no tenants"),
         ("tiers: {a: {}}", "no tenants"),
         ("tenants:\n  alice: [1, 2", "this is not YAML"),
