@@ -65,7 +65,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
-    async def make_site() -> ServerParts:
+    async def make_parts() -> ServerParts:
         engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
         gate = AdmissionController(config, engine, SystemClock())
         template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
@@ -75,7 +75,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()
     try:
-        return await serve(make_site, listeners, timeouts)
+        return await serve(make_parts, listeners, timeouts)
     finally:
         observers.ledger.close()
 

@@ -162,7 +162,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
     loading = Loading(load)
 
-    async def make_site() -> ServerParts:
+    async def make_parts() -> ServerParts:
         located, tokenizer, chat_template = await loading.run()
         engine = build_async(located, tokenizer, command)
         admission = AdmissionController(config.server, engine, SystemClock())
@@ -172,7 +172,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
     observers.ledger.price_of = listeners.entrance.tenants.directory.price_of
     observers.ledger.start()
     try:
-        exit_code = run(serve(make_site, listeners))
+        exit_code = run(serve(make_parts, listeners))
     finally:
         observers.ledger.close()
     loading.exit_if_running(exit_code)

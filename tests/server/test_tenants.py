@@ -248,4 +248,4 @@ def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
 
 def test_trusting_everyone_is_warned_of(caplog) -> None:
     listen(ServerConfig(trusted_proxy=("0.0.0.0/0",), port=0, admin_port=0)).close()
-    assert "anyone may speak for any tenant" in caplog.text
+    assert "any client may name any tenant" in caplog.text

@@ -1,4 +1,4 @@
-"""The engine as the rest of Headway uses it: asynchronous in its own process, or offline.
+"""The engine behind its two interfaces: AsyncEngine and OfflineEngine.
 
 Must not know HTTP; must not import server, bench or cli. In reading order:
 

@@ -1,7 +1,7 @@
-"""The two HTTP applications: their routes, and what every request passes on its way to them.
+"""The two HTTP applications: their routes and their middleware.
 
-A request passes the edge and the body limit, then, unless it asks whether the process is alive,
-the check of its Host and the guard. Behind the guard is everything else, wrong paths included.
+A request passes the edge and the body limit. All routes except GET /health/live, wrong paths
+included, then check the Host header and the key.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
 UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
-"""What clients of other servers look for, and are told about instead of left to guess."""
+"""Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
 class Apps:
-    """One app per listener."""
+    """The ASGI apps of the two listeners."""
 
     public: Starlette
     admin: Starlette
@@ -61,7 +61,7 @@ def create_apps(
     chat_template: ChatTemplate,
     observers: Observers,
 ) -> Apps:
-    """The apps around an engine that someone else starts and stops.
+    """Return the apps around an engine; the caller starts and stops the engine.
 
     The observers are subscribed to the engine here. `model_names[0]` is the name in answers to
     requests that name no model.
@@ -76,7 +76,7 @@ def create_apps(
         access.config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
-    # Each by itself: what fails in one is not missing in the other.
+    # Separate subscriptions: a fault in one observer must not affect the other.
     for consume in (observers.metrics.consume, observers.ledger.consume):
         engine.subscribe(partial(_forward_events, consume))
     engine.subscribe_restarts(observers.metrics.count_restart)
@@ -88,7 +88,7 @@ def _forward_events(consume: Callable[[Iterable[Event]], None], batch: EventBatc
 
 
 def make_apps(context: ServerContext, access: Entrance) -> Apps:
-    """The apps over services that exist already."""
+    """Return the apps over an existing context."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
     public = (
         chat_router(context, limits),
@@ -108,7 +108,7 @@ def make_apps(context: ServerContext, access: Entrance) -> Apps:
 
 
 def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
-    """The apps until there is an engine: they answer probes, and 503 to all else."""
+    """Return the apps without an engine: probes work, all else gets 503."""
     router = Routes()
 
     async def refuse(_request: Request) -> Response:
@@ -127,11 +127,11 @@ def _app(
     routers: Sequence[Routes],
 ) -> Starlette:
     live = live_router(health)
-    # The live route again: only its GET is open, and its other methods are refused in here.
+    # The live route again: only its GET needs no key; its other methods are refused behind it.
     routers = (live, health_router(health), version_router(), *routers)
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
-        # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in.
+        # A mount, not a list of protected paths, which could omit a path.
         routes=[*live, Mount("", app=access.guard(guarded, hosts))],
         middleware=[
             Middleware(Edge),

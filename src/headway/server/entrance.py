@@ -1,4 +1,4 @@
-"""Who may come in: tenants and their keys, gateways, and the names the server answers to."""
+"""What every request is checked against: keys of tenants, gateways and host names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.tenancy.load import LoadedTenants, load_tenants
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """What stands before every route but one, of both listeners; read once from the settings."""
+    """The checks before every route except GET /health/live, read once from the settings."""
 
     config: ServerConfig
     tenants: LoadedTenants
@@ -26,7 +26,7 @@ class Entrance:
 
     @classmethod
     def of(cls, config: ServerConfig, clock: Clock) -> Entrance:
-        """Read the files that the settings name. ConfigError says what is wrong with them."""
+        """Read the files that the settings name; raise ConfigError if a file is wrong."""
         return cls(
             config,
             load_tenants(config, clock),
@@ -36,5 +36,5 @@ class Entrance:
         )
 
     def guard(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
-        """The app behind the check of the Host and of the key."""
+        """Return the app behind the checks of the Host header and of the key."""
         return HostCheck(Authentication(app, self.tenants.directory, self.proxies), hosts)

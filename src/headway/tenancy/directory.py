@@ -1,7 +1,7 @@
-"""Finds the record of a tenant by key or name: its terms and its use, as of the last valid file.
+"""Finds the record of a tenant by key or name.
 
-A lookup takes the same time for ten tenants and for ten thousand. The meters survive a reload: a
-changed file does not reset the use of any tenant.
+Records follow the last valid file. A lookup takes the same time for ten tenants and for ten
+thousand. The meters survive a reload: a changed file does not reset the use of any tenant.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Directory:
         }
 
     def _unlisted_record(self, name: str, by: Tenant, before: TenantRecord | None) -> TenantRecord:
-        """Return the record of a tenant that is in no file, on the terms of its gateway."""
+        """Return the record of an unlisted tenant, on its gateway's terms."""
         return replace(self._make_record(_tenant_named_by(name, by), before), gateway=by.name)
 
     def _evict_unlisted(self) -> bool:

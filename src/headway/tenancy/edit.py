@@ -132,7 +132,7 @@ def _open(target: Path, path: Path, may_create: bool) -> _OpenDocument:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None, None, None]:
-    """Hold a lock on the folder; a lock on a file would leave a lock file."""
+    """Lock the folder, so that no lock file is left."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keys from the settings and from the keys file, each with the name of its tenant.
+"""Keys from the settings and the keys file, with their tenants.
 
 What a key permits is not decided here.
 """
@@ -33,7 +33,7 @@ class Key:
 
 
 def key_for(secret: str, tenant: str | None = None) -> Key:
-    """Return the entry of a key; a key without a name gets one from its digest."""
+    """Return the entry of a key; by default its digest names it."""
     digest = digest_of_text(secret)
     if tenant is not None and not NAME.fullmatch(tenant):
         raise ConfigError(f"the name of a key must be {NAME_RULE}, got {tenant[:80]!r}")
@@ -49,7 +49,7 @@ def load_keys(config: ServerConfig) -> tuple[Key, ...]:
 
 
 def read_keys_file(path: Path) -> tuple[Key, ...]:
-    """Return the keys of a file; an empty file is an error, because it would open the server."""
+    """Return the keys of a file; an empty file is an error."""
     how = _HOW_TO_ADD.format(path=path)
     try:
         text = path.read_text("utf-8")

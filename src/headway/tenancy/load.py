@@ -23,7 +23,7 @@ class LoadedTenants:
 
 
 def load_tenants(config: ServerConfig, clock: Clock) -> LoadedTenants:
-    """Read all keys and tenants; ConfigError stops the start, so that no mistake opens a server."""
+    """Read all keys and tenants; a mistake raises ConfigError."""
 
     def read_keys(_path: Path) -> Mapping[bytes, str]:
         return {key.digest: key.tenant for key in load_keys(config)}

@@ -78,7 +78,7 @@ class Meter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way and all buckets are full, as in a new meter."""
+        """Whether no request is under way and all buckets are full."""
         now = self._clock.now()
         buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
         return not self.num_in_flight and all(not bucket.full_in_s(now) for bucket in buckets)
@@ -108,7 +108,7 @@ class QuotaLease:
         self._is_released = False
 
     def reserve(self, num_requests: int, num_prompt_tokens: int) -> None:
-        """Set the request's size as far as it is known; raise QuotaError if it is too large.
+        """Set the request's known size; raise QuotaError if it is too large.
 
         What the lease took before stays taken, because the server has read a body for it.
         """

@@ -1,6 +1,7 @@
-"""Reads a Roster from the tenants file; an unknown or wrong entry is refused with its line.
+"""Reads a Roster from the tenants file.
 
-A key where a hash belongs is not repeated in the error text, which would write it to a log.
+An unknown or wrong entry is refused with its line. A key where a hash belongs is not repeated in
+the error text, which would write it to a log.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from headway.errors import InvalidRequestError
 MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 86_400_000.0
 """A target is at most a day; less than a microsecond cannot be measured."""
 DEFAULT_TIER = "default"
-"""The tier of a tenant that names none; it exists without an entry in the tenants file."""
+"""The tier of a tenant that names none; it needs no entry in the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,7 @@ class AsyncEngine:
             logger.exception("the forecast cannot be updated")
 
     def _note_broken(self, request_id: str) -> None:
-        """Mark the request of an event that raised; it ends with an error after this report."""
+        """Have the request end with an error after this report, because its event raised."""
         logger.exception("request %s: an event cannot be handled", request_id)
         stream = self._stream_of.get(request_id)
         if stream is not None:
@@ -406,7 +406,7 @@ class AsyncEngine:
             stream.metrics.num_cached_tokens = admission.num_cached_tokens
 
     def _has_consumer(self, request_id: str) -> bool:
-        """Return whether the sample still takes tokens: its stream is live and it has not ended."""
+        """Return whether the sample is live and takes more tokens."""
         stream = self._stream_of.get(request_id)
         return stream is not None and not stream.samples[request_id].is_finished
 

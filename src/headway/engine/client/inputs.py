@@ -1,4 +1,4 @@
-"""Checks a prompt and resolves its sampling parameters, so that the core can take the request."""
+"""Checks a prompt and resolves its sampling parameters."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def draw_seed(params: SamplingParams) -> int:
-    """Return the seed of a request: the caller's, or a random one for its whole life."""
+    """Return the caller's seed, or a random seed for the request's whole life."""
     return params.seed if params.seed is not None else secrets.randbits(63)

@@ -1,4 +1,4 @@
-"""One live request in the API process: its command, its output so far, its unread deltas."""
+"""One live request in the API process: command, output, unread deltas."""
 
 from __future__ import annotations
 

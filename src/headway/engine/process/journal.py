@@ -1,9 +1,9 @@
-"""The step journal: request ids of the step under way, in a file that outlives the engine process.
+"""The step journal: the request ids of the step under way, in a file.
 
 The engine process writes the ids of each step into the file before it runs the step, and clears
-them when it has reported the result. Adding or aborting a request counts as a step of its own. If
-the process dies or hangs in a step, the API process reads the ids: one of these requests may be the
-cause.
+them when it has reported the result. Adding or aborting a request counts as a step of its own. The
+file outlives the process. If the process dies or hangs in a step, the API process reads the ids:
+one of these requests may be the cause.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepJournal:
 
 
 def read_journal(path: Path) -> frozenset[str]:
-    """Return the ids of the step that did not end; none if the engine was between steps."""
+    """Return the request ids of the step that did not end, if any."""
     try:
         content = path.read_bytes()
         length = int.from_bytes(content[:_LENGTH_BYTES], "big")

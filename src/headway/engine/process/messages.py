@@ -152,7 +152,7 @@ def batch_events(events: Sequence[Event]) -> EventBatch:
 
 
 def all_events(batch: EventBatch) -> list[Event]:
-    """Return the events of a batch in the order in which they can happen to one request."""
+    """Return the events of a batch in the order possible for one request."""
     return [
         *batch.arrived,
         *batch.lost,

@@ -1,4 +1,4 @@
-"""When an engine process counts as hung, and how often it may be replaced. Pure decisions."""
+"""When an engine process counts as hung, and how often it is replaced."""
 
 from __future__ import annotations
 

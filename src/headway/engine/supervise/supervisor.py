@@ -39,7 +39,7 @@ MAX_LOAD_STALL_S = 120.0
 MAX_BACKOFF_S = 10.0
 
 Launch = Callable[[EngineInfo | None], EngineProcess]
-"""Starts a process with the resolved settings of the process before it, if there was one."""
+"""Starts a process, with the resolved settings of the process before it."""
 Progress = Callable[[int, int], None]
 RestartListener = Callable[[str, int], None]
 """Called with the kind of failure and the number of requests that continue."""

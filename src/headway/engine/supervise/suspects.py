@@ -1,4 +1,4 @@
-"""Which requests may have taken an engine down, and in which order the next engine gets them.
+"""Which requests may have taken an engine down, and their trials.
 
 The evidence is the journal: the requests in the step that the engine did not finish. A trial sends
 a group of them and waits until the group has survived a prefill and a decode. After a group that
@@ -47,7 +47,7 @@ class Suspects:
         return stream.metrics.admitted_at is not None or not self._groups
 
     def begin_trial(self, now: float) -> Group:
-        """Begin the trial of the next group if the last one has passed; return the group."""
+        """Begin and return the next trial group, if the last has passed."""
         if any(not one.has_passed_trial and not self._is_stuck(one, now) for one in self._trial):
             return []
         self._trial = self._groups.popleft() if self._groups else []
@@ -63,7 +63,7 @@ class Suspects:
     def lose_engine(
         self, sent: Sequence[RequestStream], step_ids: frozenset[str], has_failed: bool
     ) -> RequestStream | None:
-        """Choose the suspects after the loss of an engine; return the culprit if it is proved.
+        """Choose the suspects after an engine is lost; return a proved culprit.
 
         `sent` are the live requests that the engine had, `step_ids` the ids in its unfinished
         step. `has_failed` is true if the engine itself reported an exception.
