@@ -31,7 +31,7 @@ class Engines:
         self.num_lost = 0
         self.num_trials = 0
         for stream in self.streams:
-            stream.metrics.admitted_at = 0.0
+            stream.num_cached_tokens = 0
             self.send(stream)
             self.gain(stream, num_tokens_in_engine)
 
@@ -150,7 +150,7 @@ def test_a_bystander_is_not_blamed_for_a_newcomer(tokenizer: Tokenizer) -> None:
 def test_requests_that_never_ran_follow_when_every_suspect_is_sent(tokenizer: Tokenizer) -> None:
     engines = Engines(tokenizer, 4, 50)
     new = engines.streams.pop()
-    new.metrics.admitted_at = None
+    new.num_cached_tokens = None
     engines.lose_all()
     first = engines.suspects.begin_trial(0.0)
     assert not engines.suspects.may_send(new)

@@ -309,7 +309,7 @@ class AsyncEngine:
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(report, at)
-        taken, stopped = await self._emit_all(report.tokens, at)
+        taken, stopped = await self._emit_all(report.tokens)
         # Listeners count delivered tokens only.
         report = replace(report, tokens=taken)
         for event in report.finished:
@@ -380,7 +380,7 @@ class AsyncEngine:
                 )
 
     async def _emit_all(
-        self, tokens: Sequence[events.TokensEmitted], at: float
+        self, tokens: Sequence[events.TokensEmitted]
     ) -> tuple[list[events.TokensEmitted], set[str]]:
         """Deliver tokens; return the delivered events and the samples that a stop string ended."""
         taken: list[events.TokensEmitted] = []
@@ -389,7 +389,7 @@ class AsyncEngine:
             try:
                 if self._has_consumer(event.request_id):
                     taken.append(event)
-                if await self._emit(event, at):
+                if await self._emit(event):
                     stopped.add(event.request_id)
             except Exception:
                 self._note_broken(event.request_id)
@@ -402,15 +402,14 @@ class AsyncEngine:
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_admitted += 1
-            stream.metrics.admitted_at = admission.at
-            stream.metrics.num_cached_tokens = admission.num_cached_tokens
+            stream.num_cached_tokens = admission.num_cached_tokens
 
     def _has_consumer(self, request_id: str) -> bool:
         """Return whether the sample is live and takes more tokens."""
         stream = self._stream_of.get(request_id)
         return stream is not None and not stream.samples[request_id].is_finished
 
-    async def _emit(self, event: events.TokensEmitted, at: float) -> bool:
+    async def _emit(self, event: events.TokensEmitted) -> bool:
         """Deliver tokens; return whether a stop string ended the sample.
 
         The engine knows no text, so the caller must abort such a sample there.
@@ -422,8 +421,6 @@ class AsyncEngine:
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
-        if stream.metrics.first_token_at is None:
-            stream.metrics.first_token_at = at
         await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 
@@ -438,8 +435,6 @@ class AsyncEngine:
         for ended in list(stream.samples.values()) if is_unforked else (sample,):
             if not ended.is_finished:
                 await self._put(stream, partial(ended.finish, event))
-        if not stream.unfinished_ids:
-            stream.metrics.finished_at = event.at
 
     async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
         """Add a delta to a stream; an exception ends this request only."""

@@ -11,7 +11,7 @@ import msgspec
 from headway.core.events import Finished
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
-from headway.engine.client.outputs import RequestMetrics, SampleDelta, SampleStream, sample_streams
+from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
 from headway.engine.process.messages import AddRequest
 from headway.errors import HeadwayError, SlowReaderError
 from headway.text import Tokenizer
@@ -67,7 +67,6 @@ class RequestStream:
     def __init__(self, command: AddRequest, tokenizer: Tokenizer) -> None:
         self.command = command
         self.request_id = command.id
-        self.metrics = RequestMetrics(arrived_at=command.arrived_at)
         self.samples: dict[str, SampleStream] = {
             sample_id(command.id, sample.index): sample
             for sample in sample_streams(command.params, tokenizer, command.token_ids)
@@ -80,8 +79,8 @@ class RequestStream:
         """Whether this request waits, or waited, for an engine to be sent to."""
         self.num_crashes = 0
         """Engines that failed while computing this request, since it was last cleared."""
-        self.is_admitted = False
-        """Whether the current engine has admitted this request."""
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self._queue_times = QueueTimes()
         self._num_tokens_in_engine: dict[str, int] = {}
         self._unread: list[SampleDelta] = []
@@ -115,6 +114,11 @@ class RequestStream:
     def is_unproven(self) -> bool:
         """Whether the current engine has computed too few tokens to clear this request."""
         return self.num_tokens_in_engine < NUM_CLEARING_TOKENS
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the current engine or an earlier one has admitted this request."""
+        return self.num_cached_tokens is not None
 
     @property
     def is_waiting(self) -> bool:
@@ -160,12 +164,11 @@ class RequestStream:
         self._num_tokens_in_engine = {one.id: 0 for one in commands}
         for one in commands:
             self._queue_times.begin(one.id, now if is_delayed else command.arrived_at)
-        self.is_sent, self._is_resent, self.is_admitted = True, True, False
+        self.is_sent = self._is_resent = True
         return commands
 
     def admit(self, request_id: str) -> None:
         """Record that the engine admitted this sample."""
-        self.is_admitted = True
         self._queue_times.end(request_id)
 
     def preempt(self, request_id: str, at: float) -> None:

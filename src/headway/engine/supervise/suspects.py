@@ -44,7 +44,7 @@ class Suspects:
         """
         if len(self._trial) == 1 and self._trial[0].num_crashes > 1:
             return False
-        return stream.metrics.admitted_at is not None or not self._groups
+        return stream.is_admitted or not self._groups
 
     def begin_trial(self, now: float) -> Group:
         """Begin and return the next trial group, if the last has passed."""

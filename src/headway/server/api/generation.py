@@ -84,7 +84,7 @@ class Generation:
         """Charge admitted prompts and all output, read or not, to the tenant's quotas."""
         if self._lease is None:
             return
-        admitted = [one for one in self._streams if one.metrics.admitted_at is not None]
+        admitted = [one for one in self._streams if one.is_admitted]
         self._lease.settle(
             sum(len(stream.command.token_ids) for stream in admitted),
             sum(stream.num_output_tokens for stream in self._streams),
@@ -99,7 +99,7 @@ class Generation:
         """Return token counts so far; a prompt counts once, however many samples it has."""
         num_prompt = sum(len(token_ids) for token_ids in self._spec.prompts)
         num_output = sum(stream.num_output_tokens for stream in self._streams)
-        num_cached = sum(stream.metrics.num_cached_tokens for stream in self._streams)
+        num_cached = sum(stream.num_cached_tokens or 0 for stream in self._streams)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
