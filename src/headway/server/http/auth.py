@@ -72,8 +72,8 @@ class Authentication:
             tier = self._directory.roster.tier(identity.tier)
             if tier is None:
                 message = (
-                    f"the gateway's objective header names tier {identity.tier!r}, which is not in "
-                    "the tenants file"
+                    f"there is no tier {identity.tier!r} in the tenants file; the gateway's "
+                    "objective header names it"
                 )
                 raise ApiError(
                     ErrorResponse(400, message, "invalid_request_error", "invalid_gateway_header")

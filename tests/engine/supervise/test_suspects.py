@@ -116,7 +116,7 @@ def test_without_a_culprit_two_trials_bring_everybody_back(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-def test_an_engine_lost_between_steps_makes_nobody_a_suspect(
+def test_an_engine_lost_between_steps_leaves_no_suspect(
     tokenizer: Tokenizer, has_failed: bool
 ) -> None:
     engines = Engines(tokenizer, 16, 50)
