@@ -67,10 +67,10 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
     async def make_parts() -> ServerParts:
         engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
-        gate = AdmissionController(config, engine, SystemClock())
-        template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
-        apps = create_apps(engine, gate, entrance, ("fake",), template, observers)
-        return ServerParts(engine, apps, gate)
+        admission = AdmissionController(config, engine, SystemClock())
+        template, access = ChatTemplate(TEMPLATE, {}), listeners.access
+        apps = create_apps(engine, admission, access, ("fake",), template, observers)
+        return ServerParts(engine, apps, admission)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()

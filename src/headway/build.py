@@ -166,10 +166,10 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
         located, tokenizer, chat_template = await loading.run()
         engine = build_async(located, tokenizer, command)
         admission = AdmissionController(config.server, engine, SystemClock())
-        apps = create_apps(engine, admission, listeners.entrance, names, chat_template, observers)
+        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         return ServerParts(engine, apps, admission)
 
-    observers.ledger.price_of = listeners.entrance.tenants.directory.price_of
+    observers.ledger.price_of = listeners.access.tenants.directory.price_of
     observers.ledger.start()
     try:
         exit_code = run(serve(make_parts, listeners))

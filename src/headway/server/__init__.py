@@ -7,7 +7,7 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     descriptors.py  how many connections the limit of open files allows
     loading.py      loads the model in a thread while probes are answered
     app.py          the two ASGI applications and their routes
-    entrance.py     hosts, keys and gateways: what every request is checked against
+    access.py       hosts, keys and gateways: what every request is checked against
     context.py      what the handlers share
     admission.py    admission to the queue, before a body is read
 
@@ -16,18 +16,18 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     api/      the endpoints
 """
 
+from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.app import Apps, create_apps
-from headway.server.entrance import Entrance
 from headway.server.http.limits import Timeouts
 from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
 from headway.server.serve import ServerParts, run, serve
 
 __all__ = [
+    "AccessControl",
     "AdmissionController",
     "Apps",
-    "Entrance",
     "ListenSockets",
     "Loading",
     "ServerParts",

@@ -21,6 +21,7 @@ from headway.core.events import Event
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EventBatch, all_events
 from headway.observe import Observers
+from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.api.chat import chat_router
 from headway.server.api.completions import completions_router
@@ -31,7 +32,6 @@ from headway.server.api.openapi import openapi_router
 from headway.server.api.status import metrics_router, version_router
 from headway.server.api.tokenize import tokenize_router
 from headway.server.context import ServerContext
-from headway.server.entrance import Entrance
 from headway.server.http.edge import Edge
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
 from headway.server.http.hosts import HostPolicy
@@ -56,7 +56,7 @@ class Apps:
 def create_apps(
     engine: AsyncEngine,
     admission: AdmissionController,
-    access: Entrance,
+    access: AccessControl,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
     observers: Observers,
@@ -87,7 +87,7 @@ def _forward_events(consume: Callable[[Iterable[Event]], None], batch: EventBatc
     consume(all_events(batch))
 
 
-def make_apps(context: ServerContext, access: Entrance) -> Apps:
+def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     """Return the apps over an existing context."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
     public = (
@@ -107,7 +107,7 @@ def make_apps(context: ServerContext, access: Entrance) -> Apps:
     )
 
 
-def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
+def loading_apps(access: AccessControl, status: Callable[[], str]) -> Apps:
     """Return the apps without an engine: probes work, all else gets 503."""
     router = Routes()
 
@@ -120,7 +120,7 @@ def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
 
 
 def _app(
-    access: Entrance,
+    access: AccessControl,
     health: HealthStatus,
     count_refusal: Callable[[str], None],
     hosts: HostPolicy,
@@ -132,7 +132,7 @@ def _app(
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
         # A mount, not a list of protected paths, which could omit a path.
-        routes=[*live, Mount("", app=access.guard(guarded, hosts))],
+        routes=[*live, Mount("", app=access.protect(guarded, hosts))],
         middleware=[
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes),

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
+from headway.server.access import AccessControl
 from headway.server.descriptors import (
     ConnectionPlan,
     num_open_descriptors,
     plan_connections,
     raise_descriptor_limit,
 )
-from headway.server.entrance import Entrance
 from headway.server.http.hosts import is_loopback
 from headway.server.http.limits import check_uvicorn
 
@@ -30,7 +30,7 @@ SEND_BUFFER_BYTES = 64 * 1024
 class ListenSockets:
     """The bound sockets, the checks for requests, and the connections per listener."""
 
-    entrance: Entrance
+    access: AccessControl
     plan: ConnectionPlan
     public: socket.socket
     admin: socket.socket | None = None
@@ -47,9 +47,9 @@ def listen(config: ServerConfig) -> ListenSockets:
     Raises ConfigError if a port is in use or a setting is wrong.
     """
     check_uvicorn()
-    entrance = Entrance.of(config, SystemClock())
-    has_keys = not entrance.tenants.directory.is_open
-    if entrance.proxies.trusts_everyone:
+    access = AccessControl.of(config, SystemClock())
+    has_keys = not access.tenants.directory.is_open
+    if access.proxies.trusts_everyone:
         logger.warning("--trusted-proxy includes every address: any client may name any tenant")
     for host in (config.host, config.admin_host):
         if not has_keys and not is_loopback(host):
@@ -61,13 +61,13 @@ def listen(config: ServerConfig) -> ListenSockets:
     plan = plan_connections(raise_descriptor_limit(), num_open_descriptors())
     public = _listen(config.host, config.port, "--port")
     if config.admin_port is None:
-        return ListenSockets(entrance, plan, public)
+        return ListenSockets(access, plan, public)
     try:
         admin = _listen(config.admin_host, config.admin_port, "--admin-port")
     except BaseException:
         public.close()
         raise
-    return ListenSockets(entrance, plan, public, admin)
+    return ListenSockets(access, plan, public, admin)
 
 
 def _listen(host: str, port: int, flag: str) -> socket.socket:

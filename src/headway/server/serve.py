@@ -114,15 +114,15 @@ class _ServerRun:
     def __init__(self, listeners: ListenSockets, timeouts: Timeouts) -> None:
         self._parts: ServerParts | None = None
         self._clock = SystemClock()
-        self._config = listeners.entrance.config
+        self._config = listeners.access.config
         self._listeners = listeners
-        self._watch = listeners.entrance.tenants.watch
+        self._watch = listeners.access.tenants.watch
         self._reload = asyncio.Event()
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._num_signals = 0
         self._exit_code = 0
-        apps = loading_apps(listeners.entrance, self._loading_status)
+        apps = loading_apps(listeners.access, self._loading_status)
         self._public, self._admin = _Front(apps.public), _Front(apps.admin)
         slow_s, plan = self._config.slow_reader_timeout_s, listeners.plan
         public = _Server(_uvicorn_config(self._public, plan.public, timeouts, slow_s))

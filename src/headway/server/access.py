@@ -15,7 +15,7 @@ from headway.tenancy.load import LoadedTenants, load_tenants
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class AccessControl:
     """The checks before every route except GET /health/live, read once from the settings."""
 
     config: ServerConfig
@@ -25,7 +25,7 @@ class Entrance:
     admin_hosts: HostPolicy
 
     @classmethod
-    def of(cls, config: ServerConfig, clock: Clock) -> Entrance:
+    def of(cls, config: ServerConfig, clock: Clock) -> AccessControl:
         """Read the files that the settings name; raise ConfigError if a file is wrong."""
         return cls(
             config,
@@ -35,6 +35,6 @@ class Entrance:
             HostPolicy.of(config.admin_host, config.allowed_host),
         )
 
-    def guard(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
+    def protect(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
         """Return the app behind the checks of the Host header and of the key."""
         return HostCheck(Authentication(app, self.tenants.directory, self.proxies), hosts)
