@@ -65,17 +65,17 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
-    async def make_site() -> ServerParts:
+    async def make_parts() -> ServerParts:
         engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
-        gate = AdmissionController(config, engine, SystemClock())
-        template, entrance = ChatTemplate(TEMPLATE, {}), listeners.entrance
-        apps = create_apps(engine, gate, entrance, ("fake",), template, observers)
-        return ServerParts(engine, apps, gate)
+        admission = AdmissionController(config, engine, SystemClock())
+        template, access = ChatTemplate(TEMPLATE, {}), listeners.access
+        apps = create_apps(engine, admission, access, ("fake",), template, observers)
+        return ServerParts(engine, apps, admission)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()
     try:
-        return await serve(make_site, listeners, timeouts)
+        return await serve(make_parts, listeners, timeouts)
     finally:
         observers.ledger.close()
 

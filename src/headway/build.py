@@ -1,4 +1,4 @@
-"""The composition root: settings in, wired objects out. Only this module knows every package."""
+"""The composition root: wired objects from settings. Only this module knows every package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "headway.engine_main")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An executor with its weights in memory, and how its settings were resolved."""
+    """An executor with its weights in memory, and its resolved settings."""
 
     executor: Executor
     resolved: Resolved
@@ -39,23 +39,23 @@ class LoadedModel:
 
 
 def locate_model(config: Config) -> Config:
-    """The settings with the model's path on this machine instead of its name.
+    """Return the settings with the model's name replaced by its path on this machine.
 
-    A Hugging Face id is resolved here, once: a branch may move while the server runs, and an engine
-    that takes over must load the weights of the one before it.
+    A Hugging Face id is resolved once, here: a branch may move while the server runs, and an engine
+    that takes over must load the same weights as the engine before it.
     """
     path = locate(config.model.model, config.model.revision).path
     return replace(config, model=replace(config.model, model=str(path), revision=None))
 
 
 def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
-    """The tokenizer and chat template of the configured model."""
+    """Return the tokenizer and chat template of the configured model."""
     tokenizer = Tokenizer.from_path(locate(config.model.model, config.model.revision).path)
     return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 
 def model_facts(config: Config) -> ModelFacts:
-    """What the configured model's headers say; no weights are read."""
+    """Return what the headers of the configured model say; no weights are read."""
     from headway.executors.torch.load import facts_of, open_checkpoint
 
     return facts_of(open_checkpoint(locate(config.model.model, config.model.revision)))
@@ -75,13 +75,13 @@ def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
 
 
 def build_core(config: Config, executor: Executor, sink: Sink) -> EngineCore:
-    """A scheduler over an executor, reporting to `sink`."""
+    """Return an engine core: a scheduler over `executor`, with events sent to `sink`."""
     scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
     return EngineCore(scheduler, executor, SystemClock(), sink)
 
 
 def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
-    """What front ends are told about this engine."""
+    """Return the facts about this engine that its clients need."""
     return EngineInfo(
         model.executor.capacity(),
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -95,7 +95,7 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
 
 
 def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
-    """The parts of an engine in the caller's own process and thread."""
+    """Return the parts of an engine in the caller's process and thread."""
     config = locate_model(config)
     tokenizer, chat_template = load_text(config)
     model = load_model(config, progress)
@@ -111,9 +111,9 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
 def build_async(
     config: Config, tokenizer: Tokenizer, command: Sequence[str] = ENGINE_COMMAND
 ) -> AsyncEngine:
-    """An engine in a process of its own, which starts loading at once.
+    """Return an engine in its own process, which starts to load at once.
 
-    Every process is given the same settings: the model in them should have been located.
+    Every process gets the same settings, so the model in `config` should be a path.
     """
     server = config.server
     limits = RestartLimits(
@@ -127,8 +127,10 @@ def build_async(
 
 
 def _as_before(config: Config, before: EngineInfo | None) -> Config:
-    """Settings for an engine that takes over: what was resolved once is not resolved anew, or
-    requests that fit the old cache might not fit the new one."""
+    """Return the settings of an engine that takes over from the engine with info `before`.
+
+    Resolved values stay as they are: requests that fit the old cache must fit the new one.
+    """
     if before is None:
         return config
     model = replace(config.model, dtype=before.dtype, max_model_len=before.capacity.max_model_len)
@@ -137,7 +139,7 @@ def _as_before(config: Config, before: EngineInfo | None) -> Config:
 
 
 def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal; return the exit code."""
     from headway.observe import Metrics, make_observers
     from headway.server import (
         AdmissionController,
@@ -149,7 +151,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
         serve,
     )
 
-    make_queue(config.scheduler.scheduling_policy)  # an unknown one is refused before all else
+    make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
     listeners = listen(config.server)
     names = config.server.served_model_name or (config.model.model,)
     observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
@@ -160,17 +162,17 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
     loading = Loading(load)
 
-    async def make_site() -> ServerParts:
+    async def make_parts() -> ServerParts:
         located, tokenizer, chat_template = await loading.run()
         engine = build_async(located, tokenizer, command)
         admission = AdmissionController(config.server, engine, SystemClock())
-        apps = create_apps(engine, admission, listeners.entrance, names, chat_template, observers)
+        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         return ServerParts(engine, apps, admission)
 
-    observers.ledger.price_of = listeners.entrance.tenants.directory.price_of
+    observers.ledger.price_of = listeners.access.tenants.directory.price_of
     observers.ledger.start()
     try:
-        exit_code = run(serve(make_site, listeners))
+        exit_code = run(serve(make_parts, listeners))
     finally:
         observers.ledger.close()
     loading.exit_if_running(exit_code)

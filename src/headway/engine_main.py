@@ -1,5 +1,7 @@
-"""The engine process: settings come on standard input, one line; the address of the sockets is the
-one argument."""
+"""The entry point of the engine process.
+
+Settings come as one line on standard input; the only argument is the address of the sockets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from headway.engine.supervise.launcher import STACKS_SIGNAL
 
 
 def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:
-    """Run until told to stop; the exit code. `wrap` may put something around the executor."""
+    """Run until a Shutdown command; return the exit code. `wrap` may wrap the executor."""
     ignore_stop_signals()
     faulthandler.register(STACKS_SIGNAL)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")

@@ -120,7 +120,7 @@ async def test_demand_of_others_leaves_a_tenant_its_share_here_too(tokenizer: To
     await local.engine.close()
 
 
-async def test_a_prompt_is_taken_to_be_cached_and_the_engine_has_the_last_word(
+async def test_a_prompt_counts_as_cached_and_the_engine_decides(
     tokenizer: Tokenizer,
 ):
     local = await slow_engine(tokenizer)
@@ -180,13 +180,13 @@ async def test_what_can_be_kept_is_let_in(tokenizer: Tokenizer):
     await local.engine.close()
 
 
-async def test_nothing_is_refused_where_the_line_does_not_heed_targets(tokenizer: Tokenizer):
+async def test_nothing_is_refused_where_the_policy_ignores_targets(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer, "fcfs")
     assert await answer(local, "a", HURRIED, num_prompt=60) > 0
     await local.engine.close()
 
 
-async def test_nothing_is_refused_before_the_engine_has_told_its_pace(tokenizer: Tokenizer):
+async def test_nothing_is_refused_before_the_first_forecast(tokenizer: Tokenizer):
     local = await make_local(tokenizer, "abc", "deadline")
     assert await answer(local, "a", HURRIED, num_prompt=60) > 0
     await local.engine.close()

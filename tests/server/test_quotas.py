@@ -64,7 +64,7 @@ async def test_every_answer_says_what_is_left(serve) -> None:
     }
 
 
-async def test_a_tenant_without_limits_is_told_none(serve) -> None:
+async def test_a_tenant_without_limits_gets_no_rate_headers(serve) -> None:
     made = await serve()
     response = await made.client.post(PATH, json={"prompt": "x"})
     assert response.status_code == 200
@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_pays_for_what_was_made(serve) -> None:
     while stream.num_output_tokens < 20:
         await asyncio.sleep(0)
     refused = await made.client.post(PATH, json={"prompt": "x"})
-    assert "1 requests of this tenant are under way" in refused.text
+    assert "its quota concurrent_requests is" in refused.text
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -136,7 +136,7 @@ async def test_a_client_that_leaves_pays_for_what_was_made(serve) -> None:
     assert (await made.client.post(PATH, json={"prompt": "x"})).status_code == 200
 
 
-async def test_who_leaves_before_a_seat_pays_nothing(serve) -> None:
+async def test_a_client_that_leaves_before_admission_pays_nothing(serve) -> None:
     made = await serve(tokens_per_minute=1000, requests_per_minute=9, concurrent_requests=1)
     made.process.is_paused = True
     task = await under_way(made)
@@ -146,7 +146,7 @@ async def test_who_leaves_before_a_seat_pays_nothing(serve) -> None:
     assert await left(made) == (8, 1000)
 
 
-async def test_who_is_refused_after_a_wait_pays_nothing(serve) -> None:
+async def test_a_request_refused_after_a_wait_costs_nothing(serve) -> None:
     made = await serve(
         tokens_per_minute=1000,
         requests_per_minute=9,

@@ -175,7 +175,9 @@ def test_headers_of_a_gateway_over_a_socket(launch: Any, path: Path) -> None:
         (("--tenant-file", "{path}"), "No such option"),
     ],
 )
-def test_a_wrong_flag_or_file_ends_in_a_line(path: Path, flags: tuple[str, ...], says: str) -> None:
+def test_a_wrong_flag_or_file_ends_with_one_error_line(
+    path: Path, flags: tuple[str, ...], says: str
+) -> None:
     wrong = path.with_name("wrong.yaml")
     wrong.write_text("tenant: {alice: {}}\n")
     given = [flag.format(path=path, wrong=wrong) for flag in flags]

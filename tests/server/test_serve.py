@@ -164,7 +164,7 @@ async def test_a_stream_that_takes_too_long_is_ended_with_an_error(launch) -> No
     wait_gone(engine_pid(server))
 
 
-async def test_a_server_that_drains_says_so_to_those_who_come(launch) -> None:
+async def test_a_draining_server_refuses_new_requests(launch) -> None:
     server = await asyncio.to_thread(launch(step_s=0.002).wait_ready)
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         task = await start_stream(server, client)

@@ -136,7 +136,7 @@ async def test_without_a_tenants_file_targets_have_floors_too(serve) -> None:
     assert not made.process.added
 
 
-async def test_a_disabled_tenant_is_told_so(serve) -> None:
+async def test_a_disabled_tenant_gets_403(serve) -> None:
     made = await serve()
     response = await ask(made, "g")
     error = check_error(response, 403)
@@ -198,19 +198,19 @@ async def test_from_anyone_else_the_headers_are_as_good_as_not_there(serve, peer
         [(OBJECTIVE[0], "gold"), (OBJECTIVE[1], "spare")],
     ],
 )
-async def test_a_word_that_is_not_clear_is_refused(serve, headers) -> None:
+async def test_ambiguous_gateway_headers_are_refused(serve, headers) -> None:
     made = await serve()
     refused = await ask(made, "w", peer=("10.1.2.3", 5), headers=headers)
     assert check_error(refused, 400)["code"] == "invalid_gateway_header"
 
 
-async def test_the_same_word_twice_is_clear(serve) -> None:
+async def test_equal_gateway_headers_are_accepted(serve) -> None:
     made = await serve()
     headers = [(FAIRNESS[0], "alice"), (FAIRNESS[1], "alice")]
     assert await terms(made, "w", peer=("10.1.2.3", 5), headers=headers) == ALICE
 
 
-async def test_handlers_know_who_asks() -> None:
+async def test_handlers_know_the_tenant() -> None:
     seen: list[Any] = []
     nobody: Any = None
 
@@ -240,7 +240,7 @@ def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
     listen(ServerConfig(tenants_file=str(path), port=0, admin_port=0)).close()
     keys = tmp_path / "keys"
     keys.write_text(f"{hashed('a')} bob\n")
-    with pytest.raises(ConfigError, match="given to this server as one of bob too"):
+    with pytest.raises(ConfigError, match="is also a key of bob"):
         listen(ServerConfig(tenants_file=str(path), api_keys_file=str(keys), port=0))
     with pytest.raises(ConfigError, match="trusted_proxy"):
         listen(ServerConfig(trusted_proxy=("here",), port=0))
@@ -248,4 +248,4 @@ def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
 
 def test_trusting_everyone_is_warned_of(caplog) -> None:
     listen(ServerConfig(trusted_proxy=("0.0.0.0/0",), port=0, admin_port=0)).close()
-    assert "anyone may speak for any tenant" in caplog.text
+    assert "any client may name any tenant" in caplog.text

@@ -13,10 +13,10 @@ from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.engine.process.messages import all_events
 from headway.observe import Metrics
+from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.app import make_apps
 from headway.server.context import ServerContext
-from headway.server.entrance import Entrance
 from headway.text import ChatTemplate
 from tests.support.local_engine import TEMPLATE
 
@@ -44,7 +44,7 @@ async def serving(
         new_id=lambda: FIXED_ID,
         time_of_day=lambda: FIXED_TIME,
     )
-    apps = make_apps(context, Entrance.of(settings, context.admission.clock))
+    apps = make_apps(context, AccessControl.of(settings, context.admission.clock))
     async with client_of(apps.public) as public, client_of(apps.admin) as admin:
         yield SimpleNamespace(
             public=public,

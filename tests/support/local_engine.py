@@ -29,7 +29,7 @@ from headway.engine.process.messages import (
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.executors.fake import FakeExecutor
 from headway.observe import Audit, Ledger, Metrics, Observers
-from headway.server import AdmissionController, Entrance, create_apps
+from headway.server import AccessControl, AdmissionController, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
@@ -156,15 +156,15 @@ async def make_local(
     admission = AdmissionController(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
     observers = Observers(metrics, Ledger(Audit(), SystemClock()))
-    entrance = Entrance.of(settings, admission.clock)
-    apps = create_apps(engine, admission, entrance, ("tiny", "alias/tiny"), template, observers)
+    access = AccessControl.of(settings, admission.clock)
+    apps = create_apps(engine, admission, access, ("tiny", "alias/tiny"), template, observers)
     if is_started:
         await engine.start()
     return SimpleNamespace(
         app=apps.public,
         admin=apps.admin,
-        directory=entrance.tenants.directory,
-        watch=entrance.tenants.watch,
+        directory=access.tenants.directory,
+        watch=access.tenants.watch,
         engine=engine,
         process=process,
         metrics=metrics,

@@ -51,7 +51,7 @@ def test_a_key_opens_only_after_a_comparison_in_constant_time(monkeypatch) -> No
     assert compared == [(A, A)]
 
 
-def test_a_roster_without_keys_opens_to_nobody() -> None:
+def test_a_roster_without_keys_accepts_no_key() -> None:
     one = Directory(VirtualClock(), roster=roster(Tenant("alice")))
     assert not one.is_open
     assert one.by_digest(A) is None
@@ -88,7 +88,7 @@ def test_a_reload_changes_terms_and_keeps_what_was_used() -> None:
     assert after.meter.num_in_flight == 1
 
 
-def test_who_is_taken_out_and_put_back_has_no_fresh_minute() -> None:
+def test_a_tenant_removed_and_added_again_keeps_its_use() -> None:
     clock, quotas = VirtualClock(), Quotas(requests_per_minute=1)
     alice, bob = Tenant("alice", (A,), quotas=quotas), Tenant("bob", (B,))
     one = Directory(clock, roster=roster(alice, bob))
@@ -110,7 +110,7 @@ def test_who_is_taken_out_and_put_back_has_no_fresh_minute() -> None:
     assert "alice" not in one._draining, "it owes nothing any more"
 
 
-def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
+def test_an_unlisted_tenant_has_the_terms_of_its_gateway() -> None:
     gateway = Tenant("gateway", (A,), "gold", 2.0, Quotas(requests_per_minute=1), is_admin=True)
     one = Directory(VirtualClock(), roster=roster(gateway, Tenant("bob"), gold=3.0))
     by = found(one, A)
@@ -131,7 +131,7 @@ def test_an_unlisted_name_has_the_terms_of_who_speaks_for_it() -> None:
         again.meter.open_lease()
 
 
-def test_a_guest_shares_no_prefixes_and_outlives_the_gateway_that_named_it_first() -> None:
+def test_an_unlisted_tenant_shares_no_prefixes_and_outlives_its_first_gateway() -> None:
     first = Tenant("first", (A,), cache_group="team")
     second = Tenant("second", (B,))
     one = Directory(VirtualClock(), roster=roster(first, second))
@@ -141,7 +141,7 @@ def test_a_guest_shares_no_prefixes_and_outlives_the_gateway_that_named_it_first
     assert not one.find_named("guest", found(one, B)).tenant.is_disabled
 
 
-def test_nobody_becomes_an_admin_by_the_word_of_who_is_none() -> None:
+def test_a_gateway_without_admin_rights_names_no_admin() -> None:
     root, gateway = Tenant("root", (A,), is_admin=True), Tenant("gateway", (B,))
     one = Directory(VirtualClock(), roster=roster(root, gateway))
     find_named = one.find_named("root", found(one, B))
@@ -150,13 +150,13 @@ def test_nobody_becomes_an_admin_by_the_word_of_who_is_none() -> None:
     assert one.find_named("root", found(one, A)).tenant.is_admin
 
 
-def test_a_guest_does_not_see_all_where_its_gateway_would() -> None:
+def test_an_unlisted_tenant_does_not_see_all_where_its_gateway_would() -> None:
     one = Directory(VirtualClock(), roster=roster(Tenant("gateway", (A,))))
     assert one.may_see_all(found(one, A))
     assert not one.may_see_all(one.find_named("guest", found(one, A)))
 
 
-def test_a_guest_that_is_listed_later_keeps_its_meter() -> None:
+def test_an_unlisted_tenant_that_is_listed_later_keeps_its_meter() -> None:
     gateway = Tenant("gateway", (A,), quotas=Quotas(requests_per_minute=1))
     one = Directory(VirtualClock(), roster=roster(gateway))
     one.find_named("guest", found(one, A)).meter.open_lease()
@@ -187,7 +187,7 @@ def test_the_number_of_unlisted_names_is_bounded(monkeypatch) -> None:
     assert len(one._unlisted) == 2
 
 
-def test_a_long_stream_of_the_oldest_guest_keeps_no_newcomer_out(monkeypatch) -> None:
+def test_a_long_stream_of_the_oldest_unlisted_tenant_does_not_block_a_new_one(monkeypatch) -> None:
     monkeypatch.setattr(directory_module, "MAX_UNLISTED", 300)
     one = Directory(VirtualClock(), {A: "gateway"})
     by = found(one, A)
@@ -202,7 +202,7 @@ def test_a_long_stream_of_the_oldest_guest_keeps_no_newcomer_out(monkeypatch) ->
         stream.release()
 
 
-def test_a_newcomer_looks_at_few_guests_and_the_next_one_at_others(monkeypatch) -> None:
+def test_a_lookup_checks_few_unlisted_tenants_and_the_next_checks_others(monkeypatch) -> None:
     monkeypatch.setattr(directory_module, "MAX_UNLISTED", 300)
     one = Directory(VirtualClock(), {A: "gateway"})
     by = found(one, A)

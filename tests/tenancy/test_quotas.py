@@ -126,7 +126,7 @@ def test_so_many_at_once() -> None:
     assert meter.is_idle
 
 
-def test_a_refused_visit_leaves_nothing_behind() -> None:
+def test_a_refused_lease_takes_nothing() -> None:
     meter, clock = make(requests_per_minute=5, tokens_per_minute=10, concurrent_requests=9)
     lease = meter.open_lease()
     lease.reserve(1, 10)

@@ -147,7 +147,7 @@ async def test_a_wrong_file_changes_nothing_and_is_said_once(path: Path, caplog,
     assert directory.by_digest(B) is not None
 
 
-async def test_it_is_read_again_when_told_to(path: Path, caplog) -> None:
+async def test_a_forced_poll_reads_the_file_again(path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     watch, _ = follow(path)
     await watch.poll(is_forced=True)

@@ -1,9 +1,9 @@
-"""The engine as the rest of Headway uses it: asynchronous in a process of its own, or offline.
+"""The engine behind its two interfaces: AsyncEngine and OfflineEngine.
 
-    client/      the API process's side: AsyncEngine and its streams
-    process/     the engine process: loop, messages, journal
-    supervise/   starting, watching and replacing the engine process
+Must not know HTTP; must not import server, bench or cli. In reading order:
+
     offline.py   the engine in the caller's process, for LLM.generate
-
-Knows nothing of HTTP; must not import server, bench or cli.
+    process/     the engine process: messages, journal, loop
+    supervise/   starting, watching and replacing the engine process
+    client/      the API process's side: AsyncEngine and its streams
 """

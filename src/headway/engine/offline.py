@@ -1,4 +1,4 @@
-"""The offline engine: prompts in, finished outputs back, in the caller's own thread."""
+"""The offline engine: prompts in, finished outputs out, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 class _LiveRequest:
-    """One request that is being worked on."""
+    """A request that has unfinished samples."""
 
     def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.output = output
@@ -37,7 +37,7 @@ class _LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class OfflineParts:
-    """What an offline engine is made of."""
+    """The parts that an offline engine is built from."""
 
     make_core: Callable[[Sink], EngineCore]
     info: EngineInfo
@@ -47,7 +47,7 @@ class OfflineParts:
 
 
 class OfflineEngine:
-    """Runs an engine core until all prompts are done."""
+    """Runs an engine core until all prompts are complete."""
 
     def __init__(self, parts: OfflineParts) -> None:
         self.info = parts.info
@@ -66,12 +66,15 @@ class OfflineEngine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text or token ids). `params` is one for all or one per prompt;
-        `progress` is called with (samples done, samples in all)."""
+        """Complete each prompt, given as text or token ids.
+
+        `params` is one value for all prompts or one per prompt. `progress` is called with (samples
+        finished, samples in total).
+        """
         batch = _as_batch(prompts)
         per_prompt = _per_prompt(params, len(batch))
         encoded = [self._encode(prompt) for prompt in batch]
-        # Every request is checked before the first is added: a bad one starts nothing.
+        # Every request is checked before the first is added: an invalid one starts none.
         resolved = [
             self._resolve(requested, token_ids)
             for requested, (_, token_ids) in zip(per_prompt, encoded, strict=True)
@@ -89,7 +92,7 @@ class OfflineEngine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several."""
+        """Answer one conversation, or several."""
         conversations: list[Sequence[Message]] = (
             [messages] if _is_conversation(messages) else list(messages)  # pyright: ignore
         )
@@ -99,7 +102,7 @@ class OfflineEngine:
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
-        """Answer one conversation piece by piece. Leaving early ends the request."""
+        """Yield the answer to one conversation piece by piece; leaving early aborts it."""
         token_ids = self._encode_chat(messages)
         output = self._add(None, token_ids, self._resolve(params or SamplingParams(), token_ids))
         num_sent = 0
@@ -122,7 +125,7 @@ class OfflineEngine:
         return None, list(prompt)
 
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        # A rendered conversation already holds its special tokens.
+        # A rendered conversation already contains its special tokens.
         return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
 
     def _resolve(self, params: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
@@ -163,7 +166,7 @@ class OfflineEngine:
             self.core.abort(self._stopped_ids.pop(), FinishReason.STOP)
 
     def _drop_live(self) -> None:
-        """After an error, Ctrl-C or an abandoned stream: nothing stays behind."""
+        """Abort all live requests, after an error, Ctrl-C or an abandoned stream."""
         for request_id in list(self._live):
             self.core.abort(request_id)
         self._live.clear()
@@ -224,5 +227,8 @@ def _per_prompt(
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:
-        raise InvalidRequestError(f"{len(params)} params for {num_prompts} prompts", "params")
+        raise InvalidRequestError(
+            f"params has {len(params)} entries for {num_prompts} prompts; give one per prompt",
+            "params",
+        )
     return list(params)

@@ -1,29 +1,33 @@
-"""The HTTP side: OpenAI's API over an AsyncEngine.
+"""The HTTP server: OpenAI's API over an AsyncEngine.
 
 Must not import build, cli or bench, nor any tensor library. In reading order:
 
-    context.py    what the handlers share
-    admission.py  admission to the queue, before a body is read
-    app.py        the two ASGI applications and their routes
-    serve.py      runs them until a signal, then drains
+    serve.py        runs the apps until a signal, then drains
+    listeners.py    binds the ports and checks the settings before loading
+    descriptors.py  how many connections the limit of open files allows
+    loading.py      loads the model in a thread while probes are answered
+    app.py          the two ASGI applications and their routes
+    access.py       hosts, keys and gateways: what every request is checked against
+    context.py      what the handlers share
+    admission.py    admission to the queue, before a body is read
 
     http/     below the API: limits, hosts, authentication, errors, SSE
     schema/   request and response bodies
     api/      the endpoints
 """
 
+from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.app import Apps, create_apps
-from headway.server.entrance import Entrance
 from headway.server.http.limits import Timeouts
 from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
 from headway.server.serve import ServerParts, run, serve
 
 __all__ = [
+    "AccessControl",
     "AdmissionController",
     "Apps",
-    "Entrance",
     "ListenSockets",
     "Loading",
     "ServerParts",

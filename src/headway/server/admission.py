@@ -1,13 +1,14 @@
-"""Who may join the queue. Asked before a body is read, so a refusal costs next to nothing.
+"""Admission to the queue, checked before a body is read.
 
-A request counts from the moment it is let in: while its body is read and tokenized, then while it
-waits in the engine for a seat. Every bound has its refusal, and each refusal says when to come
-back, from how fast the queue has been seen to drain.
+So a refusal is cheap. A request counts from its admission: while its body is read and tokenized,
+then while it waits in the engine. Every limit has its refusal, and each refusal has a Retry-After,
+computed from the drain rate of the queue.
 
-Where tenants have shares, twice each limit is the hard bound, and a tenant may have as much queued
-as is left free below it. A tenant alone fills half of the hard bound, which is the limit; a flood
-of any number of tenants leaves room for the next one. All guests of a gateway together may have
-three times what is free, so a flood of made-up names leaves room for those with a key.
+Under the policy `fair`, twice each limit is the hard limit, and a tenant may have as much queued as
+is left free below the hard limit. A tenant alone fills half of the hard limit, which is the limit
+itself; a flood from any number of tenants leaves room for the next tenant. All tenants that one
+gateway names may together have three times what is free, so a flood of invented names leaves room
+for tenants with a key.
 """
 
 from __future__ import annotations
@@ -30,22 +31,30 @@ MAX_RETRY_AFTER_S = 60
 UNKNOWN_RETRY_AFTER_S = 2
 CLOSED_RETRY_AFTER_S = 5
 HARD_BOUND = 2
-"""Times a limit: the most that is ever queued, but for the last request let in."""
+"""Hard limit as a multiple of each limit."""
 GATEWAY_PARTS = 3
-"""Times what is free: the most that the guests of one gateway have queued together."""
+"""Limit of one gateway's tenants together, as a multiple of what is free."""
 NUM_BODIES = 32
-"""Bodies of the largest size that may be held at a time; twice as many are the hard bound."""
-_KINDS = ("requests", "prompt tokens", "bytes of request bodies")
+"""Limit of request bodies in memory, as a multiple of max_body_bytes."""
+_KINDS = {
+    "requests": "max_num_queued_reqs",
+    "prompt tokens": "max_num_queued_tokens",
+    "bytes of request bodies": "max_body_bytes",
+}
+"""The kinds of a QueueLoad, each with the setting that limits it."""
 
 
 class DrainRate:
-    """Requests per second that leave the queue for a seat, measured only while it is backed up:
-    at other times they leave as fast as they come, which says nothing of how fast they could."""
+    """Requests per second that leave the queue for the running set.
+
+    Measured only while the queue is backed up. At other times requests leave as fast as they
+    arrive, which says nothing about how fast they could leave.
+    """
 
     MIN_BACKED_UP_S = 1.0
     MIN_COUNT = 4
     MAX_COUNT = 64
-    """Beyond it, old times lose half their weight."""
+    """Count above which older observations lose half of their weight."""
 
     def __init__(self, now: float) -> None:
         self._empty_at = now
@@ -56,20 +65,20 @@ class DrainRate:
 
     @property
     def per_second(self) -> float | None:
-        """None until enough has been seen."""
+        """The rate; None until enough requests have left."""
         return None if self._count < self.MIN_COUNT else self._count / max(self._seconds, 1e-6)
 
     def start(self, now: float) -> None:
-        """The queue was empty until now, for however long nobody looked."""
+        """Record that the queue was empty until now."""
         self._empty_at = self._observed_at = now
 
     def is_backed_up(self, now: float) -> bool:
-        """Whether the queue has not been empty for a while."""
+        """Return whether the queue has not been empty for a while."""
         return now - self._empty_at >= self.MIN_BACKED_UP_S
 
     def observe(self, now: float, num_left: int, num_queued: int) -> None:
-        """So many left the queue just now, and so many are still in it."""
-        if not self._num_queued:  # it was empty until now
+        """Record that `num_left` requests left the queue, and `num_queued` are still in it."""
+        if not self._num_queued:  # the queue was empty until now
             self.start(now)
         self._num_queued = num_queued
         if self.is_backed_up(now):
@@ -84,13 +93,13 @@ class DrainRate:
 
 
 class QueueLoad(NamedTuple):
-    """What is queued of somebody, or of all."""
+    """Queued requests, prompt tokens and body bytes, of one tenant or of all."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Of their prompts."""
+    """Prompt tokens of these requests."""
     num_bytes: int = 0
-    """Of bodies that are held until their tokens are known."""
+    """Bytes of bodies that stay in memory until they are tokenized."""
 
     def plus(self, other: QueueLoad) -> QueueLoad:
         return QueueLoad(self[0] + other[0], self[1] + other[1], self[2] + other[2])
@@ -104,23 +113,23 @@ NOTHING = QueueLoad()
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What an HTTP request holds in the queue while it is on its way to the engine."""
+    """What an HTTP request holds in the queue until the engine has it."""
 
     tenant: str
     load: QueueLoad
     gateway: str | None = None
-    """The tenant that named this one, if it has no key of its own."""
+    """The gateway tenant that named this tenant, if it is in no file."""
     lease: QuotaLease | None = None
-    """What it takes of its tenant's quotas."""
+    """The request's lease of its tenant's quotas."""
 
     def take_lease(self) -> QuotaLease | None:
-        """The visit, which whoever asks for it then has to end."""
+        """Return the lease; the caller must then release it."""
         lease, self.lease = self.lease, None
         return lease
 
 
 class _PendingRequests:
-    """The places that are held, and their sums."""
+    """The reservations in force, and their sums."""
 
     def __init__(self) -> None:
         self.total = NOTHING
@@ -135,7 +144,7 @@ class _PendingRequests:
         )
 
     def discard(self, reservation: Reservation) -> None:
-        """Nothing happens if it is not held."""
+        """Remove a reservation; do nothing if it is not in force."""
         if reservation in self._pending:
             self._pending.remove(reservation)
             self.total = self.total.minus(reservation.load)
@@ -145,7 +154,7 @@ class _PendingRequests:
 
 
 class AdmissionController:
-    """Counts what waits, and refuses what is too much."""
+    """Counts queued requests, and refuses requests above the limits."""
 
     def __init__(self, config: ServerConfig, engine: AsyncEngine, clock: Clock) -> None:
         self.is_closed = False
@@ -160,18 +169,18 @@ class AdmissionController:
         self._hard = QueueLoad(*(HARD_BOUND * limit for limit in self._limits))
         self._pending = _PendingRequests()
         self._gateways: dict[str, str] = {}
-        """Which gateway named a guest; of those that are queued, and some that were."""
+        """Gateway of each unlisted tenant that has requests queued, or recently had."""
         self._num_admitted = 0
         self._rate = DrainRate(clock.now())
         engine.subscribe(self._observe)
 
     @property
     def num_queued(self) -> int:
-        """Requests on their way to the engine, and those that wait in it for a seat."""
+        """Requests on their way to the engine, and requests that wait in the engine."""
         return len(self._engine.waiting) + self._pending.total.num_requests
 
     def close(self) -> None:
-        """Let nobody in any more; those inside stay."""
+        """Refuse every new request; queued requests stay."""
         self.is_closed = True
 
     @contextmanager
@@ -182,20 +191,23 @@ class AdmissionController:
         meter: Meter | None = None,
         gateway: str | None = None,
     ) -> Generator[Reservation, None, None]:
-        """Hold a place for a request until the engine has it, or refuse it.
+        """Reserve a position for a request until the engine has it, or refuse it.
 
         A body of unknown length counts as the longest, with as many tokens as fit.
         """
         if self.is_closed:
-            raise OverloadedError("the server is shutting down", CLOSED_RETRY_AFTER_S)
+            raise OverloadedError(
+                "the server is shutting down; send the request to another server",
+                CLOSED_RETRY_AFTER_S,
+            )
         limit = self._engine.info.capacity.max_model_len
         num_tokens = limit if num_bytes is None else min(num_bytes // BYTES_PER_TOKEN, limit)
-        # A longer body is refused when it is read.
+        # A longer body is refused while it is read.
         longest = self._config.max_body_bytes
         num_bytes = longest if num_bytes is None else min(num_bytes, longest)
         reservation = Reservation(tenant, QueueLoad(1, num_tokens, num_bytes), gateway)
         self._check(reservation)
-        # The server's own refusals come first: they cost a tenant nothing.
+        # The server's own refusals come first: they use no quota of the tenant.
         reservation.lease = meter.open_lease() if meter is not None else None
         self._pending.add(reservation)
         self._remember_gateway(reservation)
@@ -208,7 +220,7 @@ class AdmissionController:
                 lease.release()
 
     def resize(self, reservation: Reservation, num_requests: int, num_tokens: int) -> None:
-        """Now that it is known what is in it: hold a place for so much, or refuse it."""
+        """Update a reservation to the request's true size, or refuse the request."""
         self._pending.discard(reservation)
         reservation.load = QueueLoad(num_requests, num_tokens, reservation.load.num_bytes)
         self._check(reservation)
@@ -217,18 +229,20 @@ class AdmissionController:
         self._pending.add(reservation)
 
     async def refuse_expired(self) -> None:
-        """Refuse those that have waited for too long after all; one that was promised a later
-        time, not before it."""
+        """Refuse requests that have waited longer than `max_queue_age_s`.
+
+        A request with a TTFT target or deadline that is longer is not refused before it.
+        """
         now = self.clock.now()
         for stream in list(self._engine.waiting):
             waited_s = now - stream.command.arrived_at
             if waited_s <= self._config.max_queue_age_s:
-                break  # those behind it are younger
+                break  # the requests after it are younger
             targets = stream.command.terms.targets
             target_times = [at for at in (targets.ttft_s, targets.deadline_s) if at is not None]
             if waited_s <= min(target_times, default=0.0):
                 continue
-            reason = f"not admitted to the running set within {waited_s:.0f} s"
+            reason = f"not admitted to the running set within {waited_s:.0f} s (max_queue_age_s)"
             error = self._overloaded(reason, len(self._engine.waiting))
             await self._engine.refuse(stream, error)
 
@@ -238,41 +252,45 @@ class AdmissionController:
         limit = self._config.max_num_queued_reqs_per_key
         if limit is not None and own.num_requests + reservation.load.num_requests > limit:
             raise TenantLimitError(
-                f"{own.num_requests} requests of this tenant are waiting already",
+                f"{own.num_requests} requests of this tenant are waiting; "
+                f"max_num_queued_reqs_per_key is {limit}",
                 self._retry_after_s(num_ahead),
             )
         total = self._total
-        # One that comes when nothing waits is never too much: it would be too much forever.
+        # A request to an empty queue is never too large: it would be refused forever.
         if total.num_requests:
             is_full = self._is_full_for(reservation, own, total)
-            for kind, amount, is_too_much in zip(_KINDS, total, is_full, strict=True):
+            for (kind, setting), amount, is_too_much in zip(
+                _KINDS.items(), total, is_full, strict=True
+            ):
                 if is_too_much:
-                    raise self._overloaded(f"{amount} {kind} are waiting already", num_ahead)
+                    raise self._overloaded(f"{amount} {kind} are waiting ({setting})", num_ahead)
         wait_s = self._expected_wait_s(num_ahead)
         if wait_s > self._config.max_queue_wait_s:
-            raise self._overloaded(f"admission is expected in {wait_s:.0f} s", num_ahead)
+            reason = f"admission is expected in {wait_s:.0f} s (max_queue_wait_s)"
+            raise self._overloaded(reason, num_ahead)
 
     def _is_full_for(
         self, reservation: Reservation, own: QueueLoad, total: QueueLoad
     ) -> list[bool]:
-        """Whether there is no room for it, of each kind."""
+        """Return, for each kind of load, whether there is no room for the request."""
         after = total.plus(reservation.load)
         if not self._is_shared:
             return [amount > limit for amount, limit in zip(after, self._limits, strict=True)]
         group = self._load_of_gateway(reservation, total)
         if not own.num_requests:
-            # However large, it needs only some room: else others, all of them small, would keep
-            # it out forever.
+            # The first request of a tenant needs some room only, however large it is. Otherwise
+            # many small requests of others could keep it out forever.
             free = self._hard.minus(total)
             return [
                 room <= 0 or of_gateway >= GATEWAY_PARTS * room
                 for room, of_gateway in zip(free, group, strict=True)
             ]
         free = self._hard.minus(after)
-        mine, guests = own.plus(reservation.load), group.plus(reservation.load)
+        own_after, group_after = own.plus(reservation.load), group.plus(reservation.load)
         return [
             amount > room or of_gateway > GATEWAY_PARTS * room
-            for room, amount, of_gateway in zip(free, mine, guests, strict=True)
+            for room, amount, of_gateway in zip(free, own_after, group_after, strict=True)
         ]
 
     @property
@@ -288,10 +306,10 @@ class AdmissionController:
         return self._pending.of.get(tenant, NOTHING).plus(waiting)
 
     def _load_of_gateway(self, reservation: Reservation, total: QueueLoad) -> QueueLoad:
-        """What the guests of the same gateway have queued, and the gateway itself."""
+        """Return what a gateway and the tenants that it names have queued."""
         gateway = reservation.tenant if reservation.gateway is None else reservation.gateway
         load = self._load_of(gateway)
-        # Below this they cannot have too much, and need not be added up.
+        # Below this total no gateway can exceed its limit, so its tenants need not be summed.
         if all(
             (GATEWAY_PARTS + 1) * amount < GATEWAY_PARTS * bound
             for amount, bound in zip(total.plus(reservation.load), self._hard, strict=True)
@@ -301,14 +319,14 @@ class AdmissionController:
         waiting, pending = self._engine.waiting.totals.of, self._pending.of.get
         for name, by in self._gateways.items():
             if by == gateway:
-                here, there = waiting(name), pending(name, NOTHING)
-                num_requests += here[0] + there[0]
-                num_tokens += here[1] + there[1]
-                num_bytes += there[2]
+                in_engine, reserved = waiting(name), pending(name, NOTHING)
+                num_requests += in_engine[0] + reserved[0]
+                num_tokens += in_engine[1] + reserved[1]
+                num_bytes += reserved[2]
         return QueueLoad(num_requests, num_tokens, num_bytes)
 
     def _remember_gateway(self, reservation: Reservation) -> None:
-        """Note who named a guest; those with nothing queued are forgotten now and then."""
+        """Record the gateway of an unlisted tenant; drop tenants with no requests now and then."""
         if reservation.gateway is None:
             return
         self._gateways[reservation.tenant] = reservation.gateway
@@ -320,10 +338,10 @@ class AdmissionController:
             }
 
     def _num_ahead_of(self, tenant: str) -> int:
-        """Requests that the engine has and will seat before the next one of this tenant.
+        """Return how many requests the engine will admit before the next one of this tenant.
 
-        Where tenants have shares, for each of its own one of every other tenant that waits, so
-        that nobody's flood is anybody else's.
+        Under `fair`, for each request of this tenant one of every other waiting tenant, so that a
+        flood of one tenant does not delay another tenant.
         """
         waiting = self._engine.waiting
         if not self._is_shared:
@@ -333,8 +351,10 @@ class AdmissionController:
         return min(len(waiting), num_tenants * (waiting.totals.of(tenant).num_requests + 1))
 
     def _expected_wait_s(self, num_waiting: int) -> float:
-        """0 unless requests are backed up now: how fast they left some other time says nothing
-        of a queue that has only just begun to form."""
+        """Return the expected wait; 0 unless the queue is backed up now.
+
+        An earlier drain rate says nothing about a queue that has only begun to form.
+        """
         now = self.clock.now()
         rate = self._rate.per_second if self._rate.is_backed_up(now) else None
         return 0.0 if rate is None else num_waiting / rate
@@ -344,7 +364,7 @@ class AdmissionController:
         return OverloadedError(f"the server is overloaded: {reason}", after_s)
 
     def _retry_after_s(self, num_waiting: int) -> int:
-        """When those that wait now will have been seated, if it goes on as it has."""
+        """Return the seconds until the waiting requests are admitted, at the current rate."""
         wait_s = self._expected_wait_s(num_waiting)
         if not wait_s:
             return UNKNOWN_RETRY_AFTER_S

@@ -1,7 +1,7 @@
-"""The two HTTP applications: their routes, and what every request passes on its way to them.
+"""The two HTTP applications: their routes and their middleware.
 
-A request passes the edge and the body limit, then, unless it asks whether the process is alive,
-the check of its Host and the guard. Behind the guard is everything else, wrong paths included.
+A request passes the edge and the body limit. All routes except GET /health/live, wrong paths
+included, then check the Host header and the key.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headway.core.events import Event
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EventBatch, all_events
 from headway.observe import Observers
+from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.api.chat import chat_router
 from headway.server.api.completions import completions_router
@@ -31,7 +32,6 @@ from headway.server.api.openapi import openapi_router
 from headway.server.api.status import metrics_router, version_router
 from headway.server.api.tokenize import tokenize_router
 from headway.server.context import ServerContext
-from headway.server.entrance import Entrance
 from headway.server.http.edge import Edge
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
 from headway.server.http.hosts import HostPolicy
@@ -41,13 +41,13 @@ from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
 UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
-"""What clients of other servers look for, and are told about instead of left to guess."""
+"""Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
 class Apps:
-    """One app per listener."""
+    """The ASGI apps of the two listeners."""
 
     public: Starlette
     admin: Starlette
@@ -56,12 +56,12 @@ class Apps:
 def create_apps(
     engine: AsyncEngine,
     admission: AdmissionController,
-    access: Entrance,
+    access: AccessControl,
     model_names: tuple[str, ...],
     chat_template: ChatTemplate,
     observers: Observers,
 ) -> Apps:
-    """The apps around an engine that someone else starts and stops.
+    """Return the apps around an engine; the caller starts and stops the engine.
 
     The observers are subscribed to the engine here. `model_names[0]` is the name in answers to
     requests that name no model.
@@ -76,7 +76,7 @@ def create_apps(
         access.config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
-    # Each by itself: what fails in one is not missing in the other.
+    # Separate subscriptions: a fault in one observer must not affect the other.
     for consume in (observers.metrics.consume, observers.ledger.consume):
         engine.subscribe(partial(_forward_events, consume))
     engine.subscribe_restarts(observers.metrics.count_restart)
@@ -87,8 +87,8 @@ def _forward_events(consume: Callable[[Iterable[Event]], None], batch: EventBatc
     consume(all_events(batch))
 
 
-def make_apps(context: ServerContext, access: Entrance) -> Apps:
-    """The apps over services that exist already."""
+def make_apps(context: ServerContext, access: AccessControl) -> Apps:
+    """Return the apps over an existing context."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
     public = (
         chat_router(context, limits),
@@ -107,8 +107,8 @@ def make_apps(context: ServerContext, access: Entrance) -> Apps:
     )
 
 
-def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
-    """The apps until there is an engine: they answer probes, and 503 to all else."""
+def loading_apps(access: AccessControl, status: Callable[[], str]) -> Apps:
+    """Return the apps without an engine: probes work, all else gets 503."""
     router = Routes()
 
     async def refuse(_request: Request) -> Response:
@@ -120,19 +120,19 @@ def loading_apps(access: Entrance, status: Callable[[], str]) -> Apps:
 
 
 def _app(
-    access: Entrance,
+    access: AccessControl,
     health: HealthStatus,
     count_refusal: Callable[[str], None],
     hosts: HostPolicy,
     routers: Sequence[Routes],
 ) -> Starlette:
     live = live_router(health)
-    # The live route again: only its GET is open, and its other methods are refused in here.
+    # The live route again: only its GET needs no key; its other methods are refused behind it.
     routers = (live, health_router(health), version_router(), *routers)
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
-        # Not a list of guarded paths, in which one could be forgotten: whatever is left goes in.
-        routes=[*live, Mount("", app=access.guard(guarded, hosts))],
+        # A mount, not a list of protected paths, which could omit a path.
+        routes=[*live, Mount("", app=access.protect(guarded, hosts))],
         middleware=[
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes),

@@ -1,4 +1,4 @@
-"""What the handlers share. Made once by `create_apps` and passed to every router."""
+"""Objects that the handlers share; `create_apps` makes them once for every router."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headway.text import ChatTemplate
 T = TypeVar("T")
 
 MAX_INLINE_SIZE = 4096
-"""Input up to this size is worked on in the event loop; longer input would hold up streams."""
+"""Longest input that the event loop handles itself; longer input would delay streams."""
 
 
 def _new_id() -> str:
@@ -35,7 +35,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """The engine and what belongs to it, and where ids and the time of day come from."""
+    """The engine, its settings and observers, and sources of ids and time."""
 
     engine: AsyncEngine
     model_names: tuple[str, ...]
@@ -49,27 +49,27 @@ class ServerContext:
     ledger: Ledger | None = None
 
     def model_name(self, requested: str | None) -> str:
-        """The name to answer under: the one asked for, if the model goes by it."""
+        """Return the model name for the answer; raise ApiError (404) for an unknown name."""
         if requested is None:
             return self.model_names[0]
         if requested not in self.model_names:
-            message = f"the model {requested[:200]!r} does not exist"
+            message = f"the model {requested[:200]!r} does not exist; GET /v1/models lists models"
             raise ApiError(
                 ErrorResponse(404, message, "invalid_request_error", "model_not_found", "model")
             )
         return requested
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids, unless the text is certain to be too long: that is said without the work."""
+        """Return token ids; raise NeverFitsError first if the text is certainly too long."""
         tokenizer, limit = self.engine.tokenizer, self.engine.info.capacity.max_model_len
         if (least := tokenizer.min_num_tokens(text)) > limit:
             raise NeverFitsError(
-                f"the prompt has at least {least} tokens; this server holds {limit}", "prompt"
+                f"the prompt has at least {least} tokens; max_model_len is {limit}", "prompt"
             )
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def status(self) -> str:
-        """One word on whether requests should be sent here."""
+        """Return whether requests should be sent here, as one word."""
         if self.admission.is_closed:
             return "draining"
         if self.engine.has_given_up:
@@ -79,7 +79,7 @@ class ServerContext:
         return "stalled" if self.engine.is_up else "loading"
 
     def admit(self, request: Request) -> AbstractContextManager[Reservation]:
-        """A place in the queue while a request is on its way to the engine; or the refusal."""
+        """Reserve a position in the queue until the engine has the request, or refuse it."""
         if not self.engine.takes_requests:
             raise ApiError(UNAVAILABLE)
         length = request.headers.get("content-length", "")
@@ -89,21 +89,21 @@ class ServerContext:
 
 
 def tenant_terms(request: Request) -> Terms:
-    """The terms of whoever sent this request, as the guard found them by its key."""
+    """Return the terms of the tenant that sent this request."""
     return request.state.terms
 
 
 def check_permissions(request: Request, body: GenerationRequest) -> None:
-    """Refuse what the tier of whoever sent this request does not allow a body to ask for."""
+    """Refuse fields of a body that the tier of its tenant does not allow."""
     record: TenantRecord = request.state.record
     body.check_permissions(record.permissions, record.terms.tier)
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, if it says that it is JSON: a page of another site can send any other kind here
-    without the browser asking first.
+    """Return the body, which must be declared as JSON.
 
-    `request.body()` would keep the body for as long as the answer streams.
+    A page of another site can send any other content type here without a preflight request.
+    `request.body()` would hold the body in memory for as long as the answer streams.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -115,5 +115,5 @@ async def read_body(request: Request) -> bytes:
 
 
 async def run_off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do the work here if its input is small, in a thread if it could take long."""
+    """Do the work here if its input is small, otherwise in a thread."""
     return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)

@@ -1,7 +1,7 @@
-"""How many connections there may be, so that descriptors are left for everything else.
+"""How many connections the limit of open files allows.
 
-An engine that is replaced needs sockets, pipes and files. With all descriptors taken by idle
-connections it could not be, and every stream would end.
+An engine process that replaces a failed one needs sockets, pipes and files. If idle connections
+held all descriptors, the engine could not be replaced, and every stream would end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 RESERVE = 64
-"""Descriptors that no connection gets: an engine takes about 20, the ledger and files the rest."""
+"""Descriptors that no connection gets: an engine needs about 20, ledger and files the rest."""
 MAX_DESCRIPTORS = 2**20
 MAX_BACKLOG = 2048
 MAX_ADMIN_CONNECTIONS = 128
@@ -26,10 +26,10 @@ _UNKNOWN_NUM_OPEN = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShare:
-    """What one listener may take.
+    """Connections and backlog of one listener.
 
-    The kernel's queue is bounded with it: all that is in there may be accepted before the first of
-    them is refused, once while those refused before are still being closed.
+    The backlog counts twice: the server may accept a full backlog before it refuses the first
+    connection of it, while the refused connections of the backlog before are still being closed.
     """
 
     max_connections: int
@@ -43,14 +43,14 @@ class ConnectionShare:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionPlan:
-    """The shares of both listeners: probes and metrics come through when clients take all."""
+    """The shares of both listeners, so that probes and metrics work when clients use all."""
 
     public: ConnectionShare
     admin: ConnectionShare
 
 
 def plan_connections(limit: int, num_open: int) -> ConnectionPlan:
-    """Share out what `limit` leaves. ConfigError if that is next to nothing."""
+    """Divide the descriptors that `limit` leaves; raise ConfigError if they are too few."""
     num_free = limit - num_open - RESERVE
     if num_free < MIN_CONNECTIONS:
         needed = num_open + RESERVE + MIN_CONNECTIONS
@@ -63,9 +63,9 @@ def plan_connections(limit: int, num_open: int) -> ConnectionPlan:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard limit; the limit that holds now."""
+    """Raise the soft limit of open files; return the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems have no limit, or one of a billion, by which nothing should be sized.
+    # Some systems have no limit, or a limit of a billion, which is no basis for sizes.
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
@@ -79,7 +79,7 @@ def raise_descriptor_limit() -> int:
 
 
 def num_open_descriptors() -> int:
-    """How many descriptors this process has open now."""
+    """Return the number of descriptors that this process has open."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
             return len(os.listdir(folder))

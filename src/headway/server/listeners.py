@@ -1,4 +1,4 @@
-"""Takes the ports, and checks what must be right before anything slow is begun."""
+"""Binds the ports, and checks the settings before the model is loaded."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
+from headway.server.access import AccessControl
 from headway.server.descriptors import (
     ConnectionPlan,
     num_open_descriptors,
     plan_connections,
     raise_descriptor_limit,
 )
-from headway.server.entrance import Entrance
 from headway.server.http.hosts import is_loopback
 from headway.server.http.limits import check_uvicorn
 
 logger = logging.getLogger(__name__)
 
 SEND_BUFFER_BYTES = 64 * 1024
-"""What the kernel holds for a client that does not read; it grows into megabytes by itself."""
+"""Send buffer of the kernel for each client; its automatic size would grow to megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenSockets:
-    """The ports that are taken, who may come in, and how many at a time."""
+    """The bound sockets, the checks for requests, and the connections per listener."""
 
-    entrance: Entrance
+    access: AccessControl
     plan: ConnectionPlan
     public: socket.socket
     admin: socket.socket | None = None
@@ -42,26 +42,32 @@ class ListenSockets:
 
 
 def listen(config: ServerConfig) -> ListenSockets:
-    """Take the ports, before anything slow is begun: if one is in use, or a setting is wrong, that
-    is said at once."""
+    """Check the settings and bind the ports, before anything slow begins.
+
+    Raises ConfigError if a port is in use or a setting is wrong.
+    """
     check_uvicorn()
-    entrance = Entrance.of(config, SystemClock())
-    has_keys = not entrance.tenants.directory.is_open
-    if entrance.proxies.trusts_everyone:
-        logger.warning("--trusted-proxy holds every address: anyone may speak for any tenant")
+    access = AccessControl.of(config, SystemClock())
+    has_keys = not access.tenants.directory.is_open
+    if access.proxies.trusts_everyone:
+        logger.warning("--trusted-proxy includes every address: any client may name any tenant")
     for host in (config.host, config.admin_host):
         if not has_keys and not is_loopback(host):
-            logger.warning("anyone who can reach %s may use this server: it has no keys", host)
+            logger.warning(
+                "any client that can reach %s may use this server: it has no keys; "
+                "set --api-keys-file or --tenants-file",
+                host,
+            )
     plan = plan_connections(raise_descriptor_limit(), num_open_descriptors())
     public = _listen(config.host, config.port, "--port")
     if config.admin_port is None:
-        return ListenSockets(entrance, plan, public)
+        return ListenSockets(access, plan, public)
     try:
         admin = _listen(config.admin_host, config.admin_port, "--admin-port")
     except BaseException:
         public.close()
         raise
-    return ListenSockets(entrance, plan, public, admin)
+    return ListenSockets(access, plan, public, admin)
 
 
 def _listen(host: str, port: int, flag: str) -> socket.socket:
@@ -71,13 +77,15 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot listen on {host} ({flag.replace('port', 'host')}): {error.strerror or error}"
+        ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it.
+        # Accepted connections inherit this option.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
-        # Another process could bind as well until somebody listens.
+        # Until a process listens on the port, another process could bind it too.
         listener.listen()
     except OSError as error:
         listener.close()
@@ -85,6 +93,8 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
             raise ConfigError(
                 f"port {port} on {host} is in use; choose another with {flag} (0: a free one)"
             ) from error
-        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot listen on port {port} of {host} ({flag}): {error.strerror}"
+        ) from error
     listener.setblocking(False)
     return listener

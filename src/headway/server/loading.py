@@ -1,4 +1,4 @@
-"""Loading in a thread, while the event loop answers probes."""
+"""Loads in a thread, while the event loop answers probes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Loading(Generic[T]):
-    """Work in a thread that nobody has to wait for once its result is of no use."""
+    """Work in a thread that a shutdown need not wait for."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -26,7 +26,7 @@ class Loading(Generic[T]):
         return self._thread is not None and self._thread.is_alive()
 
     async def run(self) -> T:
-        """Do the work and return its result. Cancelled, the thread is left to itself."""
+        """Do the work and return its result; if cancelled, the thread is left running."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -44,10 +44,10 @@ class Loading(Generic[T]):
                 result = self._work()
             except BaseException as error:
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task awaits it
                 loop.call_soon_threadsafe(finish, result, failure)
 
-        # Not of the pool, whose threads the interpreter waits for when it ends.
+        # Not a pool thread: the interpreter waits for pool threads when it exits.
         self._thread = threading.Thread(target=work, name="loading", daemon=True)
         self._thread.start()
         return await future

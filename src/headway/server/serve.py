@@ -1,9 +1,8 @@
-"""Runs the apps and their engine until a signal ends them.
+"""Runs the apps and their engine until a signal.
 
 The listeners answer from the start: while the model is located and loaded, probes are answered, and
-all else is refused with 503. Ends in order: nobody new is let in and is told so, answers in
-progress may finish, then the connections, then the engine process. Nothing is left behind whichever
-way it ends.
+all else gets 503. The end has an order: new requests are refused, running requests may finish, then
+the connections end, then the engine process. No process and no file is left, whichever way it ends.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ from headway.server.listeners import ListenSockets
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5
-"""How long clients have to read the end of their answers once there is nothing left to do."""
+"""How long clients have to read the end of their answers after the drain."""
 SWEEP_S = 0.25
 WATCH_S = 1.0
 GC_THRESHOLDS = (50_000, 20, 100)
 GC_INTERVAL_S = 5.0
 REPEAT_S = 1.0
-"""Pause before background work that failed starts again."""
+"""Pause before a failed background task starts again."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run `serve` in a new event loop, the fast kind where there is one."""
+    """Run `serve` in a new event loop, with uvloop if it is installed."""
     try:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = None
-    # Reading one large body makes millions of objects; looking through them over and over, as the
-    # usual thresholds have it, would hold up every stream for a second. See `_collect_garbage`.
+    # Decoding one large body makes millions of objects. With the default thresholds the collector
+    # would scan them repeatedly and delay every stream by a second. See `_collect_garbage`.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -69,24 +68,24 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What is to be served."""
+    """The engine, its apps and its admission."""
 
     engine: AsyncEngine
     apps: Apps
     admission: AdmissionController
 
 
-MakeSite = Callable[[], Awaitable[ServerParts]]
-"""Locates and loads what the site needs. May take long; raises what makes it impossible."""
+MakeParts = Callable[[], Awaitable[ServerParts]]
+"""Locates and loads the model, and builds the parts; may take long, may raise."""
 
 
 async def serve(
-    make_site: MakeSite, listeners: ListenSockets, timeouts: Timeouts | None = None
+    make_parts: MakeParts, listeners: ListenSockets, timeouts: Timeouts | None = None
 ) -> int:
-    """Answer probes, load, serve, clean up; the process's exit code."""
+    """Answer probes, load, serve, clean up; return the exit code."""
     serving = _ServerRun(listeners, timeouts or Timeouts())
     try:
-        return await serving.run(make_site)
+        return await serving.run(make_parts)
     finally:
         await serving.close()
         listeners.close()
@@ -95,7 +94,7 @@ async def serve(
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are handled here in `_ServerRun`; the base class would raise them again."""
+        """Do nothing: `_ServerRun` handles signals, and the base class would raise them again."""
         yield
 
 
@@ -106,24 +105,24 @@ class _Front:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The server cancels an answer only when it is itself about to end: no error to report.
+        # uvicorn cancels an answer only when it is about to end itself: no error to report.
         with contextlib.suppress(asyncio.CancelledError):
             await self.app(scope, receive, send)
 
 
 class _ServerRun:
     def __init__(self, listeners: ListenSockets, timeouts: Timeouts) -> None:
-        self._site: ServerParts | None = None
+        self._parts: ServerParts | None = None
         self._clock = SystemClock()
-        self._config = listeners.entrance.config
+        self._config = listeners.access.config
         self._listeners = listeners
-        self._watch = listeners.entrance.tenants.watch
+        self._watch = listeners.access.tenants.watch
         self._reload = asyncio.Event()
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._num_signals = 0
         self._exit_code = 0
-        apps = loading_apps(listeners.entrance, self._loading_status)
+        apps = loading_apps(listeners.access, self._loading_status)
         self._public, self._admin = _Front(apps.public), _Front(apps.admin)
         slow_s, plan = self._config.slow_reader_timeout_s, listeners.plan
         public = _Server(_uvicorn_config(self._public, plan.public, timeouts, slow_s))
@@ -132,7 +131,7 @@ class _ServerRun:
             admin = _Server(_uvicorn_config(self._admin, plan.admin, timeouts, slow_s))
             self._servers[admin] = listeners.admin
 
-    async def run(self, make_site: MakeSite) -> int:
+    async def run(self, make_parts: MakeParts) -> int:
         async with _signal_handlers(self._on_signal, self._reload.set):
             http = [
                 asyncio.create_task(server.serve(sockets=[listener]))
@@ -144,9 +143,9 @@ class _ServerRun:
                 asyncio.create_task(_repeat(_collect_garbage)),
                 asyncio.create_task(_repeat(self._follow_files)),
             ]
-            making = asyncio.ensure_future(make_site())
+            making = asyncio.ensure_future(make_parts())
             try:
-                # None of them ends by itself, unless something is wrong.
+                # None of these tasks ends by itself, unless something is wrong.
                 await asyncio.wait((making, *tasks), return_when=asyncio.FIRST_COMPLETED)
                 if making.done():
                     parts = self._open(making.result())
@@ -160,7 +159,7 @@ class _ServerRun:
                         asyncio.create_task(_repeat(partial(self._log_stats, stats))),
                     ]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                # Before anything is awaited: it must not start an engine after all.
+                # Before any await: the task must not start an engine now.
                 making.cancel()
                 await self._drain(http)
             finally:
@@ -171,20 +170,20 @@ class _ServerRun:
                     if isinstance(failure, Exception):
                         self._exit_code = self._exit_code or 1
                         logger.error("the server failed", exc_info=failure)
-            # Here, not in the caller, because a second signal must still be able to cut it short.
+            # Here, not in the caller: a second signal must still be able to shorten it.
             await self._close_engine()
         return self._exit_code
 
     async def close(self) -> None:
-        """End the engine, if there is one, whichever way `run` ended."""
-        if self._site is not None:
-            await self._site.engine.close()
+        """Stop the engine, if there is one, whichever way `run` ended."""
+        if self._parts is not None:
+            await self._parts.engine.close()
 
     def _open(self, parts: ServerParts) -> ServerParts:
-        """Pass requests to the site from now on."""
-        self._site = parts
+        """Pass requests to these parts from now on."""
+        self._parts = parts
         self._public.app, self._admin.app = parts.apps.public, parts.apps.admin
-        # What has been loaded stays to the end; looking through it would hold up streams.
+        # Loaded objects live to the end, and scanning them would delay streams.
         gc.collect()
         gc.freeze()
         return parts
@@ -193,8 +192,10 @@ class _ServerRun:
         return "draining" if self._stop.is_set() else "loading"
 
     async def _load(self, engine: AsyncEngine) -> None:
-        """Returns only if the model cannot be loaded, which ends the server. An engine that fails
-        later is replaced; one that has been given up leaves a server that answers 503."""
+        """Load the model; return only if that fails, which ends the server.
+
+        An engine that fails later is replaced. After an engine is given up, the server answers 503.
+        """
         try:
             await engine.start(_log_progress)
         except HeadwayError as error:
@@ -221,7 +222,7 @@ class _ServerRun:
                 logger.info("%s", line)
 
     async def _follow_files(self) -> None:
-        """Look at the keys file and the tenants file every second, and at once on SIGHUP."""
+        """Check the keys file and the tenants file every second, and at once on SIGHUP."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload.wait(), WATCH_S)
@@ -231,8 +232,8 @@ class _ServerRun:
 
     async def _drain(self, http: list[asyncio.Task[None]]) -> None:
         forced = asyncio.create_task(self._forced.wait())
-        if self._site is not None:
-            await self._drain_site(self._site, (forced, *http))
+        if self._parts is not None:
+            await self._drain_parts(self._parts, (forced, *http))
         for server in self._servers:
             server.should_exit = True
         served = asyncio.create_task(asyncio.wait(http))
@@ -243,8 +244,8 @@ class _ServerRun:
             if task.done():
                 task.result()
 
-    async def _drain_site(self, parts: ServerParts, ends: Iterable[asyncio.Task[Any]]) -> None:
-        """Let the answers in progress finish, within the timeout, until one of `ends`."""
+    async def _drain_parts(self, parts: ServerParts, ends: Iterable[asyncio.Task[Any]]) -> None:
+        """Let running requests finish, within the timeout, or until one of `ends`."""
         parts.admission.close()
         idle = asyncio.create_task(_until_idle(parts))
         await asyncio.wait(
@@ -254,30 +255,34 @@ class _ServerRun:
         )
         idle.cancel()
         if parts.engine.num_requests:
-            logger.warning("%d requests did not end in time", parts.engine.num_requests)
+            logger.warning(
+                "%d requests did not end within %.0f s (shutdown_timeout)",
+                parts.engine.num_requests,
+                self._config.shutdown_timeout,
+            )
             # Ends every stream with an error event, so that its answer is complete.
             await self._close_engine()
 
     async def _close_engine(self) -> None:
-        if self._site is None:
+        if self._parts is None:
             return
-        engine = self._site.engine
+        engine = self._parts.engine
         if not engine.is_ready:
-            engine.kill()  # one that is loading, or has failed, does not hear requests
+            engine.kill()  # a loading or failed process reads no commands
         await engine.close()
 
     def _on_signal(self, number: int) -> None:
         self._num_signals += 1
         self._stop.set()
         if self._num_signals == 1:
-            logger.info("stopping; once more to stop at once")
+            logger.info("draining; a second signal stops the server at once")
             return
         self._exit_code = 128 + number
         for server in self._servers:
             server.should_exit = server.force_exit = True
         self._forced.set()
-        if self._site is not None:
-            self._site.engine.kill()
+        if self._parts is not None:
+            self._parts.engine.kill()
 
 
 @contextlib.asynccontextmanager
@@ -287,7 +292,7 @@ async def _signal_handlers(
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)
-    # Also where there is no file to read again: without a handler it would end the process.
+    # Also without a file to reload: an unhandled SIGHUP would end the process.
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
@@ -297,7 +302,7 @@ async def _signal_handlers(
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float = REPEAT_S) -> None:
-    """Run background work without end; start it again some time after it fails."""
+    """Run background work forever; start it again a while after it fails."""
     while True:
         try:
             await work()
@@ -312,15 +317,18 @@ async def _until_idle(parts: ServerParts) -> None:
 
 
 async def _collect_garbage() -> None:
-    """Looks for garbage in cycles every now and then. By the thresholds that would hardly ever
-    happen, and every connection leaves some. What was there from the start is not looked at."""
+    """Collect cyclic garbage at intervals.
+
+    The thresholds of `run` would hardly ever trigger a collection, and every connection leaves some
+    garbage. Objects frozen at the start are not scanned.
+    """
     while True:
         await asyncio.sleep(GC_INTERVAL_S)
         gc.collect()
 
 
 def _log_progress(num_done: int, num_total: int) -> None:
-    """A line per quarter: a log file is no place for a bar."""
+    """Log one line per quarter of the weights."""
     if num_done * 4 // num_total > (num_done - 1) * 4 // num_total:
         logger.info("loaded %d of %d tensors", num_done, num_total)
 
@@ -328,7 +336,7 @@ def _log_progress(num_done: int, num_total: int) -> None:
 def _uvicorn_config(
     app: ASGIApp, share: ConnectionShare, timeouts: Timeouts, slow_reader_timeout_s: float
 ) -> uvicorn.Config:
-    # Its own messages repeat ours; what it warns of is worth seeing.
+    # uvicorn's info messages repeat those of Headway; its warnings are useful.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
@@ -337,7 +345,7 @@ def _uvicorn_config(
         lifespan="off",
         log_config=None,
         access_log=False,
-        # Whose word counts is decided by the address of the connection, not by X-Forwarded-For.
+        # Trust depends on the address of the connection, never on X-Forwarded-For.
         proxy_headers=False,
         server_header=False,
         backlog=share.backlog,

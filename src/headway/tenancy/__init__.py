@@ -1,17 +1,17 @@
-"""Tenants and tiers: who there is, on what terms each is served, and what it has used.
+"""Tenants and tiers: keys, terms, and use of quotas.
 
 Must not know HTTP or the engine. In reading order:
 
     values.py     tenants, tiers, quotas and prices as plain values
-    keys.py       keys and their digests
+    keys.py       API keys and their digests
     document.py   YAML with line numbers
-    roster.py     the tenants file, read and checked
-    edit.py       the tenants file, changed by commands
-    quotas.py     token buckets and leases of quota
-    directory.py  Directory: tenants by key or name
-    watch.py      reloads a changed file
-    keys_file.py  single keys and the keys file
-    load.py       all of it from the settings
+    roster.py     reads and checks the tenants file
+    edit.py       changes the tenants file, for `headway tenants`
+    keys_file.py  reads and extends the keys file
+    quotas.py     token buckets, meters and quota leases
+    directory.py  Directory: tenant records by key or name
+    watch.py      reloads a changed tenants file or keys file
+    load.py       builds directory and watcher from the settings
 """
 
 from headway.tenancy.directory import Directory, TenantRecord

@@ -1,7 +1,7 @@
-"""Who is behind a key or a name, on what terms, and what they have used; as of the last good file.
+"""Finds the record of a tenant by key or name.
 
-Looking somebody up costs the same whether there are ten tenants or ten thousand. The meters outlive
-a reload: a changed file gives nobody a fresh minute.
+Records follow the last valid file. A lookup takes the same time for ten tenants and for ten
+thousand. The meters survive a reload: a changed file does not reset the use of any tenant.
 """
 
 from __future__ import annotations
@@ -28,35 +28,38 @@ from headway.tenancy.values import (
 )
 
 MAX_UNLISTED = 10_000
-"""Tenants that are in no file and that a proxy has named."""
+"""Tenants that are in no file, and that a gateway has named."""
 MAX_LOOKS = 64
-"""Guests a newcomer may look at to find one to evict: bounds the cost of a lookup."""
+"""Unlisted tenants checked per eviction; bounds the cost of a lookup."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
-    """A tenant as it stands now."""
+    """A tenant with its current terms, permissions and meter."""
 
     tenant: Tenant
     terms: Terms
     meter: Meter
     permissions: Permissions = DEFAULT_PERMISSIONS
     gateway: str | None = None
-    """The tenant that named this one, if it is in no file."""
+    """The gateway tenant that named this tenant, if it is in no file."""
 
     def with_tier(self, tier: Tier) -> TenantRecord:
-        """The same tenant, served in another tier."""
+        """Return the record of this tenant in another tier."""
         return replace(self, terms=terms_for(self.tenant, tier), permissions=tier.permissions)
 
     def without_admin(self) -> TenantRecord:
-        """The same tenant, no admin even if it is one."""
+        """Return the record of this tenant without admin rights."""
         if not self.tenant.is_admin:
             return self
         return replace(self, tenant=replace(self.tenant, is_admin=False))
 
 
 class Directory:
-    """Finds tenants. `keys` are those that belong to no roster: which tenant each stands for."""
+    """Finds tenant records by key or name.
+
+    `keys` are the keys outside the roster, each with the name of its tenant.
+    """
 
     def __init__(
         self,
@@ -66,15 +69,15 @@ class Directory:
     ) -> None:
         self._clock = clock
         self.keys: Mapping[bytes, str] = {}
-        """Keys that belong to no roster."""
+        """Keys outside the roster, by digest."""
         self.is_open = not keys and roster is None
-        """No key is asked for, and everyone is the same anonymous tenant."""
+        """Whether no key is required; every request then has the anonymous tenant."""
         self._listed: dict[str, TenantRecord] = {}
         self._by_digest: dict[bytes, tuple[bytes, TenantRecord]] = {}
         self._unlisted: OrderedDict[str, TenantRecord] = OrderedDict()
-        """Least recently named first."""
+        """Tenants that are in no file, least recently named first."""
         self._draining: dict[str, TenantRecord] = {}
-        """No longer known, and still with requests under way or something owed."""
+        """Removed tenants that still have requests under way or a quota debt."""
         self.roster = EMPTY
         self.adopt(roster or EMPTY, keys or {})
 
@@ -83,26 +86,29 @@ class Directory:
         return self._listed[ANONYMOUS.name]
 
     def price_of(self, tier: str) -> Price | None:
-        """What the tier of this name costs now."""
+        """Return the price of the tier with this name, or None."""
         found = self.roster.tier(tier)
         return None if found is None else found.price
 
     def by_digest(self, digest: bytes) -> TenantRecord | None:
-        """Whose key has this digest."""
-        # How long it takes to look in here tells nothing of a key: nobody can choose what one
-        # hashes to. What is found is compared in constant time all the same.
+        """Return the record of the tenant whose key has this digest, or None."""
+        # The time of this lookup reveals nothing about a key, because a client cannot choose its
+        # digest. The comparison takes constant time nevertheless.
         known, record = self._by_digest.get(digest, (b"", None))
         return record if hmac.compare_digest(known, digest) else None
 
     def may_see_all(self, record: TenantRecord) -> bool:
-        """Whether it may be told of everyone at once: an admin, and whoever is the only one."""
-        # The anonymous one is always listed.
+        """Return whether a tenant may see all tenants: an admin, or the only tenant."""
+        # The anonymous tenant is always listed.
         is_alone = len(self._listed) == 2 and record.tenant.name in self._listed
         return self.is_open or record.tenant.is_admin or is_alone
 
     def find_named(self, name: str, by: TenantRecord) -> TenantRecord:
-        """The tenant that `by` speaks for. One that is in no file has the terms of who names it,
-        and a share and quotas of its own; where there are too many of those, it is `by` itself."""
+        """Return the record of the tenant that the gateway `by` names.
+
+        A tenant that is in no file gets the terms of `by`, with a share and quotas of its own. If
+        there are too many such tenants, the record is that of `by` itself.
+        """
         known = self._listed.get(name)
         if known is not None:
             return known if by.tenant.is_admin else known.without_admin()
@@ -110,24 +116,24 @@ class Directory:
         if unlisted is not None:
             self._unlisted.move_to_end(name)
             return unlisted
-        if len(self._unlisted) >= MAX_UNLISTED and not self._evict_guest():
+        if len(self._unlisted) >= MAX_UNLISTED and not self._evict_unlisted():
             return by.without_admin()
-        unlisted = self._guest(name, by.tenant, self._draining.pop(name, None))
+        unlisted = self._unlisted_record(name, by.tenant, self._draining.pop(name, None))
         self._unlisted[name] = unlisted
         return unlisted
 
     def adopt(self, roster: Roster, keys: Mapping[bytes, str] | None = None) -> None:
-        """Go by this roster, and by these keys if any are given, from now on.
+        """Replace the roster, and the keys if `keys` is not None.
 
-        ConfigError, and nothing has changed, if the roster claims a key of another tenant.
+        Raises ConfigError, and changes nothing, if the roster claims a key of another tenant.
         """
         keys = self.keys if keys is None else keys
         for tenant in roster.tenants.values():
             for digest in tenant.key_digests:
                 if keys.get(digest, tenant.name) != tenant.name:
                     raise ConfigError(
-                        f"a key of tenants.{tenant.name} is given to this server as one of "
-                        f"{keys[digest]} too"
+                        f"a key of tenants.{tenant.name} is also a key of {keys[digest]}, from "
+                        "api_key or the keys file; remove one of the two"
                     )
         self.keys = dict(keys)
         tenants = {ANONYMOUS.name: ANONYMOUS}
@@ -139,7 +145,7 @@ class Directory:
         has_same_tiers, self.roster = roster.tiers == self.roster.tiers, roster
         self._listed = {
             name: known
-            # Most are as they were, and this is no time to hold up those who stream.
+            # Most records are unchanged, and building them anew would delay streams.
             if has_same_tiers and (known := listed.get(name)) and known.tenant == tenant
             else self._make_record(tenant, before.get(name))
             for name, tenant in tenants.items()
@@ -151,7 +157,7 @@ class Directory:
         for name, unlisted in unlisted_before.items():
             by = self._listed.get(unlisted.gateway or "")
             if by is not None and name not in self._listed:
-                self._unlisted[name] = self._guest(name, by.tenant, unlisted)
+                self._unlisted[name] = self._unlisted_record(name, by.tenant, unlisted)
         self._draining = {
             name: one
             for name, one in before.items()
@@ -159,15 +165,15 @@ class Directory:
             if not one.meter.is_idle
         }
 
-    def _guest(self, name: str, by: Tenant, before: TenantRecord | None) -> TenantRecord:
-        """How a tenant that is in no file stands, on the terms of who named it."""
+    def _unlisted_record(self, name: str, by: Tenant, before: TenantRecord | None) -> TenantRecord:
+        """Return the record of an unlisted tenant, on its gateway's terms."""
         return replace(self._make_record(_tenant_named_by(name, by), before), gateway=by.name)
 
-    def _evict_guest(self) -> bool:
-        """Evict the least recently named guest that rests; False if none was found.
+    def _evict_unlisted(self) -> bool:
+        """Evict the least recently named idle unlisted tenant; return False if none is found.
 
-        A guest with requests under way, or with a quota to pay back, goes to the end: the next
-        newcomer looks at others, so a few long streams never keep thousands of idle guests.
+        A tenant with requests under way or a quota debt moves to the end. The next call then checks
+        other tenants, so a few long streams never protect thousands of idle tenants.
         """
         for _ in range(min(MAX_LOOKS, len(self._unlisted))):
             name, unlisted = self._unlisted.popitem(last=False)
@@ -177,7 +183,7 @@ class Directory:
         return False
 
     def _make_record(self, tenant: Tenant, before: TenantRecord | None) -> TenantRecord:
-        """How it stands, with the meter it had before if it was there."""
+        """Return the record of a tenant, with the meter of the record `before`, if any."""
         tier = self.roster.tier_of(tenant)
         terms = terms_for(tenant, tier)
         if before is None:
@@ -189,7 +195,7 @@ class Directory:
 
 
 def _tenant_named_by(name: str, by: Tenant) -> Tenant:
-    # Whether `by` is disabled is asked of itself; its guest may come through another gateway.
+    # A disabled gateway is refused by its own record; this tenant may also use another gateway.
     return replace(
         by, name=name, key_digests=(), cache_group=None, is_admin=False, is_disabled=False
     )

@@ -1,7 +1,7 @@
-"""YAML as sections that remember where each entry stood, so that errors can say so.
+"""YAML as sections that know the line of each entry, for error texts.
 
-Two entries of one name are an error here: the library would keep the last and say nothing. Names
-are taken as written, so that a tenant may be called 007 or yes.
+Two entries of the same name are an error here: the YAML library would silently use the last. Names
+are text as written, so that a tenant may be called 007 or yes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAPPING = "tag:yaml.org,2002:map"
 
 
 class Section(dict[str, Any]):
-    """The entries under one name, and the line each is on."""
+    """The entries under one name, and the line of each entry."""
 
     def __init__(self, line: int = 1) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Section(dict[str, Any]):
 
 
 class _Loader(_Base):
-    """Only plain values can come of it: it is the library's safe one."""
+    """The library's safe loader: it constructs plain values only."""
 
 
 def _construct(loader: Any, node: Any) -> Section:
@@ -50,7 +50,7 @@ _Loader.add_constructor(_MAPPING, _construct)
 
 
 def parse(text: str) -> Section:
-    """The document, which must be one section. ConfigError names the line of what is wrong."""
+    """Return the document, which must be one section; ConfigError names the line of an error."""
     try:
         content = yaml.load(text, Loader=_Loader)
     except ConfigError:
@@ -62,15 +62,15 @@ def parse(text: str) -> Section:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"this is not YAML: {error}") from error
     except (LookupError, AttributeError, TypeError) as error:
-        # The library's own, for a value that is not of the kind its tag says.
+        # The library raises these for a value that does not match its tag.
         raise ConfigError(f"a value is not what its tag says: {error}") from error
     if not isinstance(content, Section):
-        raise ConfigError("there is no 'tiers:' and no 'tenants:' in it")
+        raise ConfigError("the file has neither 'tiers:' nor 'tenants:'")
     return content
 
 
 def write(section: Section) -> str:
-    """The document as text. Comments and anchors are gone."""
+    """Return the document as text, without its comments and anchors."""
     return yaml.safe_dump(_plain(section), sort_keys=False, allow_unicode=True)
 
 

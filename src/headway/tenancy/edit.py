@@ -1,7 +1,7 @@
-"""Changes to the tenants file that a command makes.
+"""Changes the tenants file, for the commands of `headway tenants`.
 
-The file is valid at every moment: the new text is checked, written beside it and put in its place
-in one step. Two commands at once wait for each other.
+The file is valid at every moment: the new text is checked, written to a temporary file and renamed.
+A lock makes concurrent commands wait for each other.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _GROUP = 0o060
 
 @dataclass(frozen=True, slots=True)
 class EditResult:
-    """What came of a change."""
+    """Result of a change."""
 
     path: Path
     has_lost_comments: bool
     key: str = ""
-    """To be shown once; only its hash is in the file."""
+    """The new key, to be shown once; only its hash is in the file."""
 
 
 def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> EditResult:
-    """Add a tenant with a fresh key, to a file that is made if need be."""
+    """Add a tenant with a new key; create the file if there is none."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"the name of a tenant must be {NAME_RULE}, got {name[:80]!r}")
     with _open_for_edit(path, may_create=True) as edit:
@@ -51,7 +51,7 @@ def add_tenant(path: Path, name: str, entries: Mapping[str, Any]) -> EditResult:
 
 
 def rotate_key(path: Path, name: str, keeps_old: bool) -> EditResult:
-    """Give a tenant a fresh key, in the place of all others or beside them."""
+    """Give a tenant a new key, instead of its old keys or beside them."""
     with _open_for_edit(path) as edit:
         tenant, key = edit.tenant(name), make_key()
         old = tenant.get("keys") or [] if keeps_old else []
@@ -60,7 +60,7 @@ def rotate_key(path: Path, name: str, keeps_old: bool) -> EditResult:
 
 
 def set_disabled(path: Path, name: str, is_disabled: bool) -> EditResult:
-    """Close the server to a tenant, or open it again."""
+    """Disable a tenant, or enable it again."""
     with _open_for_edit(path) as edit:
         tenant = edit.tenant(name)
         tenant.pop("disabled", None)
@@ -91,10 +91,10 @@ class _OpenDocument:
 
 @contextmanager
 def _open_for_edit(path: Path, may_create: bool = False) -> Generator[_OpenDocument, None, None]:
-    """The file as a document, to be changed; what it becomes is checked and put in its place."""
-    # A link stays a link: what it points to is replaced.
+    """Yield the file as a document; afterwards check the changed document and write it."""
+    # A symbolic link stays a link; its target is replaced.
     target = path.resolve()
-    with _alone_in(target.parent):
+    with _locked(target.parent):
         edit = _open(target, path, may_create)
         yield edit
         text = write(edit.document)
@@ -121,7 +121,7 @@ def _open(target: Path, path: Path, may_create: bool) -> _OpenDocument:
         return _OpenDocument(path, Section(), False)
     try:
         document = parse(text)
-        # A file that has tiers and no tenants yet may be added to.
+        # A file with tiers and no tenants yet is valid input for `add_tenant`.
         if document.get("tenants") or not may_create:
             roster_of(document)
     except ConfigError as error:
@@ -131,8 +131,8 @@ def _open(target: Path, path: Path, may_create: bool) -> _OpenDocument:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Generator[None, None, None]:
-    """The lock is on the folder, so that no lock file is left behind."""
+def _locked(folder: Path) -> Generator[None, None, None]:
+    """Lock the folder, so that no lock file is left."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
@@ -151,7 +151,7 @@ def _replace(target: Path, text: str) -> None:
     try:
         with os.fdopen(os.open(temporary, flags, _OWNER_ONLY), "w", encoding="utf-8") as out:
             if before is not None:
-                # The server may run as another user than whoever runs this.
+                # The server may run as another user than this command.
                 with suppress(PermissionError):
                     os.fchown(out.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(out.fileno(), _OWNER_ONLY | stat.S_IMODE(before.st_mode) & _GROUP)

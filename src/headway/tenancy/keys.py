@@ -1,7 +1,7 @@
-"""API keys: how they are made, hashed and written down, and what their owners may be called.
+"""API keys: how they are made, hashed and written, and the rule for names.
 
-Only digests are kept. A key is 32 random bytes, so a plain hash of it cannot be searched for; a
-password would need a slow one.
+Only digests are stored. A key is 32 random bytes, so its plain hash cannot be reversed by search; a
+password would need a slow hash.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _WRITTEN = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def make_key() -> str:
-    """A fresh key, to be shown once and never stored."""
+    """Return a new key, to be shown once and never stored."""
     return PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Digests have one length, whatever the key's."""
+    """Return the digest of a key; digests have one length, whatever the key's."""
     return hashlib.sha256(secret).digest()
 
 
 def digest_of_text(secret: str) -> bytes:
-    """The digest of a key as somebody typed it."""
+    """Return the digest of a key that a user typed."""
     return digest_of(secret.encode("utf-8", "surrogateescape"))
 
 
 def write_digest(digest: bytes) -> str:
-    """The digest as files hold it."""
+    """Return the digest in the form of the files."""
     return f"sha256:{digest.hex()}"
 
 
 def read_digest(text: str) -> bytes | None:
-    """The digest a file holds, or None if that is not what it holds."""
+    """Return the digest in a text of the files' form, or None."""
     match = _WRITTEN.fullmatch(text)
     return bytes.fromhex(match[1]) if match else None

@@ -1,6 +1,6 @@
-"""Keys given as such and in a keys file, and which tenant each stands for.
+"""Keys from the settings and the keys file, with their tenants.
 
-Who may do what with a key is not decided here.
+What a key permits is not decided here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOW_TO_ADD = "`headway keys new NAME --file {path}` adds one"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is known of a key: whose it is, and what it hashes to."""
+    """The digest of a key and the name of its tenant."""
 
     tenant: str
     digest: bytes
@@ -33,7 +33,7 @@ class Key:
 
 
 def key_for(secret: str, tenant: str | None = None) -> Key:
-    """The key's entry. One without a name is known by the start of its digest."""
+    """Return the entry of a key; by default its digest names it."""
     digest = digest_of_text(secret)
     if tenant is not None and not NAME.fullmatch(tenant):
         raise ConfigError(f"the name of a key must be {NAME_RULE}, got {tenant[:80]!r}")
@@ -41,15 +41,15 @@ def key_for(secret: str, tenant: str | None = None) -> Key:
 
 
 def load_keys(config: ServerConfig) -> tuple[Key, ...]:
-    """Every key that opens this server: those of the file, and those given as such."""
-    given = tuple(key_for(secret) for secret in config.api_key)
+    """Return every key of this server: those of the file and those of `api_key`."""
+    single_keys = tuple(key_for(secret) for secret in config.api_key)
     if config.api_keys_file is None:
-        return given
-    return (*read_keys_file(Path(config.api_keys_file)), *given)
+        return single_keys
+    return (*read_keys_file(Path(config.api_keys_file)), *single_keys)
 
 
 def read_keys_file(path: Path) -> tuple[Key, ...]:
-    """The keys of a file, which has at least one: an empty one must not mean an open server."""
+    """Return the keys of a file; an empty file is an error."""
     how = _HOW_TO_ADD.format(path=path)
     try:
         text = path.read_text("utf-8")
@@ -59,12 +59,12 @@ def read_keys_file(path: Path) -> tuple[Key, ...]:
         raise ConfigError(f"cannot read the keys file {path}: {error}") from error
     keys = _parse(text, path)
     if not keys:
-        raise ConfigError(f"the keys file {path} holds no keys; {how}")
+        raise ConfigError(f"the keys file {path} has no keys; {how}")
     return keys
 
 
 def append_key(path: Path, key: Key) -> None:
-    """Add a key to a file, made if need be and then readable by its owner only."""
+    """Add a key to a file; a new file is readable by its owner only."""
     try:
         text = path.read_text("utf-8") if path.exists() else ""
         _parse(f"{text}\n{key.line}", path)
@@ -84,14 +84,16 @@ def _parse(text: str, path: Path) -> tuple[Key, ...]:
             continue
         key = _parse_line(entry, f"{path}, line {number}")
         if keys.setdefault(key.digest, key) != key:
-            raise ConfigError(f"{path}, line {number}: this key has another name further up")
+            raise ConfigError(
+                f"{path}, line {number}: an earlier line has this key under another name"
+            )
     return tuple(keys.values())
 
 
 def _parse_line(entry: str, location: str) -> Key:
     match = _LINE.fullmatch(entry)
     if match is None:
-        # The line is not shown: someone may have written a key where its hash belongs.
+        # The error text omits the line, which may contain a key instead of its hash.
         raise ConfigError(
             f"{location} is not 'sha256:<64 hex digits> <name>'; "
             "`headway keys hash NAME` makes such a line from a key"

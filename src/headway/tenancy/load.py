@@ -1,4 +1,4 @@
-"""Everyone this server knows, from its settings: single keys, the keys file, the tenants file."""
+"""Loads all tenants from the settings: single keys, the keys file, the tenants file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.tenancy.watch import KeysFile, RosterFile, RosterWatcher
 
 @dataclass(frozen=True, slots=True)
 class LoadedTenants:
-    """The directory, and what keeps it as its files say."""
+    """The directory, and the watcher that reloads its files."""
 
     directory: Directory
     watch: RosterWatcher
 
 
 def load_tenants(config: ServerConfig, clock: Clock) -> LoadedTenants:
-    """Read all of it. ConfigError says what is wrong: a mistake must not open a server."""
+    """Read all keys and tenants; a mistake raises ConfigError."""
 
     def read_keys(_path: Path) -> Mapping[bytes, str]:
         return {key.digest: key.tenant for key in load_keys(config)}

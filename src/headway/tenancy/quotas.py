@@ -1,8 +1,9 @@
-"""What a tenant has used, against what it may use: two buckets and a count, O(1) for each request.
+"""Use of a tenant's quotas: two token buckets and a count, O(1) per request.
 
-A bucket fills evenly, up to a minute's worth. Output is not known in advance, so it is paid for as
-it comes and a bucket may be in debt; then nothing is let in until it is paid. A request larger than
-a whole bucket is let in when the bucket is full: otherwise it never could be.
+A bucket refills evenly, up to a minute's worth. The output of a request is not known in advance. It
+is charged as it is produced, so a bucket may go into debt; then requests are refused until the debt
+is paid. A request larger than a whole bucket is accepted when the bucket is full, because it would
+otherwise never be accepted.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from headway.tenancy.values import Quotas
 
 MINUTE_S = 60.0
 _ROUNDING = 1e-6
-"""Of a token: what repeated sums of fractions may be off by."""
+"""Error that sums of fractions of a token may accumulate."""
 
 
 class TokenBucket:
-    """So much per minute."""
+    """A bucket that refills at `per_minute`, up to a minute's worth."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -27,7 +28,7 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """What may be taken now; less than nothing is a debt."""
+        """Return the amount that may be taken now; a negative level is a debt."""
         if now > self._at:
             gained = (now - self._at) * self.per_minute / MINUTE_S
             self._level = min(float(self.per_minute), self._level + gained)
@@ -35,7 +36,7 @@ class TokenBucket:
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """How long until so much may be taken; of more than fits, until it is full."""
+        """Return the seconds until `amount` may be taken, or until the bucket is full."""
         missing = min(amount, self.per_minute) - self.level(now) - _ROUNDING
         return max(0.0, missing * MINUTE_S / self.per_minute)
 
@@ -43,15 +44,15 @@ class TokenBucket:
         return self.wait_s(self.per_minute, now)
 
     def num_left(self, now: float) -> int:
-        """Whole ones that may be taken now."""
+        """Return the whole units that may be taken now."""
         return max(0, math.floor(self.level(now) + _ROUNDING))
 
     def take(self, amount: float, now: float) -> None:
-        """Pay; a negative amount is paid back."""
+        """Take an amount; a negative amount is given back."""
         self._level = min(float(self.per_minute), self.level(now) - amount)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Another limit from now on; what has been used stays used."""
+        """Change the rate; the use so far still counts."""
         level = self.level(now)
         self.per_minute = per_minute
         self._level = min(float(per_minute), level)
@@ -63,13 +64,13 @@ class Meter:
     def __init__(self, quotas: Quotas, clock: Clock) -> None:
         self._clock = clock
         self.num_in_flight = 0
-        """Requests let in that have not ended."""
+        """Accepted requests that have not ended."""
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
         self.set_quotas(quotas)
 
     def set_quotas(self, quotas: Quotas) -> None:
-        """Other limits from now on; what has been used stays used."""
+        """Change the limits; the use so far still counts."""
         now = self._clock.now()
         self.quotas = quotas
         self.requests = _resized(self.requests, quotas.requests_per_minute, now)
@@ -77,7 +78,7 @@ class Meter:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way and nothing is owed: a fresh one would be the same."""
+        """Whether no request is under way and all buckets are full."""
         now = self._clock.now()
         buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
         return not self.num_in_flight and all(not bucket.full_in_s(now) for bucket in buckets)
@@ -86,16 +87,16 @@ class Meter:
         return self._clock.now()
 
     def open_lease(self) -> QuotaLease:
-        """Let a request in before anything is known of it, or say when to come back."""
+        """Accept a request before its size is known, or raise QuotaError."""
         lease = QuotaLease(self, self._clock)
         lease.reserve(1, 0)
         return lease
 
 
 class QuotaLease:
-    """What one HTTP request takes of its tenant's quotas, from its arrival to its end.
+    """What one HTTP request holds of its tenant's quotas, from its arrival to its end.
 
-    Whoever holds one sees to it that `release` is called.
+    The owner of a lease must call `release`.
     """
 
     def __init__(self, meter: Meter, clock: Clock) -> None:
@@ -107,13 +108,15 @@ class QuotaLease:
         self._is_released = False
 
     def reserve(self, num_requests: int, num_prompt_tokens: int) -> None:
-        """It is so much in all, as far as is known by now; refused if that is too much. What it
-        took before stays taken: a body has been read for it."""
+        """Set the request's known size; raise QuotaError if it is too large.
+
+        What the lease took before stays taken, because the server has read a body for it.
+        """
         meter, now = self._meter, self._clock.now()
         num_others = meter.num_in_flight - self._num_requests
         _check_concurrent(num_others, num_requests, meter.quotas.concurrent_requests)
         _check_bucket("requests", meter.requests, num_requests, self._num_requests, now)
-        # Who is in debt waits until it is paid, even if nothing is known yet of what is asked.
+        # A tenant in debt waits until the debt is paid, even if the prompt is not known yet.
         least = max(1, num_prompt_tokens)
         _check_bucket("tokens", meter.tokens, least, self._num_prompt_tokens, now)
         if meter.requests is not None:
@@ -124,18 +127,18 @@ class QuotaLease:
         self._num_prompt_tokens = num_prompt_tokens
 
     def charge(self, num_tokens: int) -> None:
-        """So much output more."""
+        """Charge output tokens."""
         self._num_output_tokens += num_tokens
         self._charge_tokens(num_tokens)
 
     def settle(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """This is what it came to in the end, whatever was taken on the way."""
-        taken = self._num_prompt_tokens + self._num_output_tokens
+        """Replace what the lease has taken by the final token counts."""
+        num_charged = self._num_prompt_tokens + self._num_output_tokens
         self._num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
-        self._charge_tokens(num_prompt_tokens + num_output_tokens - taken)
+        self._charge_tokens(num_prompt_tokens + num_output_tokens - num_charged)
 
     def release(self) -> None:
-        """It has ended; doing so again does nothing."""
+        """End the lease; a second call does nothing."""
         if not self._is_released:
             self._is_released = True
             self._meter.num_in_flight -= self._num_requests
@@ -147,26 +150,27 @@ class QuotaLease:
 
 def _check_concurrent(num_others: int, num_requests: int, limit: int | None) -> None:
     if limit is not None and num_others and num_others + num_requests > limit:
-        # Nobody knows when one of them will end.
+        # The end of a running request cannot be predicted.
         retry_after_s = 1
         raise QuotaError(
-            f"{num_others} requests of this tenant are under way; at most {limit} may be",
+            f"{num_others} requests of this tenant are running or waiting; its quota "
+            f"concurrent_requests is {limit}",
             retry_after_s,
             "concurrent_requests",
         )
 
 
 def _check_bucket(
-    kind: str, bucket: TokenBucket | None, amount: int, taken: int, now: float
+    kind: str, bucket: TokenBucket | None, amount: int, num_charged: int, now: float
 ) -> None:
-    """Refuse what the bucket does not hold; `taken` of it has been taken already."""
+    """Raise QuotaError if the bucket lacks `amount`, of which `num_charged` is already taken."""
     if bucket is None:
         return
-    wait_s = bucket.wait_s(min(amount, bucket.per_minute) - taken, now)
+    wait_s = bucket.wait_s(min(amount, bucket.per_minute) - num_charged, now)
     if wait_s > 0:
         raise QuotaError(
             f"this tenant may use {bucket.per_minute} {kind} per minute and has "
-            f"{bucket.num_left(now)} left; this request needs {amount}",
+            f"{bucket.num_left(now)} left; this request needs {amount} ({kind}_per_minute)",
             max(1, math.ceil(wait_s)),
             f"{kind}_per_minute",
         )

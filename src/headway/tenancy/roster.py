@@ -1,6 +1,7 @@
-"""From the tenants file to a Roster. Every entry is understood or refused, with its line and place.
+"""Reads a Roster from the tenants file.
 
-A key where a hash belongs is not repeated in the message: it would end up in a log.
+An unknown or wrong entry is refused with its line. A key where a hash belongs is not repeated in
+the error text, which would write it to a log.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ QUOTA_ENTRIES = ("requests_per_minute", "tokens_per_minute", "concurrent_request
 
 
 def how_to_add(path: Path) -> str:
-    """What to do about a file that has no tenant."""
+    """Return the hint for a file without a tenant."""
     return f"`headway tenants add NAME --file {path}` adds one"
 
 
 def read_roster(path: Path) -> Roster:
-    """The roster in a file. It has a tenant: an empty file must not pass for one."""
+    """Return the roster in a file, which must have a tenant."""
     try:
         return parse_roster(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -61,14 +62,14 @@ def read_roster(path: Path) -> Roster:
 
 
 def parse_roster(text: str) -> Roster:
-    """The roster that a text describes."""
+    """Return the roster that a text describes."""
     if not text.strip():
         raise ConfigError("the file is empty; `headway tenants add NAME` adds a tenant")
     return roster_of(parse(text))
 
 
 def roster_of(document: Section) -> Roster:
-    """The roster that a document describes."""
+    """Return the roster that a document describes."""
     top = _Entries(document, "", ("tiers", "tenants"))
     tiers = {
         name: _tier(name, entries)
@@ -81,10 +82,10 @@ def roster_of(document: Section) -> Roster:
         for digest in tenants[name].key_digests:
             if owners.setdefault(digest, name) != name:
                 raise entries.make_error(
-                    "keys", f"one of them is a key of {owners[digest]} already"
+                    "keys", f"one of these keys is already a key of tenant {owners[digest]}"
                 )
     if not tenants:
-        raise ConfigError("there are no tenants in it; `headway tenants add NAME` adds one")
+        raise ConfigError("there are no tenants in the file; `headway tenants add NAME` adds one")
     return Roster(tenants, tiers)
 
 
@@ -101,7 +102,7 @@ def _tier(name: str, entries: _Entries) -> Tier:
         Targets(seconds("ttft_ms"), seconds("tpot_ms"), seconds("deadline_ms")),
         Price(
             prompt,
-            # Who sets no price for it means that a prompt is a prompt.
+            # Without a price of its own, a cached prompt token costs as much as any other.
             price.number("cached_prompt", prompt, 0.0, MAX_PRICE),
             price.number("output", 0.0, 0.0, MAX_PRICE),
         ),
@@ -151,7 +152,7 @@ def _tenant(name: str, entries: _Entries, tiers: Mapping[str, Tier]) -> Tenant:
 
 
 class _Entries:
-    """A section whose entries are known by name, each with its kind."""
+    """A section with a fixed set of entry names, read by type."""
 
     def __init__(self, section: Section, location: str, known: Sequence[str]) -> None:
         self._section = section
@@ -165,7 +166,7 @@ class _Entries:
         return ConfigError(f"line {self._section.line_of(name)}: {location}: {problem}")
 
     def section(self, name: str, known: Sequence[str]) -> _Entries:
-        """The section with this name; left out, an empty one."""
+        """Return the section with this name; an empty section if it is left out."""
         value = self._section.get(name)
         if value is None:
             value = Section(self._section.line_of(name))
@@ -176,24 +177,24 @@ class _Entries:
     def sections(
         self, name: str, known: Sequence[str], location: str
     ) -> Sequence[tuple[str, _Entries]]:
-        """The sections under this name, which somebody has given names to."""
+        """Return the sections under this name, whose names the user chose."""
         value = self._section.get(name)
         if value is None:
             return ()
         if not isinstance(value, Section):
             raise self.make_error(name, f"must hold a section for each of the {name}")
         outer = _Entries(value, location, list(value))
-        for given in value:
-            if not NAME.fullmatch(given):
-                raise outer.make_error(given, f"a name must be {NAME_RULE}")
-        return [(given, outer.section(given, known)) for given in value]
+        for user_name in value:
+            if not NAME.fullmatch(user_name):
+                raise outer.make_error(user_name, f"a name must be {NAME_RULE}")
+        return [(user_name, outer.section(user_name, known)) for user_name in value]
 
     def number(self, name: str, default: Any, low: float, high: float) -> Any:
         value = self._section.get(name)
         if value is None:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:  # put so that NaN is refused too
+        if not is_number or not low <= value <= high:  # in this form NaN is refused too
             raise self.make_error(name, f"must be a number from {low:g} to {high:g}{_shown(value)}")
         return float(value)
 
@@ -244,7 +245,7 @@ class _Entries:
 
 
 def _shown(value: object) -> str:
-    """What was there instead, if it is short."""
+    """Return the value for an error text, or nothing if the value is long."""
     plain = isinstance(value, bool | int | float | str)
     text = repr(value) if plain and not (isinstance(value, int) and value.bit_length() > 64) else ""
     return f", got {text}" if 0 < len(text) <= 40 else ""

@@ -1,6 +1,6 @@
-"""Tenants and tiers as plain values, and the terms that follow from the two.
+"""Tenants and tiers as plain values, and the terms that follow from them.
 
-Whoever makes these has checked them; where they come from is not known here.
+The values are checked where they are read (`roster.py`), not here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from headway.core.terms import NO_TARGETS, Targets, Terms
 from headway.errors import InvalidRequestError
 
 MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 86_400_000.0
-"""A target is at most a day; less than a microsecond is nothing anyone measures."""
+"""A target is at most a day; less than a microsecond cannot be measured."""
 DEFAULT_TIER = "default"
-"""The tier of whoever names none. It exists whether or not anybody describes it."""
+"""The tier of a tenant that names none; it needs no entry in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, in whatever currency the operator thinks in."""
+    """Price of a million tokens, in a currency of the operator's choice."""
 
     prompt: float = 0.0
     cached_prompt: float = 0.0
@@ -31,7 +31,7 @@ FREE = Price()
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the requests of a tier may ask for beyond what the tier gives them."""
+    """What requests of a tier may set beyond the tier's own values."""
 
     allow_targets: bool = True
     allow_priority: bool = True
@@ -39,9 +39,9 @@ class Permissions:
     min_tpot_ms: float = 5.0
     min_deadline_ms: float = 50.0
 
-    def check_targets(self, tier: str, asked_ms: Mapping[str, float]) -> None:
+    def check_targets(self, tier: str, requested_ms: Mapping[str, float]) -> None:
         """Refuse targets of a request, by field name, that the tier does not allow."""
-        for name, value in asked_ms.items():
+        for name, value in requested_ms.items():
             if not self.allow_targets:
                 raise InvalidRequestError(
                     f"{name}: tier {tier!r} does not allow requests to set targets (allow_targets)",
@@ -69,7 +69,7 @@ DEFAULT_PERMISSIONS = Permissions()
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A level of service: its share, what it promises, and what it costs."""
+    """A level of service: weight, targets and price."""
 
     name: str = DEFAULT_TIER
     weight: float = 1.0
@@ -81,8 +81,10 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The most a tenant may use; None is no bound. A prompt is a request, however many of them one
-    HTTP request holds."""
+    """Limits of a tenant; None is no limit.
+
+    Each prompt counts as a request, also if one HTTP request has several.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -95,7 +97,7 @@ NO_QUOTAS = Quotas()
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody with keys of their own and a share of their own. Keys are known by digest only."""
+    """A tenant: keys, tier, weight and quotas. Only digests of its keys are stored."""
 
     name: str = ""
     key_digests: tuple[bytes, ...] = ()
@@ -103,13 +105,13 @@ class Tenant:
     weight: float = 1.0
     quotas: Quotas = NO_QUOTAS
     cache_group: str | None = None
-    """Tenants that name the same group share cached prefixes; None shares with nobody."""
+    """Tenants of the same group share cached prefixes; None shares with no other tenant."""
     is_admin: bool = False
     is_disabled: bool = False
 
 
 ANONYMOUS = Tenant()
-"""Whoever comes to a server that asks for no keys."""
+"""The tenant of every request to a server without keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Roster:
     tiers: Mapping[str, Tier] = field(default_factory=dict[str, Tier])
 
     def tier(self, name: str) -> Tier | None:
-        """The tier with this name, if there is one."""
+        """Return the tier with this name, or None."""
         tier = self.tiers.get(name)
         return Tier() if tier is None and name == DEFAULT_TIER else tier
 
@@ -132,8 +134,8 @@ EMPTY = Roster()
 
 
 def terms_for(tenant: Tenant, tier: Tier) -> Terms:
-    """On what terms the tenant is served in this tier."""
-    # A space is in no tenant's name, so no name can be chosen that meets a group.
+    """Return the terms by which the tenant is served in this tier."""
+    # Tenant names contain no space, so the name of a tenant never equals the name of a group.
     group = tenant.name if tenant.cache_group is None else f"group {tenant.cache_group}"
     return Terms(
         tenant=tenant.name,

@@ -1,7 +1,7 @@
-"""Notices that the tenants file or the keys file has changed, and adopts it if it is right.
+"""Reloads the tenants file or the keys file when it has changed and is valid.
 
-A file that is missing or wrong is reported once, and what was read before stays in force. The files
-stand apart: a wrong one does not keep the other from being adopted.
+A file that is missing or invalid is logged once, and the values read before stay in force. The two
+files are independent: an invalid file does not stop the other from being adopted.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ SETTLE_S = 0.1
 
 
 class WatchedFile(Generic[T]):
-    """A file, what was in it when it was last right, and the state it was last read in."""
+    """A file, its last valid content, and its state when it was last read."""
 
     def __init__(self, path: Path, parse: Callable[[Path], T]) -> None:
-        """Read the file with `parse`. ConfigError says what is wrong with it."""
+        """Read the file with `parse`, which raises ConfigError for invalid content."""
         self.path = path
         self._parse = parse
         self._last_signature = _UNKNOWN
         self.latest = self._read()
 
     def has_changed(self) -> bool:
-        """Whether it differs from when it was last read. Costs one look at the file system."""
+        """Return whether the file has changed since it was last read; costs one stat call."""
         return self._signature() != self._last_signature
 
     def read(self) -> None:
-        """Set `latest` to what is in it now; may take long. ConfigError, and `latest` stays."""
+        """Set `latest` from the file; on ConfigError, `latest` stays. May take long."""
         self.latest = self._read()
 
     def _read(self) -> T:
@@ -52,17 +52,17 @@ class WatchedFile(Generic[T]):
             value = self._parse(self.path)
             if self._signature() == self._last_signature:
                 return value
-            # Half of it may be missing, and what is missing may be who is disabled.
+            # Part of the file may be missing, for example that a tenant is disabled.
             time.sleep(SETTLE_S)
         self._last_signature = _UNKNOWN
-        raise ConfigError(f"{self.path} changes while it is read")
+        raise ConfigError(f"{self.path} changes while it is read; replace it in one step (mv)")
 
     def _signature(self) -> Signature:
         try:
             status = os.stat(self.path)
         except OSError:
             return _MISSING
-        # A file put in place of another may have its size and time, but not its number.
+        # A file that replaces another may have its size and time, but not its inode.
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
@@ -71,7 +71,7 @@ KeysFile = WatchedFile[Mapping[bytes, str]]
 
 
 class RosterWatcher:
-    """Keeps a directory as its files say; it may have none."""
+    """Keeps a directory up to date with its files, of which there may be none."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class RosterWatcher:
         self._keys_file = keys_file
 
     async def poll(self, is_forced: bool = False) -> None:
-        """Read the files that have changed, or all of them, and adopt what is in them."""
+        """Read the files that have changed, or all if forced, and adopt their content."""
         files = {"keys": self._keys_file, "tenants": self._roster_file}
         read: set[str] = set()
         for name, file in files.items():
             if file is None or not (is_forced or file.has_changed()):
                 continue
             try:
-                # Thousands of tenants take a while to read; those who stream must not wait for it.
+                # Reading thousands of tenants takes a while, and streams must not wait for it.
                 await asyncio.to_thread(file.read)
                 read.add(name)
             except ConfigError as error:
@@ -100,26 +100,27 @@ class RosterWatcher:
             self._adopt(read)
 
     def _adopt(self, read: set[str]) -> None:
-        """Have the directory go by both files; if they contradict each other, by one of them."""
+        """Adopt both files; if they contradict each other, adopt one of them."""
         old_roster, old_keys = self._directory.roster, self._directory.keys
         roster = old_roster if self._roster_file is None else self._roster_file.latest
         keys = old_keys if self._keys_file is None else self._keys_file.latest
-        # A key that is revoked must not stay valid because of what the other file says.
+        # The new keys come first: the other file must not keep a revoked key valid.
         choices = (
             ("", roster, keys),
             ("tenants", old_roster, keys),
             ("keys", roster, old_keys),
         )
-        why = ""
-        for kept, new_roster, new_keys in choices:
+        reason = ""
+        for unchanged, new_roster, new_keys in choices:
             try:
                 self._directory.adopt(new_roster, new_keys)
             except ConfigError as error:
-                why = why or str(error)
+                reason = reason or str(error)
                 continue
-            if kept:
-                logger.error("the %s stay as they were: %s", kept, why)
-                read = read - {kept}
+            if unchanged:
+                logger.error("the %s stay as they were: %s", unchanged, reason)
+                read = read - {unchanged}
+
             break
         roster, keys = self._directory.roster, self._directory.keys
         if self._keys_file is not None and ("keys" in read or keys != old_keys):

@@ -55,7 +55,7 @@ def test_slow_steps_are_given_twenty_times_their_usual_time() -> None:
     assert detector.is_hung
 
 
-def test_time_in_which_nobody_looked_is_not_held_against_the_engine() -> None:
+def test_time_without_a_reading_does_not_count_as_a_stall() -> None:
     detector = HangDetector(0.0)
     detector.advance(500.0, True)  # this process was stopped, not the engine
     assert not detector.is_hung
@@ -99,7 +99,7 @@ TORN = b"\0\0\0\x05\x91\xa3\xff\xff\xff"
 """A list of one string that is not text."""
 
 
-def test_a_journal_that_makes_no_sense_names_nobody(tmp_path) -> None:
+def test_an_unreadable_journal_names_no_request(tmp_path) -> None:
     path = tmp_path / "journal"
     for content in (b"", b"\0\0", b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff", TORN):
         path.write_bytes(content)

@@ -4,8 +4,9 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
 
     inputs.py           checks a prompt and resolves its parameters
     outputs.py          tokens to text, per sample
-    streams.py          one live request and what its consumer has yet to read
+    streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
-    listeners.py        whoever hears of every event
+    forecast_reader.py  early refusals of requests that cannot meet their targets
+    listeners.py        passes every batch of events to metrics, admission and audit
     async_engine.py     AsyncEngine: submit, deltas, abort
 """

@@ -1,9 +1,9 @@
-"""The API process's view of the engine: submit a prompt, iterate over what comes back.
+"""The API process's side of the engine: submit a prompt, iterate over its deltas.
 
-Owns the live requests, and the engine process they run in. A process that dies, hangs or stops
-making sense is replaced, and every live request continues from the last token its consumer was
-given. A consumer that stops iterating, for whatever reason, aborts its request on the way out, so
-blocks come back within a step.
+AsyncEngine owns the live requests and the engine process. A process that dies, hangs or sends
+unreadable reports is replaced, and every live request continues after its last delivered token. A
+consumer that stops iterating aborts its request, so that the request's blocks are free within a
+step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncEngine:
-    """Many requests, one engine process at a time."""
+    """Live requests of the API process, and the engine process that computes them."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class AsyncEngine:
         self._unsent: list[RequestStream] = []
         self._suspects = Suspects()
         self._broken: list[RequestStream] = []
-        """Requests with an event that could not be handled; they end with an error."""
+        """Requests with an event that could not be handled; each ends with an error."""
         self.num_admitted = 0
-        """Requests that have left the waiting line for a seat, ever."""
+        """Requests admitted to the running set since the server started."""
         self._aborting: dict[str, events.Finished] = {}
-        """Samples the engine was told to end and has not yet said it did."""
+        """Finish events of samples whose abort the engine has not confirmed, by sample id."""
         self._quarantine = Quarantine()
         self._forecast_reader = ForecastReader()
         self._listeners = EventListeners()
@@ -86,7 +86,7 @@ class AsyncEngine:
 
     @property
     def is_ready(self) -> bool:
-        """An engine is there and makes progress."""
+        """Whether an engine process is up and makes progress."""
         return self._supervisor.is_up and not self._supervisor.is_hung
 
     @property
@@ -95,7 +95,7 @@ class AsyncEngine:
 
     @property
     def takes_requests(self) -> bool:
-        """True also while a process is being replaced: requests then wait for the next one."""
+        """Whether requests are accepted; true also while the engine process is replaced."""
         return self._supervisor.info is not None and self._error is None
 
     @property
@@ -104,27 +104,27 @@ class AsyncEngine:
 
     @property
     def waiting(self) -> WaitingStreams:
-        """Requests that have yet to be seated for the first time."""
+        """Requests that the engine has not admitted yet."""
         return self._waiting
 
     def subscribe(self, listener: Listener) -> None:
-        """Have every batch of events passed to `listener`, which must not block."""
+        """Pass every batch of events to `listener`, which must not block."""
         self._listeners.add(listener)
 
     def subscribe_restarts(self, listener: RestartListener) -> None:
         self._supervisor.subscribe(listener)
 
     async def start(self, progress: Progress | None = None) -> None:
-        """Wait until the engine has loaded its model. The first time, failing to is final."""
+        """Wait until the engine has loaded its model; raise EngineError if loading fails."""
         await self._supervisor.load(progress)
         self._supervision = asyncio.create_task(self._supervisor.run(self))
 
     def kill(self) -> None:
-        """End the engine process without asking; `close` must still follow."""
+        """Kill the engine process; `close` must still follow."""
         self._supervisor.kill()
 
     async def close(self) -> None:
-        """End every stream and the engine process."""
+        """End every stream, then stop the engine process."""
         self._fail_all(EngineDeadError("the server is shutting down"))
         if self._supervision is not None:
             self._supervision.cancel()
@@ -174,7 +174,7 @@ class AsyncEngine:
         return stream
 
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
-        """What the request gains, as it gains it. Leaving early aborts the request."""
+        """Yield the deltas of a request; leaving early aborts the request."""
         try:
             while stream.has_more:
                 yield await stream.take()
@@ -184,7 +184,7 @@ class AsyncEngine:
     async def abort(
         self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, message: str = ""
     ) -> None:
-        """Forget a request; whatever of it is still alive in the engine ends there too."""
+        """Remove a request, and abort its unfinished samples in the engine."""
         if stream.request_id not in self._streams:
             return
         ids = stream.unfinished_ids
@@ -194,17 +194,17 @@ class AsyncEngine:
             self._listeners.notify(EventBatch(finished=ended))
         elif ids:
             self._aborting.update({event.request_id: event for event in ended})
-            # All of them: the prompt may have forked a moment ago.
+            # Every sample id: the prompt may have forked since the last report.
             await self._supervisor.send(AbortRequests(ids, reason))
-        await self._go_on_trying()
+        await self._resume_sending()
 
     async def refuse(self, stream: RequestStream, error: HeadwayError) -> None:
-        """End a request that waits; its consumer gets the error."""
+        """End a waiting request; its consumer gets `error`."""
         stream.fail(error)
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
     async def _send_next(self) -> None:
-        """Send what the engine does not know: the next group of suspects, and everybody else."""
+        """Send unsent requests: the next group of suspects, then requests without suspicion."""
         while self._supervisor.is_up:
             group = self._suspects.begin_trial(self._clock.now())
             for stream in group:
@@ -219,7 +219,7 @@ class AsyncEngine:
                 return
 
     async def _send(self, stream: RequestStream) -> None:
-        """Send a request with what it has so far. One that cannot be sent ends alone."""
+        """Send a request with its output so far; an exception ends this request only."""
         if stream.request_id not in self._streams:
             return
         now, num_sent = self._clock.now(), 0
@@ -238,12 +238,12 @@ class AsyncEngine:
             stream.fail(HeadwayError("this request cannot be sent to the engine"))
             await self.abort(stream, FinishReason.ERROR)
 
-    async def _go_on_trying(self) -> None:
-        """Send who had to wait for a trial, if that is over."""
+    async def _resume_sending(self) -> None:
+        """Send requests that waited for a trial, if the trial is over."""
         if self._suspects.is_under_way or self._unsent:
             await self._send_next()
 
-    # ------------------------------------------------- what the supervisor says
+    # ------------------------------------------------- calls from the supervisor
 
     def has_work_in_engine(self) -> bool:
         return any(one.is_sent and one.unfinished_ids for one in self._streams.values())
@@ -252,7 +252,7 @@ class AsyncEngine:
         await self._send_next()
 
     def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """Prepare every live request for the next engine; how many there are."""
+        """Prepare every live request for the next engine; return their number."""
         now = self._clock.now()
         self._forecast_reader.reset()
         lost, self._aborting = list(self._aborting.values()), {}
@@ -274,7 +274,7 @@ class AsyncEngine:
         return self._fail_stream(stream, QuarantinedError(message))
 
     def _fail_stream(self, stream: RequestStream, error: HeadwayError) -> list[events.Finished]:
-        """Fail a request that no engine knows; the events that say so."""
+        """Fail a request that no engine has; return its finish events."""
         stream.fail(error)
         self._remove_stream(stream)
         return stream.finish_events(self._clock.now(), FinishReason.ERROR, str(error))
@@ -297,20 +297,20 @@ class AsyncEngine:
         self._listeners.notify(EventBatch(finished=lost))
 
     async def on_report(self, report: EventBatch) -> None:
-        """Pass on what happened in the engine.
+        """Apply the events of a report to the streams, then pass them to the listeners.
 
-        An exception over one request's event ends that request; every other event of the report is
-        still handled, so that no stream gets a token twice or misses one.
+        An exception over one request's event ends that request only. Every other event of the
+        report is still handled, so that no stream gets a token twice or misses a token.
         """
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._estimate(partial(self._forecast_reader.observe, report, self._clock.now()))
         refused = [self._refuse(one, at) for one in report.refused]
-        # A request arrives once, here, in however many engines it runs; and it ends once. A
-        # refusal is an end, and counted where it is answered.
+        # A request arrives once and ends once for listeners, in however many engines it runs.
+        # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(report, at)
-        taken, stopped = await self._emit_all(report.tokens, at)
-        # Whoever counts tokens counts those that went into an answer.
+        taken, stopped = await self._emit_all(report.tokens)
+        # Listeners count delivered tokens only.
         report = replace(report, tokens=taken)
         for event in report.finished:
             self._aborting.pop(event.request_id, None)
@@ -325,17 +325,17 @@ class AsyncEngine:
             self._aborting.update(ends)
             await self._supervisor.send(AbortRequests(list(stopped), FinishReason.STOP))
         await self._end_broken()
-        await self._go_on_trying()
+        await self._resume_sending()
 
     def _estimate(self, update: Callable[[], None]) -> None:
-        """Update what new requests are judged by; a fault in that costs nobody an answer."""
+        """Run an update of the forecast; an exception in it must not end a request."""
         try:
             update()
         except Exception:
-            logger.exception("an estimate cannot be updated")
+            logger.exception("the forecast cannot be updated")
 
     def _note_broken(self, request_id: str) -> None:
-        """Have the request end with an error after this report: its event raised."""
+        """Have the request end with an error after this report, because its event raised."""
         logger.exception("request %s: an event cannot be handled", request_id)
         stream = self._stream_of.get(request_id)
         if stream is not None:
@@ -348,8 +348,10 @@ class AsyncEngine:
             await self.abort(stream, FinishReason.ERROR)
 
     def _refuse(self, refusal: events.Refused, at: float) -> events.Finished:
-        """The engine would not take a request: an end as any other, but if it was for lack of
-        time its consumer is told when to come again."""
+        """Return the finish event of a request that the engine refused.
+
+        A refusal for lack of time also gives the consumer a Retry-After.
+        """
         stream = self._stream_of.get(refusal.request_id) if refusal.retry_after_s else None
         if stream is not None:
             try:
@@ -361,7 +363,7 @@ class AsyncEngine:
         return events.Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
 
     def _move(self, report: EventBatch, at: float) -> None:
-        """Note who waits, who runs and who forked."""
+        """Apply preemptions, admissions and forks to the streams."""
         for preempted in report.preempted:
             owner = self._stream_of.get(preempted.request_id)
             if owner is not None:
@@ -371,24 +373,23 @@ class AsyncEngine:
                 self._record_admission(admission)
             except Exception:
                 self._note_broken(admission.request_id)
-        for fork in report.forked:  # of a prompt that is leaving: its samples leave with it
+        for fork in report.forked:  # samples of a prompt under abort are aborted with it
             if end := self._aborting.get(fork.parent_id):
                 self._aborting[fork.request_id] = events.Finished(
                     fork.request_id, at, end.reason, 0
                 )
 
     async def _emit_all(
-        self, tokens: Sequence[events.TokensEmitted], at: float
+        self, tokens: Sequence[events.TokensEmitted]
     ) -> tuple[list[events.TokensEmitted], set[str]]:
-        """Pass tokens on; those that went into an answer, and the samples that a stop string
-        ended."""
+        """Deliver tokens; return the delivered events and the samples that a stop string ended."""
         taken: list[events.TokensEmitted] = []
         stopped: set[str] = set()
         for event in tokens:
             try:
                 if self._has_consumer(event.request_id):
                     taken.append(event)
-                if await self._emit(event, at):
+                if await self._emit(event):
                     stopped.add(event.request_id)
             except Exception:
                 self._note_broken(event.request_id)
@@ -401,17 +402,18 @@ class AsyncEngine:
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
             self.num_admitted += 1
-            stream.metrics.admitted_at = admission.at
-            stream.metrics.num_cached_tokens = admission.num_cached_tokens
+            stream.num_cached_tokens = admission.num_cached_tokens
 
     def _has_consumer(self, request_id: str) -> bool:
-        """False if its consumer has left, or a stop string ended it, before the engine heard."""
+        """Return whether the sample is live and takes more tokens."""
         stream = self._stream_of.get(request_id)
         return stream is not None and not stream.samples[request_id].is_finished
 
-    async def _emit(self, event: events.TokensEmitted, at: float) -> bool:
-        """Pass tokens on. True if a stop string ended the sample, which the engine, knowing no
-        text, must be told."""
+    async def _emit(self, event: events.TokensEmitted) -> bool:
+        """Deliver tokens; return whether a stop string ended the sample.
+
+        The engine knows no text, so the caller must abort such a sample there.
+        """
         stream = self._stream_of.get(event.request_id)
         if stream is None:
             return False
@@ -419,8 +421,6 @@ class AsyncEngine:
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
-        if stream.metrics.first_token_at is None:
-            stream.metrics.first_token_at = at
         await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 
@@ -430,16 +430,14 @@ class AsyncEngine:
             return
         stream.finish_sample(event.request_id)
         sample = stream.samples[event.request_id]
-        # A prompt forks at its first token: ended before that, none of its samples will come.
+        # A prompt forks at its first token: if it ends before, all its samples end with it.
         is_unforked = sample.index == 0 and sample.num_tokens == 0
         for ended in list(stream.samples.values()) if is_unforked else (sample,):
             if not ended.is_finished:
                 await self._put(stream, partial(ended.finish, event))
-        if not stream.unfinished_ids:
-            stream.metrics.finished_at = event.at
 
     async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
-        """Give a stream its next delta. What is wrong with one request is its alone."""
+        """Add a delta to a stream; an exception ends this request only."""
         try:
             stream.put(make())
         except SlowReaderError as error:

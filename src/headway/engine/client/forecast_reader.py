@@ -1,8 +1,8 @@
-"""Early refusals in the API process, by the forecast that the engine exported.
+"""Early refusals in the API process, based on the forecast that the engine exports.
 
-The engine judges every request and has the last word. But it takes requests between two steps only,
-and a step can take longer than a refusal should. So the API process refuses at once what is
-infeasible in the most favourable case; the engine judges the rest.
+The engine judges every request, and its decision is final. But the engine takes requests between
+two steps only, and a step can take longer than a refusal should. So the API process refuses at once
+a request that is infeasible in the most favourable case; the engine judges the rest.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ MIN_UNCACHED = 2
 
 
 class _Sent(NamedTuple):
-    """A request that the forecast does not know of yet."""
+    """A request sent after the forecast was made."""
 
     tenant: str
     work: RemainingWork
 
 
 class ForecastReader:
-    """Refuses what no engine in the state of the forecast could serve in time."""
+    """Refuses requests whose targets the engine of the latest forecast cannot meet."""
 
     def __init__(self) -> None:
         self._forecast: Forecast | None = None
         self._received_at = 0.0
         self._sent: dict[str, _Sent] = {}
-        """Requests sent since the forecast was made: their demand is added to it."""
+        """Requests sent since the forecast was made; their demand is added to the forecast's."""
 
     def observe(self, batch: EventBatch, now: float) -> None:
-        """Take over the latest forecast; it includes the requests that arrived before it."""
+        """Store the latest forecast; it includes the requests that arrived before it."""
         for event in (*batch.arrived, *batch.refused, *batch.finished):
             self._sent.pop(event.request_id, None)
         if batch.stepped:
@@ -51,12 +51,12 @@ class ForecastReader:
             self._forecast, self._received_at = self._forecast.without_demand(), now
 
     def reset(self) -> None:
-        """Another engine takes over; nothing is known of it."""
+        """Drop the forecast, because another engine takes over."""
         self._forecast = None
         self._sent.clear()
 
     def check(self, command: AddRequest, info: EngineInfo, now: float) -> None:
-        """Raise DeadlineError if the targets of a request cannot be met."""
+        """Raise DeadlineError if a request cannot meet its targets."""
         forecast, terms = self._forecast, command.terms
         if terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
             return
@@ -76,7 +76,7 @@ class ForecastReader:
         self._sent[command.id] = _Sent(terms.tenant, work._replace(arrived_at=now))
 
     def _with_sent(self, demand: Demand, tenant: str | None) -> Demand:
-        """A demand with what was sent since, of one tenant or of all."""
+        """Return `demand` plus the requests sent since, of one tenant or of all (None)."""
         if self._forecast is None:
             return demand
         speed, origin = self._forecast.speed, self._received_at
@@ -92,7 +92,7 @@ class ForecastReader:
 
 
 def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:
-    """The best case for a tenant that the forecast says nothing of."""
+    """Return the best case for a tenant that is not in the forecast."""
     share = 0.0 if terms.is_spot else terms.weight / max(terms.weight, forecast.active_weight)
     return TenantForecast(share, length_share=0.0)
 
@@ -100,7 +100,7 @@ def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:
 def _work(
     command: AddRequest, length_share: float, has_prefix_cache: bool, arrived_at: float
 ) -> RemainingWork:
-    """The work of a request, its prompt taken to be cached where there is a cache."""
+    """Return the work of a request; with a prefix cache, its prompt counts as cached."""
     num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
     num_prefill = min(MIN_UNCACHED, num_prompt) if has_prefix_cache else num_prompt
     num_output = 1 if length_share == 0.0 else expected_left(length_share, 0, max_tokens)

@@ -1,4 +1,4 @@
-"""From what a caller asks for to a request the core can take: checked, resolved, seeded."""
+"""Checks a prompt and resolves its sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.errors import InvalidRequestError, NeverFitsError
 
 
 def check_prompt(token_ids: Sequence[int], info: EngineInfo) -> None:
-    """A prompt is not empty and names only tokens that exist."""
+    """Raise InvalidRequestError if a prompt is empty or has unknown token ids."""
     if not token_ids:
         raise InvalidRequestError("the prompt is empty", "prompt")
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
@@ -28,12 +28,12 @@ def resolve_params(
     eos_token_ids: tuple[int, ...],
     max_kv_share: float = 1.0,
 ) -> SamplingParams:
-    """Params with nothing left open, for this prompt on this engine and with the share of the
-    KV blocks its tenant may hold; or the refusal, raised.
+    """Return params with every value set, or raise the refusal.
 
-    A max_tokens that was asked for and does not fit is refused, not shortened.
+    `max_kv_share` is the part of the KV blocks that the tenant may hold. A max_tokens that does
+    not fit is refused, not shortened.
     """
-    # The length first: it costs nothing, and bounds what the other checks cost.
+    # The length first: it is cheap to check, and it bounds the cost of the other checks.
     room = max_tokens_for(len(token_ids), info.capacity, max_kv_share)
     check_prompt(token_ids, info)
     _check_token_ids(params, info.vocab_size)
@@ -55,5 +55,5 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def draw_seed(params: SamplingParams) -> int:
-    """The request's seed: the caller's, or a fresh one that is then kept for its whole life."""
+    """Return the caller's seed, or a random seed for the request's whole life."""
     return params.seed if params.seed is not None else secrets.randbits(63)

@@ -1,4 +1,4 @@
-"""Who hears of every event: metrics, the gate, accounts. None of them can harm an answer."""
+"""Passes every batch of events to its listeners: metrics, admission, audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Listener = Callable[[EventBatch], None]
 
 
 class EventListeners:
-    """Passes batches on, in the order in which listeners came."""
+    """Listeners of events, called in the order of subscription."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -26,5 +26,5 @@ class EventListeners:
             try:
                 listener(report)
             except Exception:
-                # A fault in a metric must not cost anyone their answer.
-                logger.exception("a listener failed")
+                # A fault in a listener must not end a request.
+                logger.exception("an event listener failed")

@@ -1,4 +1,4 @@
-"""From events to what a caller sees: per sample, text and tokens; per request, its times."""
+"""From events to output: text and tokens per sample, times per request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from headway.core.request import FinishReason
 from headway.text import OutputText, StopStrings, Tokenizer
 
 PROMPT_TAIL = 8
+"""Prompt tokens that the detokenizer gets as context."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
-    """What one sample gained. `finish_reason` is set on its last delta."""
+    """Output of one sample since the last read; `finish_reason` is set on its last delta."""
 
     index: int
     text: str
@@ -24,12 +25,12 @@ class SampleDelta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop: str | None = None
-    """The stop string that ended it, if one did."""
+    """The stop string that ended the sample, or None."""
     message: str = ""
 
 
 class SampleStream:
-    """Assembles one sample from the events about it."""
+    """Turns the events of one sample into deltas."""
 
     def __init__(self, index: int, text: OutputText) -> None:
         self.index = index
@@ -42,7 +43,7 @@ class SampleStream:
         return len(self.token_ids)
 
     def push(self, event: TokensEmitted) -> SampleDelta:
-        """Take in tokens. If a stop string appears, the delta is the last one."""
+        """Add tokens and return their delta; a stop string makes it the last delta."""
         self.token_ids.extend(event.token_ids)
         delta = self._text.push(event.token_ids)
         self.is_finished = delta.stop is not None
@@ -52,7 +53,7 @@ class SampleStream:
         )
 
     def finish(self, event: Finished) -> SampleDelta:
-        """The engine says it is over: release held-back text with the reason."""
+        """End the sample; return the text still held back, with the finish reason."""
         self.is_finished = True
         delta = self._text.finish()
         reason = event.reason if delta.stop is None else FinishReason.STOP
@@ -68,9 +69,9 @@ class SampleStream:
 def sample_streams(
     params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
 ) -> list[SampleStream]:
-    """One stream per sample of a prompt."""
+    """Return one SampleStream per sample of a prompt."""
     stops = StopStrings(params.stop, params.include_stop_str_in_output)
-    # Some tokenizers drop a space at the start of a text: the prompt's end says it is none.
+    # Some tokenizers drop a space at the start of a text; the prompt's last tokens prevent that.
     tail = prompt_token_ids[-PROMPT_TAIL:]
     return [
         SampleStream(
@@ -87,7 +88,7 @@ def sample_streams(
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, on the engine's clock, in seconds."""
+    """Times of a request on the engine's clock, in seconds, and its counts."""
 
     arrived_at: float
     admitted_at: float | None = None
@@ -107,7 +108,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or growing) sample."""
+    """One sample, finished or growing."""
 
     index: int
     text: str = ""
@@ -129,7 +130,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt and everything made from it."""
+    """One prompt and its samples."""
 
     request_id: str
     prompt: str | None

@@ -1,5 +1,4 @@
-"""One live request as the API process knows it: what it asked for, what it has been given, and
-from there how to ask for the rest."""
+"""One live request in the API process: command, output, unread deltas."""
 
 from __future__ import annotations
 
@@ -12,23 +11,23 @@ import msgspec
 from headway.core.events import Finished
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
-from headway.engine.client.outputs import RequestMetrics, SampleDelta, SampleStream, sample_streams
+from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
 from headway.engine.process.messages import AddRequest
 from headway.errors import HeadwayError, SlowReaderError
 from headway.text import Tokenizer
 
 MAX_UNREAD_BYTES = 2**20
-"""Output a consumer may be behind by, before it is taken for one that does not read."""
+"""Unread output after which a consumer counts as a slow reader."""
 NUM_TRIAL_TOKENS = 2
-"""Tokens that show that a request survives its prefill and a decode."""
+"""Tokens after which a request has survived its prefill and a decode."""
 NUM_CLEARING_TOKENS = 8
-"""Tokens in one engine that clear a request of what it was suspected of."""
+"""Tokens in one engine after which a request is no longer a suspect."""
 _TOKEN_BYTES = 32
 _LOGPROB_BYTES = 64
 
 
 class QueueTimes:
-    """How long each sample of a request has waited in engines for a place.
+    """Time that each sample of a request has waited in engines for admission.
 
     Time in which a sample ran, or in which there was no engine, does not count.
     """
@@ -39,50 +38,49 @@ class QueueTimes:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a sample waits in the engine that is running."""
+        """Whether a sample waits in the current engine."""
         return bool(self._since)
 
     def waited_s(self, request_id: str) -> float:
-        """How long the wait that is not over has lasted in engines before this one."""
+        """Return the seconds that the current wait has lasted in earlier engines."""
         return self._waited_s.get(request_id, 0.0)
 
     def begin(self, request_id: str, at: float) -> None:
-        """The sample was sent to an engine, or preempted there."""
+        """Start the wait of a sample that was sent to an engine or preempted there."""
         self._since[request_id] = at
 
     def end(self, request_id: str) -> None:
-        """The sample was admitted, or ended."""
+        """End the wait of a sample that was admitted or has ended."""
         self._since.pop(request_id, None)
         self._waited_s.pop(request_id, None)
 
     def pause(self, at: float) -> None:
-        """The engine is lost; what waited there waits on in the next."""
+        """Stop all waits because the engine is lost; they continue in the next engine."""
         for request_id, since in self._since.items():
             self._waited_s[request_id] = self.waited_s(request_id) + at - since
         self._since.clear()
 
 
 class RequestStream:
-    """The deltas of one request on their way to its consumer."""
+    """One live request: its samples, its unread deltas, and what the engine has of it."""
 
     def __init__(self, command: AddRequest, tokenizer: Tokenizer) -> None:
         self.command = command
         self.request_id = command.id
-        self.metrics = RequestMetrics(arrived_at=command.arrived_at)
         self.samples: dict[str, SampleStream] = {
             sample_id(command.id, sample.index): sample
             for sample in sample_streams(command.params, tokenizer, command.token_ids)
         }
         self.is_sent = False
-        """Whether the engine that is running now has been told of it."""
+        """Whether the current engine has this request."""
         self._is_resent = False
-        """Whether one before it had been."""
+        """Whether an earlier engine had this request."""
         self.is_awaiting_engine = False
-        """Whether it had to wait until there was an engine to send it to."""
+        """Whether this request waits, or waited, for an engine to be sent to."""
         self.num_crashes = 0
-        """Engines that went down while computing it, since it was last cleared."""
-        self.is_admitted = False
-        """Whether the engine that is running now has given it a seat."""
+        """Engines that failed while computing this request, since it was last cleared."""
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission; None before it."""
         self._queue_times = QueueTimes()
         self._num_tokens_in_engine: dict[str, int] = {}
         self._unread: list[SampleDelta] = []
@@ -100,7 +98,7 @@ class RequestStream:
 
     @property
     def has_more(self) -> bool:
-        """Samples may have ended while the consumer was busy: what they left must be taken too."""
+        """Whether deltas, an error or unfinished samples are left to read."""
         return bool(self._unread or self._error or self.unfinished_ids)
 
     @property
@@ -109,28 +107,33 @@ class RequestStream:
 
     @property
     def num_tokens_in_engine(self) -> int:
-        """Tokens that each of its samples has gained, at least, in the engine that is running."""
+        """Tokens that every sample has gained, at least, in the current engine."""
         return min(self._num_tokens_in_engine.values(), default=NUM_CLEARING_TOKENS)
 
     @property
     def is_unproven(self) -> bool:
-        """The engine that is running has computed too little of it to say that it is harmless."""
+        """Whether the current engine has computed too few tokens to clear this request."""
         return self.num_tokens_in_engine < NUM_CLEARING_TOKENS
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether the current engine or an earlier one has admitted this request."""
+        return self.num_cached_tokens is not None
+
+    @property
     def is_waiting(self) -> bool:
-        """Whether a sample of it waits for a place in the engine that is running."""
+        """Whether a sample waits for admission in the current engine."""
         return self._queue_times.is_waiting
 
     @property
     def has_passed_trial(self) -> bool:
-        """Enough for the next one under suspicion to be sent after it."""
+        """Whether this request has gained enough tokens for the next group to be sent."""
         return self.num_tokens_in_engine >= (
             NUM_TRIAL_TOKENS if self.num_crashes < 2 else NUM_CLEARING_TOKENS
         )
 
     def commands(self, now: float) -> Sequence[AddRequest]:
-        """What to send so that every unfinished sample continues from where it is."""
+        """Return the commands that continue every unfinished sample after its last token."""
         command = self.command
         is_delayed = self._is_resent or self.is_awaiting_engine
         # A prompt forks at its first token: until then it is one request.
@@ -161,39 +164,37 @@ class RequestStream:
         self._num_tokens_in_engine = {one.id: 0 for one in commands}
         for one in commands:
             self._queue_times.begin(one.id, now if is_delayed else command.arrived_at)
-        self.is_sent, self._is_resent, self.is_admitted = True, True, False
+        self.is_sent = self._is_resent = True
         return commands
 
     def admit(self, request_id: str) -> None:
-        """The engine gave this sample a place."""
-        self.is_admitted = True
+        """Record that the engine admitted this sample."""
         self._queue_times.end(request_id)
 
     def preempt(self, request_id: str, at: float) -> None:
-        """The engine took the place of this sample away."""
+        """Record that the engine preempted this sample."""
         self._queue_times.begin(request_id, at)
 
     def lose_engine(self, at: float) -> None:
-        """No engine has it now."""
+        """Record that no engine has this request."""
         self.is_sent, self.is_awaiting_engine = False, True
         self._num_tokens_in_engine = dict.fromkeys(self._num_tokens_in_engine, 0)
         self._queue_times.pause(at)
 
     def count_tokens(self, request_id: str, num_tokens: int) -> None:
-        """The engine computed tokens of this sample, and lives."""
+        """Record tokens that the engine computed for this sample without failing."""
         if request_id in self._num_tokens_in_engine:
             self._num_tokens_in_engine[request_id] += num_tokens
         self._clear()
 
     def finish_sample(self, request_id: str) -> None:
-        """The engine ended this sample, and lives."""
+        """Record that the engine ended this sample without failing."""
         self._num_tokens_in_engine.pop(request_id, None)
         self._queue_times.end(request_id)
         self._clear()
 
     def finish_events(self, at: float, reason: FinishReason, message: str) -> list[Finished]:
-        """The events that say that nothing more comes of it, one for each sample there is: a
-        prompt that has not forked is one."""
+        """Return a finish event for each unfinished sample; a prompt before its fork has one."""
         names = self.unfinished_ids if self.num_output_tokens else [self.request_id]
         return [
             Finished(name, at, reason, self.samples[name].num_tokens, message)
@@ -206,7 +207,7 @@ class RequestStream:
             self.num_crashes = 0
 
     def put(self, delta: SampleDelta) -> None:
-        """Add output. SlowReaderError if the consumer leaves too much of it unread."""
+        """Add a delta; raise SlowReaderError if too much output is unread."""
         self._num_unread_bytes += _size(delta)
         if self._num_unread_bytes > MAX_UNREAD_BYTES:
             raise SlowReaderError(f"{self._num_unread_bytes} bytes of output have not been read")
@@ -214,12 +215,12 @@ class RequestStream:
         self._wake.set()
 
     def fail(self, error: HeadwayError) -> None:
-        """End it, for its consumer, after what is still unread."""
+        """Have the consumer get `error` after the unread deltas."""
         self._error = error
         self._wake.set()
 
     async def take(self) -> list[SampleDelta]:
-        """Everything that arrived since the last call; waits for something."""
+        """Return all unread deltas; wait until there are some."""
         while not self._unread:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""The requests that have yet to be seated for the first time, and how many of them are whose."""
+"""Requests that the engine has not admitted yet, with their totals per tenant."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from headway.engine.client.streams import RequestStream
 
 
 class QueueTotals(NamedTuple):
-    """Of some requests."""
+    """Number of requests and of their prompt tokens."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Of their prompts."""
+    """Prompt tokens of these requests."""
 
 
 class TotalsByTenant:
-    """Sums of what waits, in all and of each tenant. Kept, not counted: they are asked for with
-    every request."""
+    """Totals of waiting requests, overall and per tenant.
+
+    Updated with each change, because every HTTP request reads them.
+    """
 
     def __init__(self) -> None:
         self.total = QueueTotals()
@@ -26,14 +28,14 @@ class TotalsByTenant:
 
     @property
     def tenants(self) -> KeysView[str]:
-        """Those that have anything here."""
+        """Tenants with waiting requests."""
         return self._of.keys()
 
     def of(self, tenant: str) -> QueueTotals:
         return self._of.get(tenant, QueueTotals())
 
     def add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
-        """Numbers below zero take away."""
+        """Add to the totals of a tenant; negative numbers subtract."""
         totals = self.of(tenant)
         left = QueueTotals(totals.num_requests + num_requests, totals.num_tokens + num_tokens)
         if left.num_requests:
@@ -45,7 +47,7 @@ class TotalsByTenant:
 
 
 class WaitingStreams:
-    """Oldest first."""
+    """Requests that the engine has not admitted yet, oldest first."""
 
     def __init__(self) -> None:
         self.totals = TotalsByTenant()
@@ -62,7 +64,7 @@ class WaitingStreams:
         self._count(stream, 1)
 
     def pop(self, request_id: str) -> RequestStream | None:
-        """The request, which waits no longer; None if it did not."""
+        """Remove and return a request; None if it does not wait."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._count(stream, -1)

@@ -1,9 +1,9 @@
-"""Which requests the engine is computing right now, written where it outlives the engine.
+"""The step journal: the request ids of the step under way, in a file.
 
-The engine process writes the ids of each step into a file before it runs the step, and clears them
-when it has reported the result. A request that is being added or aborted is a step of its own. If
-the process dies or hangs in between, the API process reads there who was being computed: one of
-them may be the cause.
+The engine process writes the ids of each step into the file before it runs the step, and clears
+them when it has reported the result. Adding or aborting a request counts as a step of its own. The
+file outlives the process. If the process dies or hangs in a step, the API process reads the ids:
+one of these requests may be the cause.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ _NO_REQUESTS = bytes(_LENGTH_BYTES)
 
 
 def journal_path(address: str) -> Path:
-    """Where the journal of the engine with this socket address is: beside its sockets."""
+    """Return the path of an engine's journal, which is beside its sockets."""
     return Path(f"{address.removeprefix('ipc://')}.step")
 
 
 class StepJournal:
-    """The writing side. A write goes to the page cache: microseconds, and safe from SIGKILL."""
+    """Writes the journal.
+
+    A write goes to the page cache: it takes microseconds and survives SIGKILL.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -44,19 +47,19 @@ class StepJournal:
 
 
 def read_journal(path: Path) -> frozenset[str]:
-    """Who was in the step that did not end; nobody if the engine was between two steps."""
+    """Return the request ids of the step that did not end, if any."""
     try:
         content = path.read_bytes()
         length = int.from_bytes(content[:_LENGTH_BYTES], "big")
         ids = content[_LENGTH_BYTES : _LENGTH_BYTES + length]
         return frozenset(msgspec.msgpack.decode(ids, type=list[str])) if length else frozenset()
     except (OSError, ValueError, msgspec.DecodeError):
-        # It died before it wrote anything, or while it did; ValueError is of text that is none.
+        # The process died before or during a write; ValueError means that an id is not UTF-8.
         return frozenset()
 
 
 class JournaledExecutor:
-    """An executor that enters its steps into the journal; the engine loop clears them."""
+    """An executor that writes each step to the journal; the engine loop clears it."""
 
     def __init__(self, executor: Executor, journal: StepJournal) -> None:
         self._executor = executor

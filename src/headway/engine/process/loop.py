@@ -1,8 +1,8 @@
 """The engine process: takes commands from a socket, runs steps, sends events back.
 
-It owns nothing but its loop; what it runs is built by the caller. It ends when told to, when it
-fails, or when its parent goes away: standard input is the lifeline, and reading its end means
-nobody is left to serve.
+The loop owns its sockets and the journal; the caller builds the core. The process ends on a
+Shutdown command, on a failure, or when its parent process ends. Standard input shows the latter: it
+reaches its end when the parent is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CoreFactory = Callable[[Sink, Progress], tuple[EngineCore, EngineInfo]]
 
 
 def ignore_stop_signals() -> None:
-    """Leave signals that stop or reload a server to the API process.
+    """Leave the signals that stop or reload a server to the API process.
 
     A service manager signals every process of a service. The engine must outlive the drain of the
     API process; the end of standard input stops the engine.
@@ -53,10 +53,10 @@ def ignore_stop_signals() -> None:
 
 
 class EngineLoop:
-    """Between two steps it takes in commands; after each it reports."""
+    """Takes commands between two steps, and reports after each step."""
 
     def __init__(self, address: str) -> None:
-        """`address` is a prefix of two ipc sockets that the API process has bound."""
+        """Connect to the two ipc sockets of the API process; `address` is their prefix."""
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._reports = self._context.socket(zmq.PUSH)
@@ -69,10 +69,10 @@ class EngineLoop:
         self.journal = StepJournal(journal_path(address))
 
     def run(self, factory: CoreFactory) -> int:
-        """Build, serve, clean up; the process's exit code."""
+        """Build the core, serve until the end, clean up; return the exit code."""
         try:
             core, info = factory(self._events.extend, self._report_progress)
-            # What was loaded stays: the collector need not look at it again during steps.
+            # Loaded objects live as long as the process: the collector skips them from now on.
             gc.collect()
             gc.freeze()
             self._send(EngineReady(info))
@@ -80,7 +80,7 @@ class EngineLoop:
                 self._serve(core)
             finally:
                 core.close()
-        except HeadwayError as error:  # said once, by the API process, and needs no stack
+        except HeadwayError as error:  # the API process logs it; a stack trace adds nothing
             self._send(EngineFailed(str(error)))
             return 1
         except Exception as error:
@@ -95,17 +95,16 @@ class EngineLoop:
         while self._take_commands(core):
             core.step()
             self._flush()
-            # Only now: a fault in taking in the result, or in reporting it, is of this step too.
+            # After the report: a fault in handling or reporting the result belongs to this step.
             self.journal.end()
 
     def _take_commands(self, core: EngineCore) -> bool:
-        """Apply the commands that are there, waiting for one if there is no other work.
-        False when it is time to leave."""
+        """Apply pending commands; wait for one if there is no work. Return False to stop."""
         timeout_ms = 0 if core.has_work else None
         for _ in range(MAX_COMMANDS_PER_STEP):
             ready = dict(self._poller.poll(timeout_ms))
             if self._commands not in ready:
-                # Standard input is readable only at its end: the parent is gone.
+                # Standard input is readable only at its end: the parent process is gone.
                 return sys.stdin.fileno() not in ready
             command = decode_command(self._commands.recv())
             if isinstance(command, Shutdown):
@@ -138,7 +137,7 @@ class EngineLoop:
                 num_prompt_tokens=command.num_prompt_tokens,
             )
             core.add(request, command.is_resent, command.waited_s)
-        except ValueError as error:  # a request the core cannot take must not end the others
+        except ValueError as error:  # an invalid request must not end the others
             self._events.append(Refused(command.id, command.arrived_at, "invalid", str(error)))
 
     def _flush(self) -> None:

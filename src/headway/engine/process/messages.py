@@ -1,7 +1,7 @@
-"""Everything that crosses the border between the API process and the engine process.
+"""Messages between the API process and the engine process.
 
-msgspec encodes the structs as msgpack; nothing is ever unpickled. Core values (params, events)
-travel as themselves.
+msgspec encodes the structs as msgpack; pickle is never used. Core values (params, events) are sent
+unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headway.core.terms import NO_TERMS, Terms
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a front end needs to know of a running engine."""
+    """Facts about a loaded engine that its clients need."""
 
     capacity: Capacity
     max_num_seqs: int
@@ -41,17 +41,17 @@ class EngineInfo:
     notes: tuple[str, ...] = ()
     """How "auto" settings were resolved, for the log."""
     scheduling_policy: str = "fcfs"
-    """A priority is refused where the waiting line does not heed it."""
+    """Clients refuse a `priority` under a policy that ignores it."""
     dtype: str = "auto"
     kv_cache_bytes: int | None = None
-    """As resolved; an engine that takes over gets the same."""
+    """The resolved size; an engine that takes over gets the same."""
     has_prefix_cache: bool = True
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
-    """A request that passed validation; params are resolved.
+    """Add a request that passed validation; its params are resolved.
 
-    One that continues after a crash brings its output so far behind its prompt, and is sent once
+    A request that continues after a crash has its output so far after its prompt, and is sent once
     per sample.
     """
 
@@ -64,16 +64,19 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     terms: Terms = NO_TERMS
     index: int = 0
     num_prompt_tokens: int = 0
-    """0 if all of `token_ids` is prompt."""
+    """Length of the prompt in `token_ids`; 0 if all of `token_ids` is prompt."""
     is_resent: bool = False
-    """Another engine had it before."""
+    """Whether an earlier engine had this request."""
     waited_s: float | None = None
-    """How long it has waited in engines for a place; None: since it arrived. Set for a request that
-    is resent or had no engine: time in which it ran, or nobody could run, does not age it."""
+    """Seconds this request has waited in engines for admission; None: since it arrived.
+
+    Set for a request that is resent or had to wait for an engine: time in which it ran, or in which
+    there was no engine, does not age it.
+    """
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
-    """End these samples, in whatever state they are."""
+    """End these samples, in any state."""
 
     ids: list[str]
     reason: FinishReason = FinishReason.ABORT
@@ -84,29 +87,29 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
 
 
 class LoadProgress(msgspec.Struct, tag="progress", frozen=True):
-    """Weights loaded so far."""
+    """Number of weights loaded so far."""
 
     num_done: int
     num_total: int
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True):
-    """Loading is over; requests are welcome."""
+    """Loading is complete; the engine takes requests."""
 
     info: EngineInfo
 
 
 class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine is about to exit, and why."""
+    """The engine is about to exit; `message` says why."""
 
     message: str
 
 
 class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
-    """Events since the last batch, by kind; at most one step's worth.
+    """Events since the last batch, by kind; at most those of one step.
 
-    Order is kept within a kind. Between kinds, the order here is that in which they usually
-    happen to one request; their times tell exactly.
+    Order is preserved within a kind. Across kinds, the order of the fields is the usual order for
+    one request; the times of the events give the exact order.
     """
 
     arrived: list[Arrived] = []
@@ -141,7 +144,7 @@ _FIELD_OF = {
 
 
 def batch_events(events: Sequence[Event]) -> EventBatch:
-    """Sort events by kind, keeping the order within a kind."""
+    """Sort events by kind, in order within a kind."""
     by_kind: dict[str, list[Event]] = {}
     for event in events:
         by_kind.setdefault(_FIELD_OF[type(event)], []).append(event)
@@ -149,7 +152,7 @@ def batch_events(events: Sequence[Event]) -> EventBatch:
 
 
 def all_events(batch: EventBatch) -> list[Event]:
-    """The events of a batch in the order in which they can happen to one request."""
+    """Return the events of a batch in the order possible for one request."""
     return [
         *batch.arrived,
         *batch.lost,

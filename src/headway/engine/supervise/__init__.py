@@ -1,9 +1,11 @@
-"""Supervision: starts the engine process, detects hangs, replaces it, quarantines requests.
+"""Supervision: starts the engine process, detects hangs, replaces it, finds the cause.
 
-Knows processes, not requests; must not import client. In reading order:
+The supervisor knows processes, not requests. `suspects.py` alone imports client, for the streams.
+In reading order:
 
     launcher.py        one engine process and its sockets
     restart_policy.py  when a process counts as hung, how often it may be replaced
+    supervisor.py      Supervisor: serves, detects a failure, replaces the process
+    suspects.py        which requests may have taken an engine down, and their trials
     quarantine.py      requests that took the engine down twice
-    supervisor.py      Supervisor
 """

@@ -1,4 +1,4 @@
-"""Starting and stopping one engine process, and the two sockets that lead to it."""
+"""Starts and stops one engine process, and owns the two sockets to it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 0.5
 STACKS_SIGNAL = signal.SIGUSR1
-"""The engine answers it by writing the stacks of its threads to standard error."""
+"""On this signal the engine writes the stacks of its threads to standard error."""
 
 
 class EngineProcess:
-    """One engine process. Its sockets live in a directory only this user can enter."""
+    """One engine process; its sockets are in a directory that only this user can enter."""
 
     def __init__(self, command: Sequence[str], settings: bytes) -> None:
-        """`command` starts the process; `settings`, one line, goes to its standard input."""
+        """Start the process with `command`; write `settings`, one line, to its standard input."""
         self._context = zmq.asyncio.Context()
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # mode 0700
@@ -48,7 +48,7 @@ class EngineProcess:
             self._process = subprocess.Popen(
                 [*command, self._address],
                 stdin=subprocess.PIPE,
-                # A terminal's Ctrl-C reaches the whole foreground group; only the API process
+                # Ctrl-C in a terminal reaches the whole foreground group. Only the API process
                 # may act on it, or streams would be cut instead of drained.
                 start_new_session=True,
             )
@@ -62,7 +62,7 @@ class EngineProcess:
         stdin = self._process.stdin
         if stdin is None:
             raise EngineDeadError("the engine process has no standard input")
-        # Left open on purpose: the engine takes its end as the sign that we are gone.
+        # Stays open: the engine stops when its standard input ends.
         with contextlib.suppress(BrokenPipeError):
             stdin.write(settings + b"\n")
             stdin.flush()
@@ -76,20 +76,22 @@ class EngineProcess:
         return self._process.poll() is None
 
     async def send(self, command: Command) -> None:
-        """Pass a command on without waiting: with nobody at the other end, waiting has no end."""
+        """Send a command without waiting; a dead process would never take it."""
         try:
             await self._commands.send(encode(command), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             raise EngineDeadError("the engine process takes no commands") from error
 
     async def receive(self, timeout_s: float) -> Report | None:
-        """The next report, or None if none comes in time. EngineDeadError once the process has
-        gone and everything it said has been received."""
+        """Return the next report, or None after `timeout_s`.
+
+        Raises EngineDeadError once the process has ended and all its reports were received.
+        """
         if await self._reports.poll(timeout=int(timeout_s * 1000)):
             try:
                 return decode_report(await self._reports.recv())
-            except (msgspec.DecodeError, ValueError) as error:  # the latter of text that is none
-                # What it said is lost, and with it what state it is in.
+            except (msgspec.DecodeError, ValueError) as error:  # ValueError: text is not UTF-8
+                # Without this report the state of the engine is unknown.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
         if not self.is_alive:
             raise EngineDeadError(
@@ -98,28 +100,28 @@ class EngineProcess:
         return None
 
     async def dump_stacks(self) -> None:
-        """Have it write down where it is; one that is stopped, not hung, cannot."""
+        """Have the process write the stacks of its threads; a stopped process cannot."""
         if self.is_alive:
             self._process.send_signal(STACKS_SIGNAL)
             await asyncio.sleep(STACKS_TIMEOUT_S)
 
     def unfinished_step(self) -> frozenset[str]:
-        """The ids of the requests in the step it was computing when it ended, if it was."""
+        """Return the ids of the requests in the step that did not end, if any."""
         return read_journal(journal_path(self._address))
 
     def kill(self) -> None:
-        """End it without asking; `stop` must still follow."""
+        """Kill the process; `stop` must still follow."""
         self._process.kill()
 
     async def wait(self) -> None:
-        """Until it has ended, as one that was killed does unless the kernel is stuck in it."""
+        """Wait until a killed process has ended; raise EngineDeadError if it does not."""
         try:
             await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise EngineDeadError("the engine process cannot be killed") from error
 
     async def stop(self) -> None:
-        """Ask it to leave, then insist; afterwards no process and no file is left."""
+        """Stop the process, by force after a timeout; remove its sockets and files."""
         if self.is_alive:
             with contextlib.suppress(zmq.ZMQError, EngineDeadError):
                 await self.send(Shutdown())

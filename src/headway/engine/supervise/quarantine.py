@@ -1,4 +1,4 @@
-"""Requests that took the engine down twice: asked again, they are refused unseen."""
+"""Requests that took the engine down twice; the same request is refused from then on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_QUARANTINED = 256
 
 
 class Quarantine:
-    """Remembers the newest of them by a digest of what they asked for."""
+    """The newest quarantined requests, by a digest of prompt and parameters."""
 
     def __init__(self) -> None:
         self._digests: dict[bytes, None] = {}
@@ -24,11 +24,14 @@ class Quarantine:
             del self._digests[next(iter(self._digests))]
 
     def check(self, command: AddRequest) -> None:
-        """QuarantinedError if this was asked before, and twice was the last thing asked."""
+        """Raise QuarantinedError if the same request is quarantined."""
         if self._digests and _digest(command) in self._digests:
-            raise QuarantinedError("the engine failed twice while computing such a request")
+            raise QuarantinedError(
+                "the engine failed twice while computing a request with this prompt and these "
+                "parameters; change the prompt or the parameters"
+            )
 
 
 def _digest(command: AddRequest) -> bytes:
-    # Not the seed: one that was drawn is another each time.
+    # Without the seed: a drawn seed differs each time.
     return hashlib.sha256(msgspec.msgpack.encode((command.token_ids, command.params))).digest()

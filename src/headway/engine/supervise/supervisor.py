@@ -1,7 +1,7 @@
-"""Keeps an engine process running: replaces one that dies, hangs or stops making sense.
+"""Keeps an engine process running: replaces a process that dies, hangs or sends bad reports.
 
-It knows processes and nothing of requests. Whoever owns those is told when a process is up, what
-it reports, when it went down, and when there will not be another.
+The supervisor knows processes, not requests. It calls the owner of the requests when a process is
+up, with each report, when a process is down, and when no other process will follow.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
 MAX_LOAD_STALL_S = 120.0
-"""Without news of another tensor for so long, a process that loads is taken for hung."""
+"""Time without load progress after which a loading process counts as hung."""
 
 MAX_BACKOFF_S = 10.0
 
 Launch = Callable[[EngineInfo | None], EngineProcess]
-"""Starts a process; given what the one before it said of itself, one just like it."""
+"""Starts a process, with the resolved settings of the process before it."""
 Progress = Callable[[int, int], None]
 RestartListener = Callable[[str, int], None]
-"""Is told why a process was replaced, and how many requests go on."""
+"""Called with the kind of failure and the number of requests that continue."""
 
 
 class EngineOwner(Protocol):
-    """Whose work the process does."""
+    """Owner of the requests that the engine process computes."""
 
     def has_work_in_engine(self) -> bool: ...
 
@@ -55,15 +55,18 @@ class EngineOwner(Protocol):
     async def on_report(self, report: EventBatch) -> None: ...
 
     def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """`suspect_ids` were in the step that did not end; with none, a process that `has_failed`
-        by itself did so between steps. How many requests go on."""
+        """Prepare the live requests for the next process; return their number.
+
+        `suspect_ids` were in the step that did not end. `has_failed` is true if the process
+        reported an exception itself; without `suspect_ids` that exception was between steps.
+        """
         ...
 
     def on_give_up(self, error: EngineError) -> None: ...
 
 
 class Supervisor:
-    """One engine process at a time, the first of which starts at once."""
+    """One engine process at a time; the first starts at once."""
 
     def __init__(self, launch: Launch, clock: Clock, limits: RestartLimits) -> None:
         self.info: EngineInfo | None = None
@@ -84,11 +87,11 @@ class Supervisor:
         self._listeners.append(listener)
 
     async def send(self, command: Command) -> None:
-        """Pass a command on. If nobody is there to take it, that is about to be found out."""
+        """Send a command; a dead process is ignored here, because `receive` detects it."""
         try:
             await self._process.send(command)
         except EngineDeadError:
-            logger.debug("a command found no engine")
+            logger.debug("a command was not sent: the engine process is dead")
 
     async def load(self, progress: Progress | None = None) -> None:
         """Wait until the process has loaded its model."""
@@ -113,7 +116,7 @@ class Supervisor:
         self.is_up = True
 
     async def run(self, owner: EngineOwner) -> None:
-        """Serve the owner with a loaded process, and with its successors, until there is none."""
+        """Serve the owner, replacing failed processes, until the restart budget is spent."""
         try:
             while True:
                 await self._replace(await self._serve(owner), owner)
@@ -125,16 +128,16 @@ class Supervisor:
             owner.on_give_up(EngineDeadError("the engine cannot be supervised"))
 
     def kill(self) -> None:
-        """End the process without asking; `stop` must still follow."""
+        """Kill the process; `stop` must still follow."""
         self._process.kill()
 
     async def stop(self) -> None:
         await self._process.stop()
 
     async def _serve(self, owner: EngineOwner) -> EngineError:
-        """Pass on what the process reports, until it fails; why it has to be replaced.
+        """Pass reports to the owner until the process fails; return the failure.
 
-        An exception here counts as a failure of the engine, so that streams go on in another.
+        An exception here counts as a failure of the engine, so that streams continue in another.
         """
         try:
             await owner.on_engine_up()
@@ -165,16 +168,16 @@ class Supervisor:
         logger.error("%s; replacing the engine", error)
         step_ids = await self._reap(error)
         if isinstance(error, ReportError):
-            step_ids = frozenset()  # it was computing, and nothing was wrong with that
+            step_ids = frozenset()  # the fault was in the API process, not in the step
         num_requests = owner.on_engine_down(step_ids, isinstance(error, EngineFailedError))
         num_failures = 0
         while True:
             self._spend(error)
-            self._tell_restart(_failure_kind(error), 0 if num_failures else num_requests)
+            self._notify_restart(_failure_kind(error), 0 if num_failures else num_requests)
             try:
                 await self._start_process()
             except EngineError as failure:
-                # One that cannot even be loaded may need whatever it lacks to be freed first.
+                # A process that cannot load may need memory that has yet to be freed.
                 num_failures += 1
                 error = failure
                 logger.error("%s; trying again", error)
@@ -186,7 +189,7 @@ class Supervisor:
                 return
 
     async def _start_process(self) -> None:
-        """Start a process and wait until it is loaded. EngineError if that fails in any way."""
+        """Start a process and wait until it is loaded; raise EngineError if that fails."""
         try:
             self._process = self._launch(self.info)
             await self.load()
@@ -197,16 +200,16 @@ class Supervisor:
             name = type(error).__name__
             raise EngineError(f"the engine cannot be started: {name}: {error}") from error
 
-    def _tell_restart(self, kind: str, num_requests: int) -> None:
+    def _notify_restart(self, kind: str, num_requests: int) -> None:
         for listener in self._listeners:
             try:
                 listener(kind, num_requests)
             except Exception:
-                # A fault in a metric must not cost anyone their answer.
-                logger.exception("a listener failed")
+                # A fault in a listener must not end a request.
+                logger.exception("a restart listener failed")
 
     async def _reap(self, error: EngineError) -> frozenset[str]:
-        """See that the process is gone; who was in its unfinished step."""
+        """Make sure the process is gone; return the ids of its unfinished step."""
         if isinstance(error, EngineHungError):
             await self._process.dump_stacks()
         self._process.kill()
@@ -220,8 +223,8 @@ class Supervisor:
         if not self._budget.spend(self._clock.now()):
             limits = self._budget.limits
             raise EngineDeadError(
-                f"the engine failed more than {limits.max_restarts} times "
-                f"in {limits.window_s:.0f} s; the last time: {error}"
+                f"the engine failed more than {limits.max_restarts} times in {limits.window_s:.0f} "
+                f"s (max_engine_restarts, engine_restart_window_s); the last failure: {error}"
             )
 
 

@@ -1,6 +1,6 @@
-"""How a generation becomes an answer, whole or streamed; shared by chat and completions.
+"""From a generation to an answer, whole or streamed; shared by chat and completions.
 
-The two differ only in how one choice is written: that is the ChoiceFormat.
+The two endpoints differ only in the form of a choice, which the ChoiceFormat defines.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headway.server.http.errors import translate
 
 @dataclass(slots=True)
 class ChoicePart:
-    """What is to be written of a choice: all of it, or what it gained since the last time.
+    """Text and tokens of a choice, all or since the last chunk.
 
-    `tokens` is None unless log-probabilities were asked for.
+    `tokens` is None unless the request asked for log-probabilities.
     """
 
     index: int
@@ -43,11 +43,11 @@ class ChoiceFormat(Protocol):
 
     @property
     def object_names(self) -> tuple[str, str]:
-        """Of a whole answer, and of a chunk."""
+        """The `object` field of a whole answer, and of a chunk."""
         ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """What a stream says of a choice before its first text, if anything."""
+        """Return the chunk that a stream sends before a choice's first text, if any."""
         ...
 
     def chunk(self, piece: ChoicePart) -> dict[str, Any]: ...
@@ -57,7 +57,7 @@ class ChoiceFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """One HTTP request, read and understood."""
+    """One HTTP request, parsed and checked."""
 
     spec: GenerationSpec
     model: str
@@ -69,7 +69,7 @@ class GenerationJob:
 async def start_generation(
     context: ServerContext, job: GenerationJob, reservation: Reservation
 ) -> Generation:
-    """Hand the prompts to the engine. `answer` must follow: it ends what was begun."""
+    """Send the prompts to the engine; the caller must then call `answer`, which ends them."""
     prompts = job.spec.prompts
     context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
     generation = Generation(context.engine, job.spec, reservation.take_lease())
@@ -81,7 +81,7 @@ async def start_generation(
 async def answer(
     request: Request, context: ServerContext, job: GenerationJob, generation: Generation
 ) -> Response:
-    """The answer to a generation that has begun; it ends if the client goes away."""
+    """Return the answer to a started generation, which ends if the client leaves."""
     if context.ledger is not None:
         context.ledger.set_client_id(job.spec.id, getattr(request.state, "request_id", ""))
     writer = ResponseWriter(job, generation, int(context.time_of_day()))
@@ -89,7 +89,7 @@ async def answer(
     try:
         if not job.is_stream:
             return await unless_disconnected(writer.whole(), request.receive)
-        # A request that fails before its first token still gets a status that says so.
+        # A request that fails before its first token still gets an error status.
         rest = writer.stream()
         first = await unless_disconnected(_first(rest), request.receive)
         is_handed_over = True
@@ -106,7 +106,7 @@ async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
 
 @dataclass(slots=True)
 class _OpenChoice:
-    """A choice that is growing; what is in it has not been written yet."""
+    """A growing choice, with the text and tokens that are not written yet."""
 
     index: int
     has_logprobs: bool
@@ -128,7 +128,7 @@ class _OpenChoice:
 
     @property
     def num_scores(self) -> int:
-        """Log-probabilities in it."""
+        """Number of log-probabilities that are not written yet."""
         return sum(1 + len(scores.top_ids) for _, scores in self.tokens)
 
     def take(self) -> ChoicePart:
@@ -139,10 +139,10 @@ class _OpenChoice:
 
 
 class ResponseWriter:
-    """Writes one answer; used once, for a whole one or for a stream."""
+    """Writes one answer; used once, for a whole answer or for a stream."""
 
     def __init__(self, job: GenerationJob, generation: Generation, created: int) -> None:
-        self._make_job = job
+        self._job = job
         self._format = job.format
         self._generation = generation
         self._created = created
@@ -167,7 +167,7 @@ class ResponseWriter:
         )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, as many in one piece as came out of one step."""
+        """Yield the events of a stream; the events of one step are one piece."""
         is_begun = False
         try:
             async with contextlib.aclosing(self._generation.deltas()) as batches:
@@ -176,7 +176,7 @@ class ResponseWriter:
                     if events:
                         is_begun = True
                         yield events
-            if self._make_job.includes_usage:
+            if self._job.includes_usage:
                 chunk = {**self._envelope(self._format.object_names[1]), "choices": []}
                 yield sse.event({**chunk, "usage": self._generation.usage()})
         except SlowReaderError:
@@ -184,7 +184,7 @@ class ResponseWriter:
         except Exception as error:
             if not is_begun:
                 raise
-            # The status has been sent: all that is left is to say so in the stream.
+            # The status is already sent, so the error goes into the stream.
             yield sse.event(translate(error).body())
         yield sse.DONE
 
@@ -196,22 +196,22 @@ class ResponseWriter:
         if opening is not None:
             events = self._chunk(opening)
         choice.add(delta)
-        # Tokens without text yet (half a character, the start of a stop string) wait in the
-        # choice, and go out with the next text.
+        # Tokens without text yet (part of a character, the start of a stop string) stay in the
+        # choice until the next text.
         if choice.is_worth_sending:
             events += self._chunk(self._format.chunk(choice.take()))
         return events
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         chunk = {**self._envelope(self._format.object_names[1]), "choices": [choice]}
-        if self._make_job.includes_usage:
+        if self._job.includes_usage:
             chunk["usage"] = None
         return sse.event(chunk)
 
     def _choice(self, index: int) -> _OpenChoice:
         choice = self._choices.get(index)
         if choice is None:
-            has_logprobs = self._make_job.spec.params.logprobs is not None
+            has_logprobs = self._job.spec.params.logprobs is not None
             choice = self._choices[index] = _OpenChoice(index, has_logprobs)
         return choice
 
@@ -220,5 +220,5 @@ class ResponseWriter:
             "id": self._generation.id,
             "object": object_name,
             "created": self._created,
-            "model": self._make_job.model,
+            "model": self._job.model,
         }

@@ -26,7 +26,7 @@ from headway.text import Tokenizer
 
 
 def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
-    """The route and its handler."""
+    """Return the route of this endpoint."""
     router = Routes()
 
     @router.post("/v1/chat/completions")
@@ -40,7 +40,7 @@ def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
 async def _begin(
     request: Request, context: ServerContext, limits: RequestLimits
 ) -> tuple[GenerationJob, Generation]:
-    """Read the request and send it to the engine; the body is let go of on return."""
+    """Read the request and send it to the engine; the body is freed on return."""
     with context.admit(request) as reservation:
         body = await read_body(request)
         payload = await run_off_loop(len(body), lambda: parse(ChatRequest, body, limits))
@@ -67,12 +67,12 @@ async def _make_job(
 
 def _encode(payload: ChatRequest, context: ServerContext) -> list[int]:
     text = context.chat_template.render(payload.conversation())
-    # The template has written the special tokens already.
+    # The template has already written the special tokens.
     return context.encode(text, add_special_tokens=False)
 
 
 class ChatFormat:
-    """A choice is a message; in a stream, its first chunk names the role."""
+    """Writes a choice as a message; the first chunk of a stream names the role."""
 
     object_names = ("chat.completion", "chat.completion.chunk")
 

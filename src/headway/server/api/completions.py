@@ -26,7 +26,7 @@ from headway.text import Tokenizer
 
 
 def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
-    """The route and its handler."""
+    """Return the route of this endpoint."""
     router = Routes()
 
     @router.post("/v1/completions")
@@ -40,7 +40,7 @@ def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
 async def _begin(
     request: Request, context: ServerContext, limits: RequestLimits
 ) -> tuple[GenerationJob, Generation]:
-    """Read the request and send it to the engine; the body is let go of on return."""
+    """Read the request and send it to the engine; the body is freed on return."""
     with context.admit(request) as reservation:
         body = await read_body(request)
         payload = await run_off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
@@ -69,7 +69,7 @@ def _encode(payload: CompletionRequest, context: ServerContext) -> list[list[int
 
 
 class CompletionFormat:
-    """A choice is a text; chunks look like whole choices."""
+    """Writes a choice as text; a chunk has the form of a whole choice."""
 
     object_names = ("text_completion", "text_completion")
 

@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}/explanation: what happened to a request, and why it took so long."""
+"""GET /v1/requests/{id}/explanation: the account of a request, and what it waited for."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from headway.server.http.routing import Routes
 logger = logging.getLogger(__name__)
 
 MAX_LOOKUPS = 4
-"""At a time in the ledger's database; more are asked to come back."""
-# The same whether there is no such request or it is somebody else's.
+"""Lookups in the ledger's database at a time; more are refused with 503."""
+# The same answer for an unknown request and for a request of another tenant.
 _UNKNOWN = ErrorResponse(404, "there is no such request", "invalid_request_error", "not_found")
 _UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try again shortly")
 
 
 def explanations_router(context: ServerContext) -> Routes:
-    """The route and its handler."""
+    """Return the route of this endpoint."""
     router, finder = Routes(), _Finder()
 
     @router.get("/v1/requests/{request_id}/explanation")
@@ -39,7 +39,7 @@ def explanations_router(context: ServerContext) -> Routes:
         is_admin = getattr(request.state, "is_admin", False)
         tenant = None if is_admin else getattr(request.state, "tenant", "")
         account = None
-        # Ids are short and printable; anything else is no question for a database.
+        # Ids are short and printable; any other text need not reach the database.
         is_id = (
             len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
         )
@@ -53,8 +53,11 @@ def explanations_router(context: ServerContext) -> Routes:
 
 
 class _Finder:
-    """Looks requests up. A database may be slow or away: few look there at a time, and in threads
-    of their own, so that nothing else of the server waits for it."""
+    """Looks up requests in the ledger.
+
+    A database may be slow or unreachable. Lookups are few at a time and have their own threads, so
+    that the rest of the server does not wait for them.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "ledger-lookup")
@@ -73,7 +76,7 @@ class _Finder:
         found = loop.run_in_executor(self._pool, ledger.find_stored, request_id, tenant)
         found.add_done_callback(self._leave)
         try:
-            # Whoever asked may leave; the thread is busy all the same until it has an answer.
+            # The client may leave, but the thread stays busy until the database answers.
             return await asyncio.shield(found)
         except LedgerError as error:
             logger.warning("%s", error)
@@ -82,4 +85,4 @@ class _Finder:
     def _leave(self, found: asyncio.Future[RequestAccount | None]) -> None:
         self._num_busy -= 1
         if not found.cancelled():
-            found.exception()  # it may be that nobody is left to hear of it
+            found.exception()  # marks it as retrieved: the client may have left

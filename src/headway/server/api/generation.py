@@ -1,4 +1,4 @@
-"""The engine requests behind one HTTP request, seen as one set of numbered choices."""
+"""The engine requests behind one HTTP request, as one set of numbered choices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What is to be generated: every prompt with the same params."""
+    """The prompts to complete, all with the same params."""
 
     id: str
     prompts: Sequence[Sequence[int]]
@@ -37,9 +37,9 @@ class GenerationSpec:
 
 
 class Generation:
-    """Live engine requests, one per prompt. Choice p*n + i is sample i of prompt p.
+    """Live engine requests, one per prompt.
 
-    Whoever starts one must close it.
+    Choice p*n + i is sample i of prompt p. The caller of `start` must call `close`.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class Generation:
         self._streams: list[RequestStream] = []
 
     async def start(self) -> None:
-        """Send every prompt to the engine, or none: a refused one takes back those before it."""
+        """Send every prompt to the engine, or none: a refusal aborts the prompts before it."""
         spec = self._spec
         try:
             policy = self._engine.info.scheduling_policy
             if spec.priority and policy not in PRIORITY_AWARE_POLICIES:
                 raise InvalidRequestError(
-                    f"this server schedules by {policy}; a priority has no meaning here", "priority"
+                    f"scheduling_policy is {policy}, which ignores priorities; leave priority out",
+                    "priority",
                 )
             for prompt_index, token_ids in enumerate(spec.prompts):
                 request_id = prompt_id(spec.id, prompt_index)
@@ -72,7 +73,7 @@ class Generation:
             raise
 
     async def close(self) -> None:
-        """Abort what is still alive, and settle its account; doing so again does nothing."""
+        """Abort unfinished requests and settle the quota lease; a second call does nothing."""
         try:
             for stream in self._streams:
                 await self._engine.abort(stream)
@@ -80,11 +81,10 @@ class Generation:
             self._settle()
 
     def _settle(self) -> None:
-        """A prompt that never got a seat costs nothing; output costs what there is of it, whoever
-        has read it."""
+        """Charge admitted prompts and all output, read or not, to the tenant's quotas."""
         if self._lease is None:
             return
-        admitted = [one for one in self._streams if one.metrics.admitted_at is not None]
+        admitted = [one for one in self._streams if one.is_admitted]
         self._lease.settle(
             sum(len(stream.command.token_ids) for stream in admitted),
             sum(stream.num_output_tokens for stream in self._streams),
@@ -96,10 +96,10 @@ class Generation:
         return self._streams[0].params
 
     def usage(self) -> dict[str, Any]:
-        """Token counts so far. A prompt counts once, however many samples it has."""
+        """Return token counts so far; a prompt counts once, however many samples it has."""
         num_prompt = sum(len(token_ids) for token_ids in self._spec.prompts)
         num_output = sum(stream.num_output_tokens for stream in self._streams)
-        num_cached = sum(stream.metrics.num_cached_tokens for stream in self._streams)
+        num_cached = sum(stream.num_cached_tokens or 0 for stream in self._streams)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -108,7 +108,7 @@ class Generation:
         }
 
     async def deltas(self) -> AsyncGenerator[list[SampleDelta], None]:
-        """What the choices gain, as they gain it; at most one delta per choice in each list."""
+        """Yield the deltas of the choices; at most one delta per choice in each list."""
         batches = self._one() if len(self._streams) == 1 else self._all()
         async with contextlib.aclosing(batches):
             async for prompt_index, batch in batches:
@@ -132,7 +132,7 @@ class Generation:
 
     async def _all(self) -> AsyncGenerator[tuple[int, list[SampleDelta]], None]:
         queue: asyncio.Queue[tuple[int, list[SampleDelta]] | Exception | None]
-        # Room for one: what a slow client leaves waits in its stream, where it is bounded.
+        # Size one: deltas that a slow client does not read stay in their stream, which is bounded.
         queue = asyncio.Queue(1)
         tasks = [
             asyncio.create_task(self._pump(prompt_index, stream, queue))
@@ -166,7 +166,7 @@ class Generation:
 
 
 def coalesce(batch: list[SampleDelta]) -> list[SampleDelta]:
-    """Join the deltas of each sample: a consumer that fell behind catches up in one piece."""
+    """Join the deltas of each sample into one."""
     joined: dict[int, SampleDelta] = {}
     for delta in batch:
         before = joined.get(delta.index)

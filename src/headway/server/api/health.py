@@ -1,8 +1,8 @@
-"""GET /health and below it. They touch nothing that could be busy, so a probe never queues.
+"""GET /health, /health/live and /health/ready; no probe ever waits for the engine.
 
-`live` says that this process answers, and is the only route that never asks for a key; it fails
-once the engine has been given up, when only a new process helps. `ready` says that requests are
-welcome: the engine is loaded, makes progress, and the server is not draining.
+`live` reports that this process answers, and is the only route without a key. It fails once the
+engine is given up, because only a new process helps then. `ready` reports that requests are
+accepted: the engine is loaded and makes progress, and the server is not draining.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headway.server.http.routing import Routes
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """What probes are answered from; both are asked anew each time."""
+    """The sources of the probes' answers, called for each probe."""
 
     status: Callable[[], str]
-    """One word on whether requests should be sent here."""
+    """Returns whether requests should be sent here, as one word."""
     has_given_up: Callable[[], bool]
 
 
 def live_router(health: HealthStatus) -> Routes:
-    """The route that is open to anyone."""
+    """Return the route that needs no key."""
     router = Routes()
 
     @router.get("/health/live")
@@ -40,7 +40,7 @@ def live_router(health: HealthStatus) -> Routes:
 
 
 def health_router(health: HealthStatus) -> Routes:
-    """The routes for those who route traffic."""
+    """Return the routes for load balancers."""
     router = Routes()
 
     @router.get("/health/ready")
@@ -50,7 +50,7 @@ def health_router(health: HealthStatus) -> Routes:
 
     @router.get("/health")
     async def get_health(_request: Request) -> Response:
-        # As vLLM answers: the status code says it all.
+        # As in vLLM, the answer is the status code alone.
         return Response(status_code=200 if health.status() == "ready" else 503)
 
     return router

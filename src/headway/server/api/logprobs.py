@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the OpenAI API."""
+"""Log-probabilities in the two forms of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headway.core.plan import TokenLogprobs
 from headway.text import Detokenizer, Tokenizer
 
 MIN_LOGPROB = -9999.0
-"""JSON has no infinity; this is what the OpenAI API says for a token that cannot be."""
+"""JSON has no infinity; the OpenAI API has this value for an impossible token."""
 
 ScoredToken = tuple[int, TokenLogprobs]
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
-    """One entry per output token, end-of-sequence included, so that they add up to the usage."""
+    """Return one entry per output token, end-of-sequence included, as the usage counts them."""
     content = [
         {
             **_entry(token_id, scores.logprob, tokenizer),
@@ -39,7 +39,7 @@ def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 
 
 class CompletionLogprobsWriter:
-    """Writes one choice's log-probabilities. It follows the text, to know where tokens begin."""
+    """Writes the log-probabilities of one choice; detokenizes to know the text offsets."""
 
     def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
@@ -59,14 +59,16 @@ class CompletionLogprobsWriter:
         }
 
     def _top(self, token_id: int, scores: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens, and the chosen one whether or not it is among them."""
+        """Return the most likely tokens and the chosen token."""
         pairs = dict(zip(scores.top_ids, scores.top_logprobs, strict=True))
         pairs.setdefault(token_id, scores.logprob)
         return {self._name(name): max(logprob, MIN_LOGPROB) for name, logprob in pairs.items()}
 
     def _name(self, token_id: int) -> str:
-        """The token's text; its bytes spelled out where they are only a part of a character,
-        since here the names are keys and must differ."""
+        """Return the token's text; for part of a character, its bytes spelled out.
+
+        The names are keys of an object here and must differ.
+        """
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the names the one model goes by."""
+"""GET /v1/models and /v1/models/{id}: the served names of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.server.http.routing import Routes
 
 
 def models_router(context: ServerContext) -> Routes:
-    """The routes and their handlers."""
+    """Return the routes of these endpoints."""
     router = Routes()
 
     @router.get("/v1/models")
@@ -21,7 +21,7 @@ def models_router(context: ServerContext) -> Routes:
         models = [_describe(name, context) for name in context.model_names]
         return JsonResponse({"object": "list", "data": models})
 
-    # A name may be a path such as owner/model, so it may hold slashes.
+    # A name may contain slashes, as in owner/model.
     @router.get("/v1/models/{name:path}")
     async def get_model(request: Request) -> Response:
         name = context.model_name(request.path_params["name"])

@@ -1,8 +1,8 @@
-"""GET /openapi.json: the API of this very server, as a document a program can read.
+"""GET /openapi.json: the API of this server as an OpenAPI document.
 
-Made from the models that requests are checked with, and from what is known of this server: the
-names and vocabulary of its model, its limits, whether it asks for keys. Rules that tie two fields
-together are not in it; docs/api.md has them.
+Made from the models that check request bodies, and from the facts of this server: the names and
+vocabulary of its model, its limits, whether it requires keys. Rules that involve two fields are not
+in the document; docs/api.md has them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.Explanation,
 )
 _REFUSALS = {
-    400: "The request is wrong; `param` names the field.",
+    400: "A field has a wrong value; `param` names the field.",
     401: "No valid API key.",
-    403: "The tenant has been disabled.",
+    403: "The tenant is disabled.",
     404: "There is no such model, or no such request.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    429: "This client has too much under way; Retry-After says when to try again.",
-    500: "Something failed inside.",
-    503: "The engine is not available; Retry-After says when to try again.",
+    429: "The tenant is above a quota or a limit; Retry-After says when to try again.",
+    500: "An internal error.",
+    503: "The server is overloaded or has no engine; Retry-After says when to try again.",
 }
 _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
 _STREAM = {
@@ -67,13 +67,12 @@ _STREAM = {
         "required": ["data"],
     }
 }
-"""One server-sent event, which is how readers of such documents take the schema of a stream."""
+"""One server-sent event; OpenAPI tools read the schema of a stream in this form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFacts:
-    """What the document says about one server; 0 stands for what is known only once the model has
-    been loaded."""
+    """Facts about one server; those of the model are 0 until it is loaded."""
 
     model_names: tuple[str, ...]
     limits: RequestLimits
@@ -85,7 +84,7 @@ class ApiFacts:
 
 
 def openapi_router(context: ServerContext, limits: RequestLimits, has_keys: bool) -> Routes:
-    """The route and its handler."""
+    """Return the route of this endpoint."""
     router = Routes()
 
     @router.get("/openapi.json")
@@ -96,7 +95,7 @@ def openapi_router(context: ServerContext, limits: RequestLimits, has_keys: bool
 
 
 def facts_of(context: ServerContext, limits: RequestLimits, has_keys: bool) -> ApiFacts:
-    """What is known now."""
+    """Return the facts that are known now."""
     if not context.engine.is_ready:
         return ApiFacts(context.model_names, limits, has_keys)
     info, empty = context.engine.info, context.engine.tokenizer.encode("")
@@ -113,7 +112,7 @@ def facts_of(context: ServerContext, limits: RequestLimits, has_keys: bool) -> A
 
 @lru_cache(maxsize=4)
 def document(facts: ApiFacts) -> dict[str, Any]:
-    """The whole document. Not to be changed: it is made once."""
+    """Return the whole document; it is cached, so the caller must not change it."""
     components: dict[str, Any] = {"schemas": _schemas(facts)}
     made: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -145,7 +144,7 @@ def _schemas(facts: ApiFacts) -> dict[str, Any]:
 
 
 def _bound(fields: dict[str, Any], facts: ApiFacts) -> None:
-    """Write the limits of this server into the fields they are about."""
+    """Write the limits of this server into their fields."""
     _set_maximum(fields, "n", facts.limits.max_num_samples)
     _set_maximum(fields, "best_of", facts.limits.max_num_samples)
     longest = facts.limits.max_output_tokens
@@ -163,12 +162,12 @@ def _set_maximum(fields: dict[str, Any], name: str, maximum: int) -> None:
 
 
 def _settle(schema: Any, facts: ApiFacts) -> Any:
-    """A copy without titles, and with numbers where the models have formats of our own."""
+    """Return a copy without titles, and with numbers in place of Headway's own formats."""
     if isinstance(schema, list):
         return [_settle(item, facts) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # A title is a string; a field may be called that too, and is then an object.
+        # A title is a string; a field named title is an object and stays.
     copy = {
         name: _settle(item, facts)
         for name, item in schema.items()
@@ -190,7 +189,7 @@ def _paths(facts: ApiFacts) -> dict[str, Any]:
 
 
 def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
-    """The paths with a request body."""
+    """Return the paths with a request body."""
     generating = _error_response(*refusals, 429)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
@@ -206,11 +205,13 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
-    """The paths that only tell something."""
+    """Return the paths without a request body."""
     name = {"type": "string", "enum": list(facts.model_names)}
     by_name = {"name": "name", "in": "path", "required": True, "schema": name}
     model = _get_operation(
-        "One of the names; it may hold slashes.", answers.ModelDescription, (*every, 404)
+        "One model by its name, which may contain slashes.",
+        answers.ModelDescription,
+        (*every, 404),
     )
     by_id = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
     reason = "What happened to a request of this client, by its id or its X-Request-Id."
@@ -230,7 +231,7 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
             **_info_operation("Whether the process answers.", either | _error_response(500)),
             "security": [],
         },
-        "/health/ready": _info_operation("Whether requests are welcome.", refused | either),
+        "/health/ready": _info_operation("Whether requests are accepted.", refused | either),
         "/health": _info_operation("The same, by the status code alone.", refused | empty),
         "/openapi.json": _info_operation("This document.", refused | whole),
     }

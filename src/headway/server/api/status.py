@@ -15,21 +15,21 @@ from headway.tenancy import Directory
 
 _FOR_ADMINS = ErrorResponse(
     403,
-    "metrics name tenants, and need the key of an admin: 'admin: true' in the tenants file",
+    "metrics name tenants and need an admin's key; set 'admin: true' for it in the tenants file",
     "permission_error",
     "admin_only",
 )
 
 
 def metrics_router(context: ServerContext, directory: Directory) -> Routes:
-    """The route and its handler."""
+    """Return the route of /metrics."""
     router = Routes()
 
     @router.get("/metrics")
     async def get_metrics(request: Request) -> Response:
         if not directory.may_see_all(request.state.record):
             raise ApiError(_FOR_ADMINS)
-        # The size of the cache is known only once the model has been loaded.
+        # The size of the cache is known only after the model is loaded.
         if context.engine.is_ready:
             capacity = context.engine.info.capacity
             context.metrics.describe_cache(capacity.num_blocks, capacity.block_size)
@@ -39,7 +39,7 @@ def metrics_router(context: ServerContext, directory: Directory) -> Routes:
 
 
 def version_router() -> Routes:
-    """The route and its handler."""
+    """Return the route of /version."""
     router = Routes()
 
     @router.get("/version")

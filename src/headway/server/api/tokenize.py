@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: text to token ids and back, no generation."""
+"""POST /tokenize and /detokenize, as in vLLM: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class TokenizeRequest(Fields):
 
 
 class TokenizeChatRequest(Fields):
-    """A conversation, tokenized as /v1/chat/completions would: the template has written the
-    special tokens already."""
+    """A conversation, tokenized as /v1/chat/completions would.
+
+    By default no special tokens are added, because the chat template writes them.
+    """
 
     model: str | None = None
     messages: Messages
@@ -59,14 +61,14 @@ class TokenizeChatRequest(Fields):
 
 
 class DetokenizeRequest(Fields):
-    """Token ids, at most as many as the model holds."""
+    """Token ids, at most as many as max_model_len."""
 
     model: str | None = None
     tokens: Annotated[list[Any], WithJsonSchema({"type": "array", "items": TOKEN_ID})]
 
 
 def tokenize_router(context: ServerContext) -> Routes:
-    """The routes and their handlers."""
+    """Return the routes of these endpoints."""
     router = Routes()
 
     @router.post("/tokenize")
@@ -112,7 +114,8 @@ def _detokenize(body: bytes, context: ServerContext) -> dict[str, Any]:
     info, tokens = context.engine.info, payload.tokens
     if len(tokens) > info.capacity.max_model_len:
         raise NeverFitsError(
-            f"{len(tokens)} tokens; this server holds {info.capacity.max_model_len}", "tokens"
+            f"tokens has {len(tokens)} ids; max_model_len is {info.capacity.max_model_len}",
+            "tokens",
         )
     if not all(type(item) is int and 0 <= item < info.vocab_size for item in tokens):
         raise InvalidRequestError(f"tokens must be token ids in 0..{info.vocab_size - 1}", "tokens")

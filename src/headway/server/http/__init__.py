@@ -2,14 +2,15 @@
 
 Must not import api, schema or the engine. In reading order:
 
-    limits.py        bounds on headers, bodies and slow readers
-    edge.py          request ids, and the answer to the unexpected
+    limits.py        bounds on connections, headers, bodies and slow readers
+    edge.py          request ids, and the answer to unexpected exceptions
     hosts.py         accepted Host headers
     proxies.py       trusted gateway headers
-    auth.py          authentication: which tenant a key belongs to
+    auth.py          authentication: the tenant of a key
     rate_headers.py  x-ratelimit headers
+    routing.py       collects the routes of one file
     encoding.py      JSON responses
-    errors.py        exceptions to OpenAI's error bodies
-    disconnect.py    ends work whose client has left
+    errors.py        from exceptions to OpenAI's error bodies
+    disconnect.py    cancels work whose client has left
     sse.py           server-sent events
 """

@@ -1,7 +1,7 @@
-"""Who may ask, and as which tenant.
+"""Authentication: finds the tenant of a request.
 
-The guard stands around a whole router. It looks at no path and no method, so there is none that
-could be spelled around it, and a wrong path says as little as a right one to who has no key.
+The middleware wraps a whole router and looks at no path and no method. So no spelling of a path
+avoids it, and a wrong path tells a client without a key no more than a right one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _REFUSAL = ErrorResponse(
 )
 _DISABLED = ErrorResponse(
     403,
-    "this tenant has been disabled; ask the operator of the server",
+    "this tenant is disabled; ask the operator of the server to enable it",
     "permission_error",
     "tenant_disabled",
 )
 
 
 class Authentication:
-    """Lets a request through if it brings a key of a tenant; where no keys are, every request.
+    """ASGI middleware that refuses requests without a valid key.
 
-    Handlers find in `request.state`: `tenant`, its name; `is_admin`, whether it may see what is
-    others'; `terms`, on which it is served; `record`, all of it. Decided once: what changes in
-    the tenants file afterwards is for the next request.
+    On a server without keys every request passes. Handlers read from `request.state`: `tenant`, the
+    name; `is_admin`, whether the tenant may see data of others; `terms`; `record`, the whole
+    TenantRecord. The values are fixed for the request: a change of the tenants file applies to the
+    next request.
     """
 
     def __init__(self, app: ASGIApp, directory: Directory, proxies: TrustedProxies) -> None:
@@ -71,7 +72,8 @@ class Authentication:
             tier = self._directory.roster.tier(identity.tier)
             if tier is None:
                 message = (
-                    f"there is no tier {identity.tier!r}: the gateway's objective names a tier"
+                    f"there is no tier {identity.tier!r} in the tenants file; the gateway's "
+                    "objective header names it"
                 )
                 raise ApiError(
                     ErrorResponse(400, message, "invalid_request_error", "invalid_gateway_header")
@@ -83,7 +85,7 @@ class Authentication:
         if self._directory.is_open:
             return self._directory.anonymous
         offered = [value for name, value in scope["headers"] if name == b"authorization"]
-        # Of several headers, a proxy in front may have read another one than we would.
+        # With several headers, a proxy may have checked another one than this server would.
         scheme, _, secret = (offered[0] if len(offered) == 1 else b"").partition(b" ")
         record = self._directory.by_digest(digest_of(secret.strip()))
         if record is None or scheme.lower() != b"bearer":

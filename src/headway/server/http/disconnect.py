@@ -1,9 +1,8 @@
-"""Work that nobody waits for any more ends at once.
+"""Cancels work whose client has left.
 
-Starlette does not cancel a plain handler when its client goes away, and its streaming response
-uses cancel scopes in which a cleanup may no longer wait for anything. Both kinds of answer
-therefore listen here, with plain tasks: work is cancelled once and then has all the time it needs
-to clean up.
+Starlette does not cancel a plain handler when its client disconnects, and its streaming response
+uses cancel scopes in which cleanup code cannot await. Both kinds of answer therefore use plain
+tasks here: work is cancelled once, and may then await whatever its cleanup needs.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """What `work` returns. If the client leaves first, work is cancelled: ClientDisconnect.
+    """Return the result of `work`; if the client leaves first, cancel it.
 
-    The request body must have been read to its end.
+    Raises ClientDisconnect in that case. The request body must have been read to its end.
     """
     task = asyncio.create_task(work)
     listener = asyncio.create_task(disconnected(receive))
@@ -37,6 +36,6 @@ async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) ->
 
 
 async def disconnected(receive: Receive) -> None:
-    """Until the connection is gone."""
+    """Wait until the connection is closed."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""The outermost layer of the app: request ids, and the answer to what nobody expected."""
+"""The outermost layer of the app: request ids, and the answer to unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ MAX_ID_CHARS = 128
 
 
 class Edge:
-    """ASGI middleware. A client's request id is echoed, and its request can be found by it; ids
-    that the engine sees are made by the server."""
+    """ASGI middleware that echoes a client's request id, or makes one.
+
+    A request can be looked up by this id; the ids inside the engine are made by the server.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -43,7 +45,7 @@ class Edge:
         except Exception:
             logger.exception("request %s failed", request_id)
             if is_started:
-                raise  # the server then cuts the connection: a half answer must not look whole
+                raise  # uvicorn then closes the connection: a partial answer must not look whole
             await INTERNAL_ERROR.response()(scope, receive, send_with_id)
 
 

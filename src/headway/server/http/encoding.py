@@ -1,4 +1,4 @@
-"""JSON out: one encoder for whole answers and for stream chunks."""
+"""JSON encoding: one encoder for whole answers and for stream chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From exceptions to OpenAI's error answers: the only place that knows both.
+"""From exceptions to OpenAI's error bodies; the only module that knows both.
 
-What the caller did wrong is said in full. What went wrong inside is logged, and the answer says
-no more than that it did.
+The answer to a client's mistake has the full message. An internal error is logged, and its answer
+has no details.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RETRY_AFTER_S = 2
 
 
 class ApiError(HeadwayError):
-    """An error that exists only in HTTP: its answer is all there is to it."""
+    """An error that exists only in HTTP; its answer contains everything."""
 
     def __init__(self, answer: ErrorResponse) -> None:
         super().__init__(answer.message)
@@ -74,7 +74,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def translate(error: Exception) -> ErrorResponse:
-    """The answer to give for an exception; the unexpected is logged here."""
+    """Return the answer to an exception; log an unexpected exception."""
     match error:
         case ApiError():
             return error.answer
@@ -94,7 +94,7 @@ def translate(error: Exception) -> ErrorResponse:
             code = "deadline_not_feasible" if is_late else "server_is_overloaded"
             return ErrorResponse(503, str(error), kind, code, headers=headers)
         case QuarantinedError():
-            # Asked again it would be refused again: OpenAI's clients heed this header.
+            # A retry would be refused again, and OpenAI's clients obey this header.
             headers = {"x-should-retry": "false"}
             return ErrorResponse(
                 500, str(error), "server_error", "request_quarantined", None, headers
@@ -113,7 +113,7 @@ def translate(error: Exception) -> ErrorResponse:
 
 
 def refusal_reason(error: Exception) -> str:
-    """Under which name a refusal is counted."""
+    """Return the name under which a refusal is counted."""
     match error:
         case NeverFitsError():
             return "never_fits"
@@ -136,7 +136,7 @@ def refusal_reason(error: Exception) -> str:
 
 
 def install_error_handlers(app: Starlette, count_refusal: Callable[[str], None]) -> None:
-    """Have the app answer every expected exception; the rest is for the edge of the app."""
+    """Have the app answer every expected exception; the Edge answers the rest."""
 
     async def refuse(_request: Request, error: Exception) -> Response:
         count_refusal(refusal_reason(error))
@@ -146,7 +146,7 @@ def install_error_handlers(app: Starlette, count_refusal: Callable[[str], None])
         return translate(error).response()
 
     async def close_silently(_request: Request, _error: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody is there to read it
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # no client reads it
 
     app.add_exception_handler(HeadwayError, refuse)
     app.add_exception_handler(HTTPException, answer)

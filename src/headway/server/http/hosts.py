@@ -1,8 +1,8 @@
-"""Under which names the server may be addressed.
+"""Which Host headers the server accepts.
 
-A page of another site can have its own name point to this machine (DNS rebinding), and a browser
-then lets it talk to a server here; but it sends that name as the Host. Only the raw header is
-read: a URL put together from it could be made to say anything.
+A page of another site can point its own name to this machine (DNS rebinding), and a browser then
+lets the page talk to a server here. But the browser sends that name as the Host. Only the raw
+header is read, because a URL built from it could contain anything.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """The names that are accepted, on any port; None accepts all."""
+    """The accepted host names, on any port; None accepts all."""
 
     names: frozenset[str] | None
 
     @classmethod
     def of(cls, listen_on: str, allowed: Sequence[str]) -> HostPolicy:
-        """Loopback names are always among them: nobody can make them point elsewhere."""
+        """Return the policy of a listener; loopback names are always accepted.
+
+        No site can point a loopback name to another machine.
+        """
         if ANY in allowed or (not allowed and not is_loopback(listen_on)):
             return cls(None)
         return cls(LOOPBACK | {_name_in_list(name) for name in allowed})
 
     def refusal(self, values: Sequence[str], http_version: str) -> str | None:
-        """What is wrong with a request's Host headers, if anything."""
+        """Return what is wrong with the Host headers of a request, or None."""
         if not values and http_version == "1.0" and self.names is None:
             return None
         if len(values) != 1:
@@ -53,7 +56,7 @@ class HostPolicy:
 
 
 class HostCheck:
-    """ASGI middleware: a request with a Host that is not accepted gets 400."""
+    """ASGI middleware that answers 400 to a Host that is not accepted."""
 
     def __init__(self, app: ASGIApp, policy: HostPolicy) -> None:
         self._app = app
@@ -73,7 +76,7 @@ class HostCheck:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach a listener on this address."""
+    """Return whether only this machine can reach a listener on this address."""
     return address.startswith("127.") or _normal(address) in LOOPBACK or address == "::1"
 
 

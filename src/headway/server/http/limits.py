@@ -1,7 +1,7 @@
-"""How many connections there may be, and how much of a request is read, in what time.
+"""Bounds on connections, headers, bodies and slow readers.
 
-Headers and body are bounded while they arrive. The bounds override methods of uvicorn's protocol:
-`check_uvicorn` tells whether the installed version has those methods.
+Headers and body are bounded while they arrive. The bounds override methods of uvicorn's protocol;
+`check_uvicorn` checks that the installed version has those methods.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.server.http.errors import RETRY_AFTER_S, ApiError, ErrorResponse
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 100
 BODY_PIECE_BYTES = 16 * 1024
-"""So much of a body, or its end, has to come within the timeout."""
+"""Bytes of a body that must arrive within the timeout, unless the body ends before."""
 _DROP_EXTENSION = "headway.cut_off"
 _TOO_MANY = (
     "HTTP/1.1 503 Service Unavailable\r\n"
@@ -59,12 +59,12 @@ _CYCLE_ATTRIBUTES = ("response_complete",)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long, in seconds, a client may take."""
+    """How long a client may take, in seconds."""
 
     header_s: float = 10.0
     body_piece_s: float = 10.0
     body_s: float = 60.0
-    """For all of a body: while it is on its way it has a place in the queue."""
+    """For a whole body; its request has a position in the queue."""
     keep_alive_s: float = 5.0
     """Between the end of an answer and the next request."""
 
@@ -72,7 +72,7 @@ class Timeouts:
 def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestResponseCycle) -> None:
     """Raise ConfigError if this uvicorn lacks what the bounds below rely on.
 
-    Without a method or an attribute a bound would be off, and nothing would say so.
+    Without a method or an attribute a bound would silently be off.
     """
     missing = [name for name in _METHODS if name not in vars(protocol)]
     for owner, names in ((protocol, _ATTRIBUTES), (cycle, _CYCLE_ATTRIBUTES)):
@@ -80,15 +80,15 @@ def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestRespo
         missing += [name for name in names if name not in known]
     if missing:
         raise ConfigError(
-            f"uvicorn {uvicorn.__version__} lacks {', '.join(missing)}, by which connections are "
-            "bounded; install a version that Headway was made for (pip install headway does)"
+            f"uvicorn {uvicorn.__version__} lacks {', '.join(missing)}, on which the limits of "
+            "connections rely; install a supported version (pip install headway does)"
         )
 
 
 class BodyLimit:
-    """ASGI middleware: reading past the limit raises, and the answer is 413.
+    """ASGI middleware that answers 413 to a body above the limit.
 
-    The declared length is checked when the body is first asked for, the true length as it comes.
+    The declared length is checked at the first read, the true length during the reads.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
@@ -115,7 +115,10 @@ class BodyLimit:
         await self._app(scope, bounded_receive, send)
 
     def _too_large(self) -> ApiError:
-        message = f"the request body is larger than {self._max_body_bytes} bytes"
+        message = (
+            f"the request body is larger than {self._max_body_bytes} bytes (max_body_bytes); "
+            "send a smaller body"
+        )
         # The rest of the body is not read, so the connection cannot be used again.
         headers = {"Connection": "close"}
         return ApiError(
@@ -131,18 +134,19 @@ def _declared_length(scope: Scope) -> int:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """The parser waits for the rest of a request, and collects a header until it ends; here both
-    are bounded."""
+    """uvicorn's HTTP protocol with bounds.
+
+    The base class waits for the rest of a request without limit, and collects a header of any size.
+    """
 
     timeouts = Timeouts()
     slow_reader_timeout_s = 30.0
     max_connections: int | None = None
     _num_loose_bytes = 0
-    """Read of a request since the last piece of its body: headers, the lengths of pieces, and
-    what follows them."""
+    """Bytes of a request since its last body piece: headers, chunk lengths and line ends."""
     _num_body_bytes = 0
     _num_taken = 0
-    """Of the data that was read last: what of it is body."""
+    """Body bytes in the data that was received last."""
     _body_until = 0.0
     _is_in_request = False
     _is_in_headers = False
@@ -152,7 +156,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
         if self.max_connections is not None and len(self.connections) > self.max_connections:
-            # Nothing of the request is read: its descriptor may be the one an engine needs.
+            # The request is not read: an engine may need the descriptor of this connection.
             transport.write(_TOO_MANY)
             transport.close()
             return
@@ -166,28 +170,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # Another request before the answer to this one: hardly anyone does it, and who leaves
-            # could then no longer be seen to have left.
+            # Pipelining: hardly any client uses it, and a disconnect could then no longer be
+            # detected.
             self._drop()
-            raise ValueError("a request came before the answer to the last one")
+            raise ValueError("a request arrived before the answer to the last one")
         super().on_message_begin()
         self.scope["extensions"] = {_DROP_EXTENSION: {"drop": self._drop}}
         self._is_in_request = self._is_in_headers = True
         self._num_loose_bytes = 0
         if self._reader_watch is not None and not self.transport.get_write_buffer_size():
-            self._reader_watch.cancel()  # the last answer has been read
+            self._reader_watch.cancel()  # the client has read the last answer
         self._set_deadline(self.timeouts.header_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_headers:
-            # They would count as headers, after the headers have been bounded and looked at.
-            raise ValueError("there is something between the body and its end: a trailer")
+            # A trailer would count as a header, after the headers were bounded and checked.
+            raise ValueError("trailers after the body are not supported")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         num_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-        # The parser's caller answers 400 to whatever is raised here.
+        # The base class answers 400 to an exception here.
         if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             raise ValueError("the headers are too large")
         if self.parser is None or self.parser.get_http_version() not in ("1.0", "1.1"):
@@ -217,7 +221,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch_reader(self.transport.get_write_buffer_size())
 
     def _watch_reader(self, num_before: int) -> None:
-        """What is left of an answer must be read, if not at once."""
+        """Drop the connection later unless the client reads the rest of an answer."""
         if self._reader_watch is not None:
             self._reader_watch.cancel()
         if num_before:
@@ -242,8 +246,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 else:
                     self._drop()
         if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
-            # No request has begun, but what came (the rest of a body that was answered before it
-            # was read, an empty line) has stopped the timer of an idle connection.
+            # No request has begun, but these bytes (an empty line, or the rest of a body that was
+            # answered before it was read) have stopped the timer of the idle connection.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -251,15 +255,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _drop(self) -> None:
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
-            # Without it the kernel would keep what is buffered and go on trying to deliver it.
-            # The client may have left in this moment: then there is no descriptor any more.
+            # Otherwise the kernel would hold the buffered output and try to deliver it. The
+            # client may have left at this moment: then the descriptor is already closed.
             linger = struct.pack("ii", 1, 0)
             with contextlib.suppress(OSError, ValueError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.transport.abort()
 
     def _set_deadline(self, within_s: float | None) -> None:
-        """The next part of a request has to be complete by then, or the connection is dropped."""
+        """Drop the connection unless the next part of a request is complete in time."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None
@@ -272,7 +276,7 @@ def bounded_protocol(
     timeouts: Timeouts | None = None,
     max_connections: int | None = None,
 ) -> type[BoundedHttpProtocol]:
-    """The protocol with these bounds; uvicorn makes its objects itself, from a class."""
+    """Return a protocol class with these bounds; uvicorn creates its objects from a class."""
     settings = {
         "slow_reader_timeout_s": slow_reader_timeout_s,
         "timeouts": timeouts or Timeouts(),
@@ -282,8 +286,7 @@ def bounded_protocol(
 
 
 def drop_connection(scope: Scope) -> None:
-    """Drop a connection and what is buffered for it; closing it would wait for a client that does
-    not read."""
+    """Drop a connection and its buffered output, without waiting for the client."""
     extension = scope.get("extensions", {}).get(_DROP_EXTENSION)
     if extension is not None:
         extension["drop"]()

@@ -1,8 +1,8 @@
-"""Whose word counts on who a request is for: the gateways in front of this server.
+"""Gateway identities: tenant and tier that a trusted proxy names in headers.
 
-A gateway names the tenant and the tier in headers. They count only from the addresses the operator
-trusts, taken from the connection itself; from anyone else they are as good as not there. A trusted
-proxy must take away those its own clients send.
+The headers count only from addresses that the operator trusts, and the address is that of the
+connection. From any other address they are ignored. A trusted proxy must remove the same headers
+from the requests of its clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
-    """What a proxy said of a request; empty is nothing."""
+    """Tenant and tier that a gateway named; empty means not named."""
 
     tenant: str = ""
     tier: str = ""
@@ -40,7 +40,7 @@ NO_IDENTITY = GatewayIdentity()
 
 
 class TrustedProxies:
-    """The proxies whose word counts."""
+    """The networks of trusted proxies."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = tuple(networks)
@@ -48,7 +48,7 @@ class TrustedProxies:
 
     @classmethod
     def of(cls, entries: Sequence[str]) -> TrustedProxies:
-        """From addresses and networks as settings have them."""
+        """Return the proxies from the addresses and networks of the settings."""
         try:
             return cls([ipaddress.ip_network(entry.strip()) for entry in entries])
         except ValueError as error:
@@ -61,7 +61,7 @@ class TrustedProxies:
         return any(network.prefixlen == 0 for network in self._networks)
 
     def identity_of(self, scope: Scope) -> GatewayIdentity:
-        """What whoever sent this may say of it."""
+        """Return the identity in a request's headers, if its sender is trusted."""
         headers = [(name, value) for name, value in scope["headers"] if name in _HEADERS]
         if not headers:
             return NO_IDENTITY
@@ -80,7 +80,7 @@ class TrustedProxies:
             address = ipaddress.ip_address(peer[0])
         except ValueError:
             return False
-        # A listener of both kinds shows the addresses of the one in the other's form.
+        # A dual-stack listener shows IPv4 addresses in their IPv6-mapped form.
         mapped = getattr(address, "ipv4_mapped", None)
         return any((mapped or address) in network for network in self._networks)
 
@@ -90,20 +90,23 @@ class TrustedProxies:
         self._has_warned = True
         peer = (scope.get("client") or ("an unknown address",))[0]
         logger.warning(
-            "ignored a gateway's headers from %s, which is no --trusted-proxy; this is said once",
+            "ignored gateway headers from %s, which is no --trusted-proxy; logged only once",
             peer,
         )
 
 
 def _single_value(headers: Sequence[tuple[bytes, bytes]], names: Sequence[bytes]) -> str:
-    """The value of a header of these names. Of two that differ, one may be a client's own."""
+    """Return the value of a header that has several names; two different values are refused.
+
+    One of two values may come from the gateway's client.
+    """
     values = {value.strip() for name, value in headers if name in names} - {b""}
     if not values:
         return ""
     value = values.pop()
     if values or not _VALUE.fullmatch(value):
         name = names[0].decode()
-        problem = "was given twice" if values else "must be 1 to 128 visible ASCII characters"
+        problem = "has two values" if values else "must be 1 to 128 visible ASCII characters"
         raise ApiError(
             ErrorResponse(
                 400, f"{name} {problem}", "invalid_request_error", "invalid_gateway_header"

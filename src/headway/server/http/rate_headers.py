@@ -1,4 +1,4 @@
-"""The x-ratelimit headers, as OpenAI writes them, on every answer to a tenant that has limits."""
+"""The x-ratelimit headers in OpenAI's form, on every answer to a tenant with rate limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.tenancy.quotas import TokenBucket
 
 
 def with_rate_headers(send: Send, meter: Meter) -> Send:
-    """A `send` that says how much is left when an answer begins."""
+    """Return a `send` that adds the rate headers when an answer begins."""
     if meter.requests is None and meter.tokens is None:
         return send
 
@@ -42,7 +42,7 @@ def _values(bucket: TokenBucket, now: float) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """A time as in 120ms, 8.64s or 6m0s; never less than it is."""
+    """Return a duration such as 120ms, 8.64s or 6m0s, rounded up."""
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""The routes of one file, collected by its handlers' decorators."""
+"""Collects the routes of one file from the decorators of its handlers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Routes(list[Route]):
-    """Routes in the order in which they are looked at."""
+    """Routes in the order in which they are matched."""
 
     def get(self, path: str) -> Callable[[Handler], Handler]:
         return self._route(path, "GET")
@@ -22,7 +22,7 @@ class Routes(list[Route]):
 
     def add(self, path: str, handler: Handler, *methods: str) -> None:
         route = Route(path, handler, methods=list(methods))
-        # Starlette answers HEAD wherever it answers GET; here only what is named is answered.
+        # Starlette would answer HEAD on every GET route; only the given methods are allowed.
         route.methods = set(methods)
         self.append(route)
 

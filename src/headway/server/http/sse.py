@@ -1,4 +1,4 @@
-"""Server-sent events: how a stream looks on the wire, and who cleans up behind it."""
+"""Server-sent events: their encoding, and the cleanup after a stream."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(payload: Any) -> bytes:
-    """One event; JSON has no line breaks of its own, so one data line holds it."""
+    """Return one event; encoded JSON has no line breaks, so it fits one data line."""
     return b"data: " + to_json(payload) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where a stream's events come from: the first is there, so the request was not refused."""
+    """Events of a stream. The first exists already, so the request was not refused."""
 
     first: bytes
     rest: AsyncGenerator[bytes, None]
@@ -38,15 +38,15 @@ class EventSource:
 
 
 class EventStream(Response):
-    """Sends what its source yields. However it ends, the source is closed.
+    """Sends the events of its source, and closes the source however the stream ends.
 
-    A client that reads nothing for `timeout_s` although its buffers are full is cut off.
+    The connection of a client that reads nothing for `timeout_s`, with full buffers, is dropped.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, source: EventSource, timeout_s: float) -> None:
-        # The base class would send a body of known length.
+        # The initializer of the base class would send a body of known length.
         self.status_code = 200
         self.background = None
         self._source = source
@@ -76,11 +76,13 @@ class EventStream(Response):
 
     async def _send(self, send: Send, message: Message) -> None:
         try:
-            # Returns at once unless earlier output still waits for the client.
+            # Returns at once unless earlier output has yet to be sent to the client.
             async with asyncio.timeout(self._timeout_s):
                 await send(message)
         except TimeoutError as error:
-            raise SlowReaderError(f"nothing was read for {self._timeout_s:.0f} s") from error
+            raise SlowReaderError(
+                f"the client read nothing for {self._timeout_s:.0f} s (slow_reader_timeout_s)"
+            ) from error
 
 
 def _body(chunk: bytes) -> Message:

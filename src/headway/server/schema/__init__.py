@@ -1,6 +1,6 @@
-"""Request and response bodies of the API, as pydantic models. Every field is honoured or refused.
+"""Request and response bodies of the API, as pydantic models.
 
-Must not import api, http or the engine. In reading order:
+Every field is honoured or refused. Must not import api, http or the engine. In reading order:
 
     request.py      fields that chat and completions share, parsing, limits
     chat.py         the body of /v1/chat/completions

@@ -1,5 +1,7 @@
-"""What answers look like, for the OpenAPI document. Answers are not made from these: the tests
-hold real ones against them."""
+"""Response bodies, for the OpenAPI document.
+
+Answers are not made from these models; tests compare real answers with them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class Answer(BaseModel):
 
 
 class Error(Answer):
-    """What was wrong; `param` names the field."""
+    """What is wrong; `param` names the field."""
 
     message: str
     type: str
@@ -27,19 +29,19 @@ class Error(Answer):
 
 
 class ErrorAnswer(Answer):
-    """Every refusal and every failure."""
+    """The body of every refusal and every failure."""
 
     error: Error
 
 
 class PromptTokensDetails(Answer):
-    """How much of the prompts was in the cache."""
+    """Prompt tokens that were found in the prefix cache."""
 
     cached_tokens: Count
 
 
 class Usage(Answer):
-    """Token counts. A prompt counts once, however many samples it has."""
+    """Token counts; a prompt counts once, however many samples it has."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -48,7 +50,7 @@ class Usage(Answer):
 
 
 class ScoredToken(Answer):
-    """A token and how likely it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -56,7 +58,7 @@ class ScoredToken(Answer):
 
 
 class ChosenToken(ScoredToken):
-    """A token of the answer, and the most likely ones in its place."""
+    """A token of the output, and the most likely tokens at its position."""
 
     top_logprobs: list[ScoredToken]
 
@@ -69,7 +71,7 @@ class ChatLogprobs(Answer):
 
 
 class ChatMessage(Answer):
-    """What the model said."""
+    """The output of the model."""
 
     role: Literal["assistant"]
     content: str
@@ -86,7 +88,7 @@ class ChatChoice(Answer):
 
 
 class ChatCompletion(Answer):
-    """A whole answer to a chat."""
+    """A whole answer to a conversation."""
 
     id: str
     object: Literal["chat.completion"]
@@ -97,7 +99,7 @@ class ChatCompletion(Answer):
 
 
 class CompletionLogprobs(Answer):
-    """Four lists of one length: an item per token."""
+    """Four lists of the same length, with an item per token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -126,7 +128,7 @@ class Completion(Answer):
 
 
 class ModelDescription(Answer):
-    """A name the model goes by; its length is known once it is loaded."""
+    """A served name of the model; max_model_len is there once the model is loaded."""
 
     id: str
     object: Literal["model"]
@@ -137,14 +139,14 @@ class ModelDescription(Answer):
 
 
 class ModelList(Answer):
-    """Every name the model goes by."""
+    """Every served name of the model."""
 
     object: Literal["list"]
     data: list[ModelDescription]
 
 
 class Tokens(Answer):
-    """A text as token ids; their spellings if they were asked for."""
+    """A text as token ids, with the text of each token if requested."""
 
     count: Count
     max_model_len: int
@@ -159,19 +161,19 @@ class DetokenizedText(Answer):
 
 
 class Version(Answer):
-    """Which release this is."""
+    """The release of the server."""
 
     version: str
 
 
 class Health(Answer):
-    """Whether the process lives, or takes requests."""
+    """Whether the process is alive, or accepts requests."""
 
     status: str
 
 
 class WaitShare(Answer):
-    """So many seconds of a wait had this cause."""
+    """Seconds of a wait with one cause."""
 
     cause: str
     seconds: Annotated[float, Field(ge=0)]
@@ -179,7 +181,7 @@ class WaitShare(Answer):
 
 
 class Explanation(Answer):
-    """What happened to a request, in numbers and in words."""
+    """The account of a request, in numbers and in words."""
 
     object: Literal["request.explanation"]
     id: str

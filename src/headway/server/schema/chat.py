@@ -30,7 +30,7 @@ _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "item
 
 
 class Message(Fields):
-    """One turn. Content is text, or a list of text parts."""
+    """One message; its content is text or a list of text parts."""
 
     role: Annotated[str, WithJsonSchema({"enum": list(ROLES)})]
     content: Annotated[Any, WithJsonSchema(_CONTENT)]
@@ -42,7 +42,7 @@ class Message(Fields):
     function_call: Annotated[Any, Only()] = None
 
     def check_at(self, location: str) -> None:
-        """Refuse what is not supported; `location` names the message."""
+        """Refuse unsupported values; `location` names the message."""
         self.refuse_unsupported(f"{location}.")
         if self.role not in ROLES:
             raise InvalidRequestError(
@@ -52,11 +52,11 @@ class Message(Fields):
         _check_content(self.content, f"{location}.content")
 
     def for_template(self) -> dict[str, Any]:
-        """The message as the chat template sees it."""
-        # Templates know the role by its older name.
+        """Return the message in the form that the chat template reads."""
+        # Templates know the role developer by its older name.
         role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": self.content}
-        # What a name means is up to the model's template.
+        # The model's template decides what a name means.
         return message if self.name is None else {**message, "name": self.name}
 
 
@@ -71,7 +71,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class ChatRequest(GenerationRequest):
-    """Without a limit on the output, it may take all the room the prompt leaves."""
+    """A conversation to answer; without a limit, the output may fill the context."""
 
     messages: Messages
     max_tokens: MaxTokens | None = None
@@ -106,13 +106,15 @@ class ChatRequest(GenerationRequest):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
-        given = (self.max_tokens, self.max_completion_tokens)
-        if None not in given and given[0] != given[1]:
+        limits_given = (self.max_tokens, self.max_completion_tokens)
+        if None not in limits_given and limits_given[0] != limits_given[1]:
             raise InvalidRequestError(
-                "max_tokens and max_completion_tokens differ; give one of them", "max_tokens"
+                "max_tokens and max_completion_tokens differ; set one of them", "max_tokens"
             )
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+            raise InvalidRequestError(
+                "top_logprobs needs logprobs; set logprobs to true", "top_logprobs"
+            )
         try:
             self.check_output(1, self.output_limit, limits)
         except InvalidRequestError as error:
@@ -124,7 +126,7 @@ class ChatRequest(GenerationRequest):
         return self.sampling(self.output_limit, (self.top_logprobs or 0) if self.logprobs else None)
 
     def field_for(self, param: str | None) -> str | None:
-        """The field of this body that a param of the engine was made from."""
+        """Return the field of this body that a param of the engine was made from."""
         if param == "max_tokens" and self.max_tokens is None:
             return "max_completion_tokens" if self.max_completion_tokens is not None else "messages"
         return "messages" if param == "prompt" else param

@@ -23,7 +23,7 @@ MAX_PROMPTS = 64
 Prompt = str | list[int]
 
 TEXT_PROMPT = {"type": "string", "format": "prompt"}
-"""The document replaces the format: some tokenizers make no token of an empty text."""
+"""The OpenAPI document replaces the format: for some tokenizers an empty text has no token."""
 _TOKEN_IDS = {"type": "array", "minItems": 1, "items": TOKEN_ID}
 _SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
 _PROMPT = {
@@ -54,12 +54,14 @@ class CompletionRequest(GenerationRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         if self.best_of is not None and self.best_of != self.num_samples:
-            raise InvalidRequestError("best_of other than n is not supported", "best_of")
+            raise InvalidRequestError(
+                "best_of other than n is not supported; leave best_of out", "best_of"
+            )
         num_prompts = len(self.prompts())
         if num_prompts * self.num_samples > MAX_SAMPLES:
             raise NeverFitsError(
                 f"{num_prompts} prompts with n={self.num_samples} are more than {MAX_SAMPLES} "
-                "samples",
+                "samples; lower n or the number of prompts",
                 "n",
             )
         self.check_output(num_prompts, self.output_limit, limits)
@@ -68,14 +70,16 @@ class CompletionRequest(GenerationRequest):
         return self.sampling(self.output_limit, self.logprobs)
 
     def prompts(self) -> list[Prompt]:
-        """The prompts, in one shape whichever of the four shapes they came in."""
+        """Return the prompts as a list, whichever of the four forms they came in."""
         prompt = self.prompt
         if isinstance(prompt, str) or (prompt and _is_token_ids(prompt)):
             return [prompt]
         if not isinstance(prompt, list) or not prompt:
             raise _wrong_shape()
         if len(prompt) > MAX_PROMPTS:
-            raise InvalidRequestError(f"{len(prompt)} prompts; at most {MAX_PROMPTS}", "prompt")
+            raise InvalidRequestError(
+                f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed", "prompt"
+            )
         if all(isinstance(item, str) for item in prompt):
             return prompt
         if all(_is_token_ids(item) for item in prompt):

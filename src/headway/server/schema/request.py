@@ -1,9 +1,9 @@
-"""What request bodies have in common: shared fields, and from a body to a request.
+"""What request bodies share: common fields, parsing and limits.
 
-Every field is honoured or refused by name; none is accepted and ignored. `user` and
-`safety_identifier` only identify the caller's own user and ask for nothing, so they are accepted.
-The models carry their bounds, so that the OpenAPI document made from them tells the truth; all
-of it is checked before any text is tokenized.
+Every field is honoured or refused by name; none is ignored. `user` and `safety_identifier` only
+identify the caller's own user and request nothing, so they are accepted. The models contain their
+bounds, so that the OpenAPI document made from them is correct. All checks come before any text is
+tokenized.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from headway.errors import InvalidRequestError, NeverFitsError
 from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
 MAX_DEPTH = 32
-"""How deeply a body may nest lists and objects."""
+"""Deepest nesting of lists and objects in a body."""
 MAX_STOP_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MAX_REASONS = 4
 _UNION_TAGS = ("str", "list[any]")
-"""What the validator puts into a place to say which type of several it was trying."""
+"""Parts of pydantic's error locations that name the type it tried, not a field."""
 
 _PASSED_ON = (
     "n",
@@ -63,7 +63,7 @@ _PASSED_ON = (
 """Fields that SamplingParams has under the same name and checks itself."""
 
 TOKEN_ID = {"type": "integer", "minimum": 0, "format": "token-id"}
-"""The document replaces the format by the size of the model's vocabulary."""
+"""The OpenAPI document replaces the format by the size of the model's vocabulary."""
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _STOPS = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}
 _NULL = {"type": "null"}
@@ -83,7 +83,7 @@ TargetMs = Annotated[float, Field(ge=MIN_TARGET_MS, le=MAX_TARGET_MS)]
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How much one HTTP request may ask for."""
+    """How much one HTTP request may request."""
 
     max_num_samples: int
     max_output_tokens: int
@@ -99,13 +99,12 @@ DEFAULT_LIMITS = RequestLimits.of(ServerConfig())
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Marks a field that is not supported: null and these values ask for nothing, all others are
-    refused."""
+    """Marks an unsupported field: null and `values` are accepted, other values refused."""
 
     values: tuple[Any, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        # The types too: to Python, 1 and True are equal.
+        # Compares types too: to Python, 1 and True are equal.
         return value is None or any(
             type(value) is type(harmless) and value == harmless for harmless in self.values
         )
@@ -122,12 +121,12 @@ class Only:
 
 
 class Fields(BaseModel):
-    """A JSON object of the API: unknown keys are errors, and nothing is converted."""
+    """A JSON object of the API: unknown keys are errors, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     def check(self, limits: RequestLimits) -> None:
-        """Refuse what is well formed and still not something this server does."""
+        """Refuse values that are well formed but not supported."""
         del limits
         self.refuse_unsupported("")
 
@@ -139,7 +138,7 @@ class Fields(BaseModel):
 
 @cache
 def unsupported_fields(kind: type[Fields]) -> dict[str, Only]:
-    """The fields marked with Only, and their marks."""
+    """Return the fields that are marked with Only, and their marks."""
     return {
         name: mark
         for name, info in kind.model_fields.items()
@@ -149,16 +148,17 @@ def unsupported_fields(kind: type[Fields]) -> dict[str, Only]:
 
 
 class StreamOptions(Fields):
-    """How a stream is to be written."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
 
 class GenerationRequest(Fields):
-    """The fields both endpoints take. None always means the same as leaving the field out.
+    """Fields of both endpoints; null means the same as leaving a field out.
 
-    Items of long lists are checked after their number is, not here, where each would be reported.
+    Items of long lists are checked after the length of the list, because pydantic would report each
+    wrong item.
     """
 
     model: str | None = None
@@ -178,7 +178,7 @@ class GenerationRequest(Fields):
     ] = None
     user: str | None = None
 
-    # vLLM's additions
+    # Fields of vLLM
     priority: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -191,7 +191,7 @@ class GenerationRequest(Fields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
-    # Our own: when the answer should be where, in the place of what the tier promises
+    # Fields of Headway: targets in place of the tier's
     ttft_ms: TargetMs | None = None
     tpot_ms: TargetMs | None = None
     deadline_ms: TargetMs | None = None
@@ -208,7 +208,9 @@ class GenerationRequest(Fields):
         super().check(limits)
         if self.num_samples > limits.max_num_samples:
             raise NeverFitsError(
-                f"n must be at most {limits.max_num_samples}, got {self.num_samples}", "n"
+                f"n must be at most {limits.max_num_samples} (max_num_samples), "
+                f"got {self.num_samples}",
+                "n",
             )
         if self.stream_options is not None:
             if not self.stream:
@@ -218,38 +220,40 @@ class GenerationRequest(Fields):
             self.stream_options.refuse_unsupported("stream_options.")
 
     def check_output(self, num_prompts: int, max_tokens: int | None, limits: RequestLimits) -> None:
-        """Refuse more output than one request may ask for; an open end is not counted."""
+        """Refuse more output than one request may have; no max_tokens is no limit here."""
         bound, num_samples = limits.max_output_tokens, num_prompts * self.num_samples
         if max_tokens is None or num_samples * max_tokens <= bound:
             return
         if max_tokens > bound:
             raise NeverFitsError(
-                f"max_tokens must be at most {bound}, got {max_tokens}", "max_tokens"
+                f"max_tokens must be at most {bound} (max_output_tokens_per_request), "
+                f"got {max_tokens}",
+                "max_tokens",
             )
         raise NeverFitsError(
             f"{num_samples} samples of up to {max_tokens} tokens are more than the {bound} tokens "
-            "of output one request may ask for: lower n, max_tokens or the number of prompts",
+            "of max_output_tokens_per_request: lower n, max_tokens or the number of prompts",
             "n",
         )
 
     def check_permissions(self, permissions: Permissions, tier: str) -> None:
         """Refuse targets and priorities that the caller's tier does not allow."""
-        asked = {
+        requested_ms = {
             name: value for name in TARGET_FIELDS if (value := getattr(self, name)) is not None
         }
-        permissions.check_targets(tier, asked)
+        permissions.check_targets(tier, requested_ms)
         if self.priority is not None:
             permissions.check_priority(tier)
 
     def terms(self, terms: Terms) -> Terms:
-        """The caller's terms, with the targets this request brings."""
-        given = {"ttft_s": self.ttft_ms, "tpot_s": self.tpot_ms, "deadline_s": self.deadline_ms}
-        asked = {name: value / 1000 for name, value in given.items() if value is not None}
-        return replace(terms, targets=replace(terms.targets, **asked)) if asked else terms
+        """Return the caller's terms with the targets of this request."""
+        in_ms = {"ttft_s": self.ttft_ms, "tpot_s": self.tpot_ms, "deadline_s": self.deadline_ms}
+        in_s = {name: value / 1000 for name, value in in_ms.items() if value is not None}
+        return replace(terms, targets=replace(terms.targets, **in_s)) if in_s else terms
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The sampling fields as checked params."""
-        given: dict[str, Any] = {
+        """Return the sampling fields as checked params."""
+        fields: dict[str, Any] = {
             name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None
         }
         return SamplingParams(
@@ -257,7 +261,7 @@ class GenerationRequest(Fields):
             logprobs=logprobs,
             stop=_stop_strings(self.stop),
             logit_bias=_logit_bias(self.logit_bias),
-            **given,
+            **fields,
         )
 
 
@@ -265,12 +269,12 @@ FieldsT = TypeVar("FieldsT", bound=Fields)
 
 
 def parse(kind: type[FieldsT], body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> FieldsT:
-    """Read a request body."""
+    """Return a request body as a checked request."""
     return validate(kind, decode(body), limits)
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """A body's JSON object. NaN and Infinity are not JSON, and nesting is bounded."""
+    """Return the JSON object of a body; NaN, Infinity and deep nesting are refused."""
     try:
         content = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
@@ -278,15 +282,15 @@ def decode(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidRequestError("the body must be a JSON object")
     if _is_too_deep(content, body):
-        raise InvalidRequestError(f"the body nests deeper than {MAX_DEPTH} levels")
+        raise InvalidRequestError(f"the body has more than {MAX_DEPTH} levels of nesting")
     return content
 
 
 def validate(
     kind: type[FieldsT], content: dict[str, Any], limits: RequestLimits = DEFAULT_LIMITS
 ) -> FieldsT:
-    """The object as a request of this kind, checked."""
-    # Before validation, which would write a complaint about every single one of them.
+    """Return a JSON object as a checked request of this kind."""
+    # Before validation, because pydantic would report every unknown field.
     unknown = next((name for name in content if name not in kind.model_fields), None)
     if unknown is not None:
         raise InvalidRequestError(f"unknown field: {unknown[:200]}", unknown[:200])
@@ -315,20 +319,20 @@ def _is_too_deep(content: dict[str, Any], body: bytes) -> bool:
 
 
 def _named(error: ValidationError) -> InvalidRequestError:
-    """The first complaint, with the field it is about."""
+    """Return the first error, with its field."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     kind, name = problems[0]["type"], _path(problems[0]["loc"])
     if kind == "extra_forbidden":
         return InvalidRequestError(f"unknown field: {name[:200]}", name[:200])
     if kind == "missing":
         return InvalidRequestError(f"{name} is required", name)
-    # A field of several types complains once for each of them.
+    # For a field of several types, pydantic reports one error per type.
     reasons = dict.fromkeys(item["msg"] for item in problems if _path(item["loc"]) == name)
     return InvalidRequestError(f"{name}: {'; or '.join([*reasons][:_MAX_REASONS])}", name)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """A place in the body, such as messages[0].role."""
+    """Return a location in the body as text, such as messages[0].role."""
     path = ""
     for part in location:
         if part in _UNION_TAGS:
@@ -344,17 +348,20 @@ def _stop_strings(stop: str | list[Any] | None) -> tuple[str, ...]:
             raise InvalidRequestError("stop must be a string or a list of strings", "stop")
         if len(text) > MAX_STOP_CHARS:
             raise InvalidRequestError(
-                f"a stop string has {len(text)} characters; at most {MAX_STOP_CHARS}", "stop"
+                f"a string of stop has {len(text)} characters; at most {MAX_STOP_CHARS} are "
+                "allowed",
+                "stop",
             )
     return stops
 
 
 def _logit_bias(bias: dict[str, Any] | None) -> dict[int, float]:
-    """JSON keys are strings, so token ids arrive as their decimal digits."""
+    """Return the biases by token id; in JSON the ids are decimal strings."""
     bias = bias or {}
     if len(bias) > MAX_LOGIT_BIASES:
         raise InvalidRequestError(
-            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIASES}", "logit_bias"
+            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIASES} are allowed",
+            "logit_bias",
         )
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):

@@ -95,8 +95,8 @@ TIER = "tenants: {a: }\ntiers:\n  t:\n    "
     [
         ("", "headway tenants add"),
         ("\n \n", "empty"),
-        ("# words\n", "no 'tiers:'"),
-        ("- a\n- b\n", "no 'tiers:'"),
+        ("# words\n", "neither 'tiers:' nor 'tenants:'"),
+        ("- a\n- b\n", "neither 'tiers:' nor 'tenants:'"),
         ("tenants: {}", "no tenants"),
         ("tiers: {a: {}}", "no tenants"),
         ("tenants:\n  alice: [1, 2", "this is not YAML"),
@@ -143,7 +143,7 @@ TIER = "tenants: {a: }\ntiers:\n  t:\n    "
         (f"{TIER}spot: maybe", "tiers.t.spot: must be true or false"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:
+def test_an_error_names_its_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_roster(text)
     assert says in str(caught.value)

@@ -149,7 +149,7 @@ def test_each_tenant_that_floods_leaves_room_for_the_next() -> None:
     assert numbers == [64, 32, 16, 8, 4]
 
 
-def test_a_flood_of_names_from_a_gateway_leaves_room_for_those_with_a_key() -> None:
+def test_a_flood_of_names_from_a_gateway_leaves_room_for_keys() -> None:
     admission, engine, _ = make(max_num_queued_reqs=64)
     num_guests = sum(queue_up(admission, engine, f"guest-{i}", "gateway") for i in range(1000))
     assert num_guests == 96, "three quarters of the hard bound"
@@ -163,7 +163,7 @@ def test_a_flood_of_names_from_a_gateway_leaves_room_for_those_with_a_key() -> N
     assert queue_up(admission, engine, "third")
 
 
-def test_a_guest_that_floods_leaves_room_for_the_other_guests() -> None:
+def test_an_unlisted_tenant_that_floods_leaves_room_for_others() -> None:
     admission, engine, _ = make(max_num_queued_reqs=64)
     while queue_up(admission, engine, "flood", "gateway"):
         pass
@@ -171,7 +171,7 @@ def test_a_guest_that_floods_leaves_room_for_the_other_guests() -> None:
     assert all(queue_up(admission, engine, f"guest-{i}", "gateway") for i in range(32))
 
 
-def test_gateways_of_guests_that_left_are_forgotten() -> None:
+def test_gateways_of_unlisted_tenants_without_requests_are_dropped() -> None:
     admission, engine, _ = make(max_num_queued_reqs=8)
     for number in range(1000):
         assert queue_up(admission, engine, f"guest-{number}", "gateway")
@@ -301,7 +301,7 @@ def test_the_rate_follows_what_it_sees() -> None:
     assert rate.per_second == pytest.approx(1, rel=0.05)
 
 
-async def test_who_has_waited_too_long_is_refused_after_all() -> None:
+async def test_a_request_that_waited_too_long_is_refused() -> None:
     admission, engine, clock = make(max_queue_age_s=30.0)
     engine.add(at=0.0)
     engine.add(at=20.0)
@@ -315,7 +315,7 @@ async def test_who_has_waited_too_long_is_refused_after_all() -> None:
     assert isinstance(error, OverloadedError) and error.retry_after_s >= 1
 
 
-async def test_who_was_promised_a_later_time_is_not_refused_before_it() -> None:
+async def test_a_request_with_a_longer_target_is_not_refused_before_it() -> None:
     admission, engine, clock = make(max_queue_age_s=30.0)
     start_s = clock.now()
     engine.add(at=start_s, targets=Targets(deadline_s=100.0))
@@ -327,7 +327,7 @@ async def test_who_was_promised_a_later_time_is_not_refused_before_it() -> None:
         assert [int(one.request_id) - 1 for one in engine.waiting] == left
 
 
-def test_a_closed_gate_lets_nobody_in() -> None:
+def test_closed_admission_refuses_every_request() -> None:
     admission, _, _ = make()
     admission.close()
     with pytest.raises(OverloadedError, match="shutting down"), admission.admit("", 1):
@@ -378,7 +378,7 @@ async def test_a_key_with_too_much_waiting_gets_429(local) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_several_prompts_take_as_many_places() -> None:
+def test_several_prompts_count_as_several_requests() -> None:
     admission, engine, _ = make(max_num_queued_reqs=10)
     engine.add()
     with admission.admit("", 10) as reservation:
@@ -396,7 +396,7 @@ def test_a_body_of_unknown_length_counts_as_the_longest() -> None:
         pass
 
 
-def test_a_rate_of_long_ago_refuses_nobody() -> None:
+def test_an_old_drain_rate_refuses_nothing() -> None:
     admission, engine, clock = make(max_queue_wait_s=5.0)
     fill_and_drain(admission, engine, clock)
     for stream in list(engine.waiting):

@@ -71,7 +71,7 @@ async def test_what_arrived_before_the_engine_died_is_still_given(local) -> None
     assert made.engine.num_requests == 0
 
 
-async def test_a_listener_that_fails_harms_nobody(local, caplog) -> None:
+async def test_a_listener_that_fails_ends_no_request(local, caplog) -> None:
     made = await local("abc")
 
     def explode(_batch: object) -> None:
@@ -80,4 +80,4 @@ async def test_a_listener_that_fails_harms_nobody(local, caplog) -> None:
     made.engine.subscribe(explode)
     response = await made.client.post("/v1/completions", json={"prompt": "x"})
     assert response.json()["choices"][0]["text"] == "abc"
-    assert "a listener failed" in caplog.text
+    assert "an event listener failed" in caplog.text

@@ -72,7 +72,7 @@ def test_honoured_fields(make, max_tokens, name, value, expected) -> None:
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_targets_take_the_place_of_those_of_the_tier(make) -> None:
+def test_targets_replace_those_of_the_tier(make) -> None:
     tier = Terms("alice", "gold", targets=Targets(1.0, None, 30.0))
     assert make().terms(tier) is tier
     assert make(ttft_ms=None).terms(tier) is tier

@@ -31,7 +31,7 @@ class Engines:
         self.num_lost = 0
         self.num_trials = 0
         for stream in self.streams:
-            stream.metrics.admitted_at = 0.0
+            stream.num_cached_tokens = 0
             self.send(stream)
             self.gain(stream, num_tokens_in_engine)
 
@@ -116,7 +116,7 @@ def test_without_a_culprit_two_trials_bring_everybody_back(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
-def test_an_engine_lost_between_steps_makes_nobody_a_suspect(
+def test_an_engine_lost_between_steps_leaves_no_suspect(
     tokenizer: Tokenizer, has_failed: bool
 ) -> None:
     engines = Engines(tokenizer, 16, 50)
@@ -150,7 +150,7 @@ def test_a_bystander_is_not_blamed_for_a_newcomer(tokenizer: Tokenizer) -> None:
 def test_requests_that_never_ran_follow_when_every_suspect_is_sent(tokenizer: Tokenizer) -> None:
     engines = Engines(tokenizer, 4, 50)
     new = engines.streams.pop()
-    new.metrics.admitted_at = None
+    new.num_cached_tokens = None
     engines.lose_all()
     first = engines.suspects.begin_trial(0.0)
     assert not engines.suspects.may_send(new)

@@ -57,7 +57,7 @@ async def test_nothing_but_the_liveness_probe_answers_without_a_key(local) -> No
                         assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_with_a_key_wrong_paths_and_methods_are_told(local) -> None:
+async def test_with_a_key_wrong_paths_get_404_and_methods_405(local) -> None:
     async with guarded(local) as made:
         headers = {"Authorization": "Bearer first-key"}
         for path in ("/", "/v1", "/v1/nothing", "/docs", "/redoc", "/metrics"):

@@ -21,7 +21,7 @@ from headway.core.terms import Terms
 from headway.observe import Audit, Ledger
 from headway.observe.ledger.ledger import Archive
 from headway.server.api.explanations import MAX_LOOKUPS
-from tests.server.test_openapi import document_of, validator
+from tests.server.api.test_openapi import document_of, validator
 from tests.support.apps import check_error, client_of, serving
 from tests.support.rows import make_row, make_writer, wait_until
 
@@ -96,7 +96,7 @@ async def test_others_requests_look_like_none_at_all(made: Any) -> None:
             assert (await ask(made, ledger, name, tenant=tenant)).content == unknown.content
 
 
-async def test_an_admin_sees_all_and_who_it_was(made: Any) -> None:
+async def test_an_admin_sees_all_accounts_and_their_tenants(made: Any) -> None:
     ledger = an_account("a")
     for name in ("cmpl-1f", "from-the-header"):
         answer = await ask(made, ledger, name, tenant="root", is_admin=True)

@@ -1,4 +1,4 @@
-"""Who may come in: tenants and their keys, gateways, and the names the server answers to."""
+"""What every request is checked against: keys of tenants, gateways and host names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headway.tenancy.load import LoadedTenants, load_tenants
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    """What stands before every route but one, of both listeners; read once from the settings."""
+class AccessControl:
+    """The checks before every route except GET /health/live, read once from the settings."""
 
     config: ServerConfig
     tenants: LoadedTenants
@@ -25,8 +25,8 @@ class Entrance:
     admin_hosts: HostPolicy
 
     @classmethod
-    def of(cls, config: ServerConfig, clock: Clock) -> Entrance:
-        """Read the files that the settings name. ConfigError says what is wrong with them."""
+    def of(cls, config: ServerConfig, clock: Clock) -> AccessControl:
+        """Read the files that the settings name; raise ConfigError if a file is wrong."""
         return cls(
             config,
             load_tenants(config, clock),
@@ -35,6 +35,6 @@ class Entrance:
             HostPolicy.of(config.admin_host, config.allowed_host),
         )
 
-    def guard(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
-        """The app behind the check of the Host and of the key."""
+    def protect(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:
+        """Return the app behind the checks of the Host header and of the key."""
         return HostCheck(Authentication(app, self.tenants.directory, self.proxies), hosts)

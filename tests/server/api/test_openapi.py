@@ -10,8 +10,8 @@ import pytest
 
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import DEFAULT_LIMITS, TOKEN_ID
+from tests.server.schema.test_request import REFUSED_BY_BOTH
 from tests.server.test_contract import REQUIRED, TABLE, TOGETHER_WITH, Row, name_of
-from tests.server.test_protocol import REFUSED_BY_BOTH
 from tests.support.apps import routes_of, serving
 
 SCHEMAS = {"chat": "ChatRequest", "completions": "CompletionRequest"}

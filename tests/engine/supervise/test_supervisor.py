@@ -183,7 +183,7 @@ async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
     assert [stream.num_output_tokens for stream in streams] == [34, 102, 34]
 
 
-async def test_a_fault_in_the_forecast_costs_nobody_an_answer(engine, monkeypatch) -> None:
+async def test_a_fault_in_the_forecast_ends_no_request(engine, monkeypatch) -> None:
     fail_once(monkeypatch, engine._forecast_reader, "observe", 1)
     streams = [await begin(engine, name) for name in ("a", "b")]
     answers = await asyncio.gather(*(read(engine, it) for it in streams))
