@@ -120,6 +120,8 @@ class Stepped:
     num_waiting: int
     num_blocks_used: int
     num_blocks: int
+    service_gap: float = 0.0
+    """Largest difference between the service counters of waiting tenants, in weighted tokens."""
     forecast: Forecast | None = None
     """What the engine can still take on, for SLO admission in other processes."""
 

@@ -191,6 +191,7 @@ class Metrics:
         self._waiting.set(0)
         self._blocks_used.set(num_blocks_used)
         self._kv_usage.set(num_blocks_used / self._num_blocks)
+        self._by_tenant.clear_service_gap()
         self._set_idle_shares()
 
     def _set_idle_shares(self) -> None:
