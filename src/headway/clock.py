@@ -1,4 +1,4 @@
-"""Time as a value that is passed in: the system's for a server, a virtual one for a simulator."""
+"""Clocks: the system clock for a server, a virtual clock for a simulator."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Answers what time it is, in seconds from an arbitrary origin; never runs backwards."""
+    """Returns the time in seconds from an arbitrary origin; never runs backwards."""
 
     def now(self) -> float: ...
 
 
 class SystemClock:
-    """The machine's monotonic clock: the same origin in every process of one machine."""
+    """The monotonic clock; all processes of one machine share its origin."""
 
     def now(self) -> float:
         return time.monotonic()
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only in `advance_to`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

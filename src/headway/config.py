@@ -1,7 +1,7 @@
-"""Every setting, as the user asked for it: frozen sections, never changed after they are read.
+"""Settings as the user gave them, in frozen sections.
 
-Precedence: defaults < config file < environment < flags. This is the only module that reads
-environment variables. What "auto" means on a given machine is decided in headway.resolve.
+Precedence: defaults < config file < environment < flags. No other module reads environment
+variables. headway.resolve decides what "auto" means on a machine.
 """
 
 from __future__ import annotations
@@ -20,47 +20,50 @@ logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "HEADWAY_"
 SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE"})
-"""Read by the scripts of the repository; no settings."""
+"""Variables of the repository's scripts; not settings."""
 _SERVICE_LINK = re.compile(
     r"HEADWAY_(?:\w+_)?"
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _SERVICE_PORT = re.compile(r"HEADWAY_(?:\w+_)?PORT=(?:tcp|udp|sctp)://.*")
-"""What Kubernetes sets in every pod for a Service whose name begins with `headway`. The second is a
-setting's name too, so its value must also be that of a service."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with `headway`.
+
+A setting may have the name that the second pattern matches, so that pattern also checks the value.
+"""
 MODES = ("auto", "latency", "throughput", "fixed")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
 def setting(default: T, about: str) -> T:
-    """A field of a section, with the words its command-line flag is explained by."""
+    """Return a field of a section; `about` is the help text of its flag."""
     return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which weights, and how they are held."""
+    """The model, its number format and its kernels."""
 
-    model: str = setting("", "A GGUF file, a folder with safetensors, or a Hugging Face id.")
+    model: str = setting("", "Model: a GGUF file, a folder with safetensors, or a Hugging Face id.")
     revision: str | None = setting(None, "Branch, tag or commit of a Hugging Face id.")
     dtype: str = setting(
-        "auto", "How weights are held: auto (nearest to the file), fp32, bf16, int8 or int4."
+        "auto", "Data type of the weights: auto (nearest to the file), fp32, bf16, int8 or int4."
     )
     kernels: str = setting(
-        "auto", "Compiled kernels: auto, none, or at most plain, avx2, avx512 or amx."
+        "auto",
+        "Compiled kernels: auto, none, or the highest level to use: plain, avx2, avx512 or amx.",
     )
     deterministic: bool = setting(
         False,
-        "Refuse to start unless a request's tokens are the same bit for bit whatever shares its "
-        "batch, however it is chunked, preempted or resumed.",
+        "Refuse to start unless the output of a request is bit-identical for any batch, chunking, "
+        "preemption or resumption.",
     )
-    device: str = setting("auto", "auto, cpu, or a torch device such as cuda:0.")
+    device: str = setting("auto", "Device: auto, cpu, or a torch device such as cuda:0.")
     max_model_len: int | None = setting(
-        None, "Longest prompt plus output, in tokens; default: what the model was made for."
+        None, "Longest prompt plus output, in tokens; default: the limit of the model."
     )
     num_threads: int | None = setting(
-        None, "Threads of the executor; default: the cores this process may use."
+        None, "Number of executor threads; default: the cores available to this process."
     )
 
     def __post_init__(self) -> None:
@@ -69,16 +72,17 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The KV cache."""
+    """Size and format of the KV cache."""
 
     block_size: int = setting(16, "Tokens per KV block.")
     kv_cache_memory_bytes: int | None = setting(
-        None, "Size of the KV cache, e.g. 2G; default: chosen from the memory that is free."
+        None, "Size of the KV cache in bytes, e.g. 2G; default: computed from the free memory."
     )
-    kv_cache_dtype: str = setting("auto", "How keys and values are held: auto, bf16 or int8.")
-    enable_prefix_caching: bool = setting(True, "Reuse the blocks of equal prefixes.")
+    kv_cache_dtype: str = setting("auto", "Data type of the KV cache: auto, bf16 or int8.")
+    enable_prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
     preemption_store_bytes: int | None = setting(
-        None, "Memory for blocks of preempted requests; 0: none; default: a quarter of the cache."
+        None,
+        "Bytes of the offload store of preempted requests; 0: none; default: 1/4 of the KV cache.",
     )
 
     def __post_init__(self) -> None:
@@ -88,39 +92,38 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Who runs when."""
+    """Limits and policy of the scheduler."""
 
-    max_num_seqs: int = setting(64, "Most requests running at once.")
+    max_num_seqs: int = setting(64, "Most sequences in the running set.")
     max_num_batched_tokens: int = setting(512, "Most tokens computed in one step.")
     scheduling_policy: str = setting(
         "fair",
-        "Order of the waiting line: fair (tenants by their shares, then by priority), deadline "
-        "(by what was promised), fcfs or priority.",
+        "Order of the waiting queue: fair (by fair share of tenants, then by priority), deadline "
+        "(by SLO targets), fcfs or priority.",
     )
     max_wait_s: float = setting(
         10.0,
-        "Aging: a request that has waited so long since it arrived or was last preempted, in "
-        "seconds, goes before all others, under fair before all others of its tenant, and smaller "
-        "requests no longer overtake it when it does not fit.",
+        "Aging: seconds of waiting, since arrival or the last preemption, until a request goes "
+        "first (under fair: first of its tenant) and is no longer bypassed.",
     )
     prefill_floor: int = setting(
-        64, "Tokens of a step that decodes leave to prefill while any waits."
+        64, "Tokens of each step reserved for prefill while a request waits for prefill."
     )
     prefill_cap: int | None = setting(
         None,
-        "Most prefill tokens in a step that also decodes; default: whatever the budget leaves.",
+        "Most prefill tokens in a step with decodes; default: the rest of the token budget.",
     )
     kv_watermark: float = setting(
-        0.01, "Share of the KV blocks that admission leaves free for running requests to grow into."
+        0.01, "Share of the KV blocks (0 to 1) that admission leaves free as headroom."
     )
-    max_preemptions: int = setting(4, "After so many preemptions a request is immune.")
+    max_preemptions: int = setting(4, "Number of preemptions after which a request is immune.")
     mode: str = setting(
         "auto",
-        "What a step's size follows: auto (the tightest TPOT target that is active), latency (the "
-        "same, and short steps where nobody has a target), throughput (large steps) or fixed.",
+        "Step size: auto (by the tightest active TPOT target), latency (the same, and short steps "
+        "without targets), throughput (large steps) or fixed.",
     )
     preemption_method: str = setting(
-        "auto", "How blocks are given up: auto (by cost), trim, checkpoint or recompute."
+        "auto", "Preemption method: auto (the cheapest), trim, checkpoint or recompute."
     )
 
     def __post_init__(self) -> None:
@@ -133,7 +136,8 @@ class SchedulerConfig:
             )
         if self.prefill_cap is not None and self.prefill_cap < self.prefill_floor:
             raise ConfigError(
-                f"prefill_cap ({self.prefill_cap}) is below prefill_floor ({self.prefill_floor})"
+                f"prefill_cap ({self.prefill_cap}) must be at least prefill_floor "
+                f"({self.prefill_floor})"
             )
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
@@ -143,75 +147,74 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The HTTP side."""
+    """The HTTP server: addresses, keys, limits and engine restarts."""
 
     host: str = setting(
-        "127.0.0.1", "Address to listen on; the default is reachable from this machine only."
+        "127.0.0.1", "Address to listen on; the default accepts only connections from this machine."
     )
     port: int = setting(8000, "Port to listen on.")
     api_key: tuple[str, ...] = setting(
-        (), "Keys clients must send; none means no authentication. May be given more than once."
+        (), "API key that clients must send; repeatable; without a key there is no authentication."
     )
     api_keys_file: str | None = setting(
-        None, "File of hashed keys, one per client; `headway keys new` writes it."
+        None, "File of hashed API keys, written by `headway keys new`."
     )
     tenants_file: str | None = setting(
-        None, "YAML file of tenants and tiers, read again when it changes; see `headway tenants`."
+        None, "YAML file of tenants and tiers, reloaded when it changes; see `headway tenants`."
     )
     trusted_proxy: tuple[str, ...] = setting(
-        (), "Addresses or networks whose gateway headers name tenants. May be given more than once."
+        (), "Address or network of a proxy whose gateway headers name tenants; repeatable."
     )
     allowed_host: tuple[str, ...] = setting(
         (),
-        "Host names clients may use, * for any; default: loopback names if the server listens on "
-        "loopback, else any. May be given more than once.",
+        "Host name that clients may use, * for any; repeatable; default: loopback names if the "
+        "server listens on loopback, else any.",
     )
-    admin_host: str = setting("127.0.0.1", "Address of the admin listener, which has /metrics.")
+    admin_host: str = setting("127.0.0.1", "Address of the admin listener, which serves /metrics.")
     admin_port: int | None = setting(8001, "Port of the admin listener; none turns it off.")
-    max_num_samples: int = setting(8, "Most samples (n) of one prompt.")
+    max_num_samples: int = setting(8, "Most samples (n) per prompt.")
     max_output_tokens_per_request: int = setting(
-        131_072, "Most output tokens one HTTP request may ask for, over all prompts and samples."
+        131_072, "Most output tokens of one HTTP request, over all prompts and samples."
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "Names clients may use for the model; default: the model as given."
+        (), "Model name that clients may use; repeatable; default: the value of model."
     )
-    log_interval_s: float = setting(10.0, "Seconds between two lines of statistics in the log.")
-    max_body_bytes: int = setting(4 * 1024**2, "Largest request body that is read.")
+    log_interval_s: float = setting(10.0, "Seconds between two statistics lines in the log.")
+    max_body_bytes: int = setting(4 * 1024**2, "Largest request body, in bytes.")
     max_num_queued_reqs: int = setting(
         256,
-        "Most requests in the waiting queue; more are refused with 503. Under fair, of one tenant; "
-        "twice as many of all.",
+        "Most waiting requests before 503; under fair, per tenant, and twice as many in all.",
     )
     max_num_queued_tokens: int = setting(
         262_144,
-        "Most prompt tokens in the waiting queue; more are refused with 503. Under fair, of one "
-        "tenant; twice as many of all.",
+        "Most waiting prompt tokens before 503; under fair, per tenant, and twice as many in all.",
     )
     max_num_queued_reqs_per_key: int | None = setting(
         None,
-        "Most requests of one tenant (without a tenants file: of one API key) waiting for a "
-        "seat; more are refused with 429.",
+        "Most waiting requests of one tenant (without a tenants file: of one API key) before 429.",
     )
     max_queue_wait_s: float = setting(
-        10.0, "A request expected to wait longer than this, in seconds, is refused at once."
+        10.0, "Longest expected wait, in seconds; longer waits are refused on arrival."
     )
     max_queue_age_s: float = setting(
-        30.0, "A request that has waited longer than this, in seconds, is refused."
+        30.0, "Longest wait, in seconds; a request that has waited longer is refused."
     )
     slow_reader_timeout_s: float = setting(
-        30.0, "A client that has not read anything for so long, in seconds, is cut off."
+        30.0, "Seconds without a read after which a client is disconnected."
     )
     max_engine_restarts: int = setting(
-        10, "How often a failed engine is replaced within the window; then the answer is 503."
+        10, "Most engine restarts within engine_restart_window_s; beyond, the server answers 503."
     )
-    engine_restart_window_s: float = setting(600.0, "The window of max_engine_restarts, in s.")
+    engine_restart_window_s: float = setting(
+        600.0, "Time window of max_engine_restarts, in seconds."
+    )
     engine_hang_s: float = setting(
         10.0,
-        "An engine with work that ends no step for so long, in seconds, and for 20 times its usual "
-        "step, is taken for hung.",
+        "Least seconds without a finished step, and at least 20 mean steps, after which an engine "
+        "with work counts as hung.",
     )
     shutdown_timeout: float = setting(
-        30.0, "How long, in seconds, answers in progress may take after the first signal to stop."
+        30.0, "Seconds that running requests may take to finish after the first stop signal."
     )
 
     def __post_init__(self) -> None:
@@ -228,18 +231,22 @@ class ServerConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if any(not key for key in self.api_key):
-            raise ConfigError("an api_key is empty")
+            raise ConfigError("api_key must not be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
-    """What is kept of requests that have ended."""
+    """The ledger of finished requests."""
 
     ledger_url: str = setting(
-        "auto", "sqlite:///path, postgresql://..., none, or auto: a file in the state directory."
+        "auto",
+        "Ledger database: sqlite:///path, postgresql://..., none, or auto (a file in the state "
+        "directory).",
     )
-    ledger_retention_days: float | None = setting(90.0, "How long rows are kept; none: for ever.")
-    ledger_spool_bytes: int = setting(2**28, "Most bytes of rows that wait on disk for it.")
+    ledger_retention_days: float | None = setting(
+        90.0, "Days that ledger rows are kept; none: for ever."
+    )
+    ledger_spool_bytes: int = setting(2**28, "Most bytes of ledger rows in the spool on disk.")
 
     def __post_init__(self) -> None:
         _check_at_least(self, 0, "ledger_retention_days", "ledger_spool_bytes")
@@ -247,7 +254,10 @@ class LedgerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All sections. A constructor below takes only the section it needs."""
+    """All sections.
+
+    Each component takes only the section that it needs.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -264,7 +274,10 @@ def load_config(
     file: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """Merge the sources into one Config. Keys are flat and may be spelled with - or _."""
+    """Merge file, environment and flags into one Config.
+
+    Keys are flat and may be spelled with - or _.
+    """
     merged = {_normal(key): value for key, value in (file or {}).items() if value is not None}
     merged.update(_from_environment(os.environ if environ is None else environ))
     merged.update({_normal(key): value for key, value in flags.items() if value is not None})
@@ -283,14 +296,14 @@ def load_config(
 
 
 def state_dir() -> str:
-    """Where this user's programs keep what they must not forget."""
+    """Return the folder for files that must outlive the process."""
     return (os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) + "/headway"
 
 
 def _check_at_least(section: object, low: int, *names: str) -> None:
     for name in names:
         value = getattr(section, name)
-        if value is not None and not value >= low:  # put so that NaN is refused too
+        if value is not None and not value >= low:  # this form refuses NaN too
             raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
@@ -305,8 +318,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     links = sorted(key for key, value in ours.items() if _is_service_link(key, value))
     if links:
         logger.warning(
-            "ignored what Kubernetes sets for a Service, no settings: %s "
-            "(enableServiceLinks: false in the pod's spec turns them off)",
+            "ignored variables that Kubernetes sets for a Service: %s "
+            "(set enableServiceLinks: false in the pod's spec to remove them)",
             ", ".join(links),
         )
         ours = {key: value for key, value in ours.items() if key not in links}
@@ -317,14 +330,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _is_service_link(key: str, value: str) -> bool:
-    """Whether Kubernetes made this variable, by its documented shapes."""
+    """Whether Kubernetes set this variable, by its documented forms."""
     if _SERVICE_PORT.fullmatch(f"{key}={value}"):
         return True
     return _SERVICE_LINK.fullmatch(key) is not None
 
 
 def _convert(name: str, value: object, hint: Any) -> Any:
-    """Read a setting from text or YAML as its declared type."""
+    """Convert a setting from text or YAML to its declared type."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "")):
             return None

@@ -1,36 +1,39 @@
-"""Every exception Headway raises on purpose.
+"""Every exception that Headway raises on purpose.
 
 HeadwayError
-├── InvalidRequestError     the caller's request is wrong; `param` names the field (HTTP 400)
-│   └── NeverFitsError      well formed, but larger than this server can ever hold (HTTP 400)
-├── OverloadedError         no room now; `retry_after_s` says when to come back (HTTP 503)
-│   ├── DeadlineError       it could not be answered within its targets (HTTP 503)
-│   └── TenantLimitError    the caller has its share already (HTTP 429)
-│       └── QuotaError      the caller's tenant has used up a quota; `quota` names it (HTTP 429)
+├── InvalidRequestError     a field of the request is wrong; `param` names the field (HTTP 400)
+│   └── NeverFitsError      the request is larger than this server can ever hold (HTTP 400)
+├── OverloadedError         the waiting queue is full; `retry_after_s` says when to retry (HTTP 503)
+│   ├── DeadlineError       the request cannot meet its targets (HTTP 503)
+│   └── TenantLimitError    the tenant has too many waiting requests (HTTP 429)
+│       └── QuotaError      the tenant has used up a quota; `quota` names the quota (HTTP 429)
 ├── QuarantinedError        the request took the engine down twice (HTTP 500)
-├── SlowReaderError         the client does not read its answer; the connection is closed
+├── SlowReaderError         the client does not read its stream; the server closes the connection
 ├── ConfigError             a flag, environment variable or config file is wrong
-├── LedgerError             the ledger cannot be read or written now
+├── LedgerError             the ledger cannot be read or written
 ├── ModelLoadError          weights, tokenizer or template cannot be read
 └── EngineError             the engine process failed
-    ├── EngineDeadError     it is gone; nothing more will come from it
-    ├── EngineFailedError   it said itself that it failed
-    ├── EngineHungError     it is there, and does nothing
-    ├── ReportError         the API process cannot handle what it reports
-    └── EngineStalledError  work is present and no step makes progress: a bug, said aloud
+    ├── EngineDeadError     the engine process is gone
+    ├── EngineFailedError   the engine process reported an exception and ended
+    ├── EngineHungError     the engine process has work and finishes no step
+    ├── ReportError         the API process failed while handling a report
+    └── EngineStalledError  requests are present and no step schedules any of them: a bug
 
-Errors are raised where they happen and translated into HTTP answers in one place, the server.
+The server translates errors into HTTP responses in one place.
 """
 
 from __future__ import annotations
 
 
 class HeadwayError(Exception):
-    """Root of the tree: catching it catches everything Headway raises on purpose."""
+    """Base of all exceptions that Headway raises on purpose."""
 
 
 class InvalidRequestError(HeadwayError, ValueError):
-    """A request field has a value that is refused; the message says which values are accepted."""
+    """A request field has an invalid value.
+
+    The message says which values are accepted.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -42,7 +45,7 @@ class NeverFitsError(InvalidRequestError):
 
 
 class OverloadedError(HeadwayError):
-    """The server has as much work waiting as it will take on."""
+    """The waiting queue is full."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -50,15 +53,15 @@ class OverloadedError(HeadwayError):
 
 
 class DeadlineError(OverloadedError):
-    """What the request was to be promised cannot be kept, or only by breaking what others were."""
+    """The request cannot meet its targets beside the requests already admitted."""
 
 
 class TenantLimitError(OverloadedError):
-    """The caller has as much work waiting as one caller may have."""
+    """The tenant has as many waiting requests as one tenant may have."""
 
 
 class QuotaError(TenantLimitError):
-    """The caller's tenant has used what it may for now."""
+    """The tenant has used up a quota."""
 
     def __init__(self, message: str, retry_after_s: int, quota: str) -> None:
         super().__init__(message, retry_after_s)
@@ -66,11 +69,11 @@ class QuotaError(TenantLimitError):
 
 
 class QuarantinedError(HeadwayError):
-    """The engine went down twice with this request; it is not tried again."""
+    """The request took the engine down twice and is not tried again."""
 
 
 class SlowReaderError(HeadwayError):
-    """More output is waiting for the client than is kept for one."""
+    """More output waits for the client than the server buffers."""
 
 
 class ConfigError(HeadwayError, ValueError):
@@ -78,11 +81,14 @@ class ConfigError(HeadwayError, ValueError):
 
 
 class LedgerError(HeadwayError):
-    """The database of the ledger does not answer, or not as it should."""
+    """The ledger database does not answer, or returned an error."""
 
 
 class ModelLoadError(HeadwayError):
-    """A model cannot be loaded; the message says what was looked for and where."""
+    """A model cannot be loaded.
+
+    The message says what was looked for, and where.
+    """
 
 
 class EngineError(HeadwayError):
@@ -94,7 +100,7 @@ class EngineDeadError(EngineError):
 
 
 class EngineFailedError(EngineError):
-    """The engine process met an exception, said so and ended."""
+    """The engine process reported an exception and ended."""
 
 
 class EngineHungError(EngineError):
@@ -102,8 +108,8 @@ class EngineHungError(EngineError):
 
 
 class ReportError(EngineError):
-    """Handling a report of the engine raised an exception in the API process."""
+    """The API process failed while handling a report of the engine."""
 
 
 class EngineStalledError(EngineError):
-    """Work is present but step after step schedules nothing."""
+    """Requests are present, but step after step schedules nothing."""

@@ -1,8 +1,8 @@
-"""Reads the header of a GGUF file: its metadata, and where its tensors lie.
+"""Reads the header of a GGUF file: metadata and tensor offsets.
 
-The gguf package's reader builds an array view per string, which takes seconds for a vocabulary;
-this walks the header once. It owns the header format and knows no key's meaning. Tokenizers and
-weights both start here.
+The reader of the gguf package builds an array view per string, which takes seconds for a
+vocabulary; this module walks the header once. Tokenizers and weights both use it. It does not
+interpret keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUPPORTED_VERSIONS = (2, 3)
 _STRING = 8
 _ARRAY = 9
 _UINT64 = 10
-# Value type number -> struct code, for every type of fixed size.
+# Value type number to struct code, for every type of fixed size.
 _SCALARS = {
     0: "B",
     1: "b",
@@ -40,7 +40,7 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: its shape (rows first), its ggml type number, and its place in the file."""
+    """Shape (rows first), ggml type number and file offset of a tensor."""
 
     shape: tuple[int, ...]
     type_id: int
@@ -49,14 +49,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All that stands before the tensors' data."""
+    """Everything before the tensor data."""
 
     metadata: dict[str, MetadataValue]
     tensors: dict[str, TensorEntry]
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The whole header, decoded and bounds-checked."""
+    """Read and bounds-check the whole header."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).read()
@@ -67,7 +67,10 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Cursor:
-    """A cursor over the mapped file. Raises ValueError or struct.error where the bytes run out."""
+    """Read position in the mapped file.
+
+    Raises ValueError or struct.error at the end of the data.
+    """
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -88,19 +91,19 @@ class _Cursor:
         for _ in range(num_keys):
             key = self._strings(1)[0]
             if key in metadata:
-                raise ValueError(f"the key {key!r} stands there twice")
+                raise ValueError(f"the key {key!r} is repeated")
             metadata[key] = self._value(self._scalar("I"))
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"an alignment of {alignment!r}")
+            raise ValueError(f"general.alignment is {alignment!r}, not a number above 0")
         data_at = -(-self._position // alignment) * alignment
         tensors = {
             name: TensorEntry(shape, type_id, data_at + offset)
             for name, shape, type_id, offset in entries
         }
         if len(tensors) != len(entries):
-            raise ValueError("a tensor's name stands there twice")
+            raise ValueError("a tensor name is repeated")
         return GgufHeader(metadata, tensors)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -125,7 +128,7 @@ class _Cursor:
     def _scalars(self, kind: int, count: int) -> list:
         code = _SCALARS.get(kind)
         if code is None:
-            raise ValueError(f"value type {kind} is not supported here")
+            raise ValueError(f"value type {kind} is not supported")
         size = count * struct.calcsize(f"<{code}")
         # Checked before unpacking: a corrupt count must not become an allocation.
         if size > len(self._data) - self._position:

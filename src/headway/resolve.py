@@ -1,6 +1,6 @@
-"""What "auto" means: settings, a model and a machine in; values and the reasons for them out.
+"""Resolves "auto": settings, model and hardware in; values and reasons out.
 
-Pure: it measures nothing and changes nothing.
+Pure: nothing here measures the machine or changes a setting.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What this machine offers."""
+    """Cores, memory and instruction sets of this machine."""
 
     num_cores: int
     available_bytes: int
     isa: tuple[str, ...] = ()
     has_cuda: bool = False
     kernels: str | None = None
-    """The best instruction set of the compiled kernels here; None if they were not built."""
+    """Best instruction set of the compiled kernels here; None if they were not built."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What resolving needs to know of a model."""
+    """What `resolve` needs to know about a model."""
 
     max_model_len: int
     num_parameters: int
     kv_values_per_token: int
-    """Numbers kept per token: layers x 2 x KV heads x head size."""
+    """Values in the KV cache per token: layers x 2 x KV heads x head size."""
     kv_heads_per_token: int = 0
-    """Layers x 2 x KV heads: an int8 cache has one scale for each."""
+    """Layers x 2 x KV heads; an int8 cache has one scale for each."""
     quantization: str | None = None
-    """int8 or int4, if the file's weights are quantized: which of them loses little."""
+    """int8 or int4, the nearest to quantized weights of the file; else None."""
     kernel_misfit: str | None = None
-    """Why the compiled kernels cannot run the model, if they cannot."""
+    """Why the compiled kernels cannot run the model; None if they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings with nothing left to choose, and why each choice was made."""
+    """Settings without "auto", and the reason for each choice."""
 
     dtype: str
     kv_dtype: str
     kernels: str | None
-    """The instruction set of the compiled kernels; None means plain torch."""
+    """Instruction set of the compiled kernels; None means plain torch."""
     device: str
     num_threads: int
     max_model_len: int
@@ -56,7 +56,7 @@ class Resolved:
     num_blocks: int
     kv_cache_bytes: int
     num_slots: int
-    """Blocks of preempted requests that the offload store keeps."""
+    """Blocks that the offload store has room for."""
     reasons: tuple[str, ...]
 
 
@@ -77,7 +77,7 @@ _STORE_SHARE = 16
 
 @dataclass(frozen=True, slots=True)
 class _NumberForm:
-    """How the numbers are held and who multiplies them."""
+    """Data types of weights and KV cache, and the kernels to use."""
 
     dtype: str
     kv_dtype: str
@@ -86,7 +86,7 @@ class _NumberForm:
 
 
 def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
-    """Turn "auto" into values; the reasons say how."""
+    """Return values for every "auto", with reasons."""
     device = config.model.device
     if device == "auto":
         device = "cuda" if hardware.has_cuda else "cpu"
@@ -162,7 +162,7 @@ def _resolve_form(
 def _usable_kernels(
     config: Config, model: ModelFacts, hardware: Hardware, device: str
 ) -> tuple[str | None, str]:
-    """The instruction set to use the compiled kernels with, or why they cannot be used."""
+    """Return the instruction set for the compiled kernels, or why none is usable."""
     asked, best = config.model.kernels.lower(), hardware.kernels
     if asked not in ("auto", "none", *KERNELS):
         raise ConfigError(
@@ -173,7 +173,7 @@ def _usable_kernels(
     if best is None:
         return None, "they were not built (reinstall where a C++ compiler is found)"
     if asked != "auto" and KERNELS.index(asked) > KERNELS.index(best):
-        raise ConfigError(f"this machine has no {asked}; its best kernels are {best}")
+        raise ConfigError(f"kernels is {asked}, which this machine lacks; use at most {best}")
     if device != "cpu":
         return None, f"they compute on the CPU, not on {device}"
     if model.kernel_misfit is not None:
@@ -187,11 +187,11 @@ def _resolve_dtype(
     asked: str, model: ModelFacts, hardware: Hardware, kernels: str | None
 ) -> tuple[str, str]:
     if asked.lower() in _DTYPES:
-        return _DTYPES[asked.lower()], "as asked"
+        return _DTYPES[asked.lower()], "as set"
     if asked != "auto":
         raise ConfigError(f"dtype must be auto, fp32, bf16, int8 or int4, got {asked!r}")
     if kernels is not None and model.quantization is not None:
-        return model.quantization, "nearest to what the file has"
+        return model.quantization, "nearest to the file"
     if hardware.has_cuda or "amx_bf16" in hardware.isa or "avx512_bf16" in hardware.isa:
         return "bf16", "this machine multiplies bf16 matrices in hardware"
     return "fp32", "this machine has no bf16 matrix instructions"
@@ -212,7 +212,7 @@ def _resolve_blocks(
     asked = config.cache.kv_cache_memory_bytes
     if asked is not None:
         num_blocks = asked // block_bytes
-        why = f"KV cache {asked / GIB:.2f} GiB: as asked"
+        why = f"KV cache {asked / GIB:.2f} GiB: as set"
     else:
         weight_bytes = int(model.num_parameters * WEIGHT_BYTES[form.dtype])
         free = max(0, hardware.available_bytes - weight_bytes)
@@ -235,10 +235,13 @@ def _resolve_blocks(
 def _resolve_slots(
     config: Config, hardware: Hardware, block_bytes: int, num_blocks: int
 ) -> tuple[int, str]:
-    """The offload store: as asked, or a quarter of the KV cache while that is little memory."""
+    """Return the size of the offload store, and the reason.
+
+    The default is a quarter of the KV cache, bounded by a share of the free memory.
+    """
     asked = config.cache.preemption_store_bytes
     if asked is not None:
-        num_slots, why = asked // block_bytes, "as asked"
+        num_slots, why = asked // block_bytes, "as set"
     else:
         in_memory = hardware.available_bytes // _STORE_SHARE // block_bytes
         num_slots, why = min(num_blocks // 4, in_memory), "a quarter of the KV cache"

@@ -77,13 +77,13 @@ def test_the_paragraph_of_a_wait_for_blocks_and_for_the_share() -> None:
     ("cause", "words"),
     [
         ("kv_blocks", "for KV blocks held mostly by tenant b"),
-        ("running_limit", "for a place in the running set, most of it taken by tenant b"),
+        ("running_limit", "for room in the running set, taken mostly by tenant b"),
         ("tenant_share", "because its tenant had used its share"),
         ("tier_order", "because requests of a higher tier went first"),
         ("deadline_order", "because requests with less time left went first"),
-        ("token_budget", "because the tokens of each step were taken"),
+        ("token_budget", "because the token budget of each step was used up"),
         ("prefill_cap", "because of the cap on prompt tokens in a step"),
-        ("executor_busy", "while the step before was still running"),
+        ("executor_busy", "while the previous step was running"),
     ],
 )
 def test_every_cause_has_its_words(cause: str, words: str) -> None:

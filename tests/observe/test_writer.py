@@ -155,7 +155,7 @@ def test_beyond_every_bound_rows_are_dropped_and_counted(
     wait_until(lambda: not writer.is_failing and writer.num_pending == 0)
     writer.stop()
     assert numbers_in(sqlite_url)[0] == 100 - writer.num_dropped
-    assert f"{writer.num_dropped} requests dropped" in caplog.text or "1 requests" in caplog.text
+    assert f"{writer.num_dropped} rows dropped" in caplog.text or "1 rows" in caplog.text
 
 
 def test_rows_that_are_too_old_are_forgotten(sqlite_url: str, tmp_path: Path) -> None:

@@ -119,5 +119,6 @@ class EngineCore:
             num_waiting=len(scheduler.waiting),
             num_blocks_used=scheduler.kv.pool.num_used,
             num_blocks=scheduler.kv.pool.num_blocks,
+            service_gap=scheduler.accounts.service_gap(now),
             forecast=scheduler.forecast(now),
         )

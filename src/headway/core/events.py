@@ -126,6 +126,8 @@ class Stepped:
     num_waiting: int
     num_blocks_used: int
     num_blocks: int
+    service_gap: float = 0.0
+    """Largest difference between the service counters of waiting tenants, in weighted tokens."""
     forecast: Forecast | None = None
     """State for SLO admission in other processes."""
 

@@ -1,10 +1,11 @@
-"""Consumers of core events: metrics, the statistics line of the log, traces and the ledger.
+"""Consumers of core events: traces, metrics and the ledger.
 
-Must not import engine or server. `observers.py` wires them.
+Must not import engine or server. In reading order:
 
-    trace/    follows each request and explains its waits
-    metrics/  Prometheus metrics and the statistics line
-    ledger/   one row per finished request, in SQLite or PostgreSQL
+    trace/        follows each request and attributes its waits
+    metrics/      Prometheus metrics and the statistics line of the log
+    ledger/       one row per finished request, in SQLite or PostgreSQL
+    observers.py  wires metrics, audit and ledger
 """
 
 from headway.observe.ledger.ledger import Ledger

@@ -1,4 +1,4 @@
-"""What the server watches its requests with."""
+"""Wires metrics, audit and ledger to the same events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from headway.observe.trace.audit import Audit
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Metrics and the ledger, to be fed from the same events."""
+    """Metrics and ledger of one server."""
 
     metrics: Metrics
     ledger: Ledger
 
 
 def make_observers(metrics: Metrics, config: LedgerConfig, clock: Clock) -> Observers:
-    """Observers whose ledger is as configured; it must be started, and closed in the end."""
+    """Return the observers of a server, with the ledger of the config.
+
+    The caller starts and closes the ledger.
+    """
     archive = open_archive(config)
     ledger = Ledger(Audit(on_wait=metrics.count_wait), clock, archive)
     if archive is not None:

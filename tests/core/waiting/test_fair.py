@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.events import Admitted, Preempted
+from headway.core.events import Admitted, Preempted, Stepped
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import Failure, StepResult
 from headway.core.request import FinishReason, Request
@@ -16,6 +16,7 @@ from headway.core.terms import Terms
 from headway.core.waiting.accounts import (
     BLOCK_S_COST,
     CACHED_COST,
+    GAP_PERIOD_S,
     MAX_IDLE_ACCOUNTS,
     OUTPUT_COST,
     PROMPT_COST,
@@ -50,15 +51,15 @@ class Line:
         weight = fields.pop("weight", 1.0)
         request = make_request(request_id, arrival_order=self._num, **fields)
         request.terms = terms(tenant, is_spot=spot, weight=weight)
-        account = self.accounts.open(request)
+        self.accounts.open(request)
         self.queue.push(request)
-        account.num_waiting += 1
+        self.accounts.begin_wait(request)
         return request
 
     def take(self) -> str:
         request = self.queue.pop()
         assert request is not None
-        self.accounts.of(request).num_waiting -= 1
+        self.accounts.end_wait(request)
         return request.id
 
     def charge(self, tenant: str, amount: float) -> None:
@@ -96,6 +97,36 @@ def test_twice_the_weight_is_twice_the_service():
         taken[tenant] += 1
         line.charge(tenant, 5)
     assert taken == {"a": 20, "b": 10}
+
+
+def test_the_service_gap_is_between_waiting_tenants_only():
+    line = Line()
+    for tenant in "ab":
+        line.join(f"{tenant}0", tenant, weight=2.0 if tenant == "b" else 1.0)
+    line.charge("a", 100)
+    line.charge("b", 60)
+    assert line.accounts.service_gap(0.0) == 100 - 60 / 2
+    line.join("c0", "c")
+    assert line.accounts.service_gap(GAP_PERIOD_S) == 100 - 60 / 2, "c starts at the least counter"
+    line.charge("c", 90)
+    assert line.accounts.service_gap(1.5 * GAP_PERIOD_S) == 100 - 60 / 2, "computed once a period"
+    assert line.accounts.service_gap(2 * GAP_PERIOD_S) == 30 + 90 - 60 / 2
+    assert [line.take(), line.take()] == ["b0", "a0"]
+    assert line.accounts.service_gap(2 * GAP_PERIOD_S) == 0
+    line.accounts.check([])
+
+
+def test_each_step_exports_the_service_gap():
+    engine = Harness(max_num_seqs=1)
+    for number in range(2):
+        for tenant in "ab":
+            engine.add(f"{tenant}{number}", 8, terms=terms(tenant), max_tokens=2)
+    gaps = list[float]()
+    while engine.core.has_work:
+        engine.step()
+        gaps.append(engine.seen(Stepped)[-1].service_gap)
+    assert gaps[0] == 8 * PROMPT_COST + OUTPUT_COST
+    assert gaps[-1] == 0
 
 
 def test_within_a_tenant_priority_goes_first_and_then_the_place():

@@ -318,8 +318,8 @@ def changed_gguf(tmp_path: Path, change: Callable[[GgufFile], object]) -> ModelS
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda file: file.tensors.append(file.tensors[-1]), "twice"),
-        (lambda file: file.metadata.append(file.metadata[-1]), "twice"),
+        (lambda file: file.tensors.append(file.tensors[-1]), "repeated"),
+        (lambda file: file.metadata.append(file.metadata[-1]), "repeated"),
         (lambda file: file.tensors[0].dims.insert(0, 0), "no rows of whole Q8_0 blocks"),
         (lambda file: file.tensors[0].dims.__setitem__(1, 63), "no rows of whole Q8_0 blocks"),
         (lambda file: file.tensors[0].dims.clear(), "no rows of whole"),
@@ -350,7 +350,7 @@ def test_a_size_that_no_tensor_has_is_refused_before_it_is_allocated(tmp_path):
 @pytest.mark.parametrize("content", ["[]", "3", "{", "[" * 100_000, '{"a":' * 100_000])
 def test_json_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
         open_checkpoint(locate(str(tmp_path)))
 
 

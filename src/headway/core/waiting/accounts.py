@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from headway.core.request import Request
 from headway.core.terms import Terms
@@ -21,6 +22,8 @@ BLOCK_S_COST = 0.05
 """Per KV block and second: a request of 20 blocks pays one token a second."""
 MAX_IDLE_ACCOUNTS = 16_384
 """Accounts of idle tenants that are kept; beyond, the longest idle is dropped."""
+GAP_PERIOD_S = 1.0
+"""How often the service gap is computed: 1 ms for 10,000 waiting tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,13 @@ class Accounts:
         """Running samples of all tenants, and samples yet to fork."""
         self.running: dict[str, TenantAccount] = {}
         """Accounts of the tenants that have running requests."""
+        self._waiting: dict[str, TenantAccount] = {}
+        """Accounts of the tenants that have waiting requests."""
         self.active_weight = 0.0
         """Sum of the weights of the tenants with requests that are not spot."""
+        self._gap = 0.0
+        self._gap_at = -inf
+        """When the service gap was last computed."""
         self._accounts: dict[str, TenantAccount] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._marks: dict[str, int] = {}
@@ -164,6 +172,33 @@ class Accounts:
             account = self._accounts[tenant]
             if not account.num_live:
                 del self._accounts[tenant]
+
+    # ----------------------------------------------------------------- waiting
+
+    def begin_wait(self, request: Request) -> None:
+        """Count a request as waiting."""
+        account = self.of(request)
+        account.num_waiting += 1
+        self._waiting[account.tenant] = account
+
+    def end_wait(self, request: Request) -> None:
+        """Count a request as no longer waiting."""
+        account = self.of(request)
+        account.num_waiting -= 1
+        if not account.num_waiting:
+            del self._waiting[account.tenant]
+
+    def service_gap(self, now: float) -> float:
+        """Return the largest difference between the service counters of waiting tenants.
+
+        Looks at every waiting tenant, so the value may be up to GAP_PERIOD_S old.
+        """
+        if len(self._waiting) < 2:
+            return 0.0
+        if now - self._gap_at >= GAP_PERIOD_S:
+            counters = [account.counter for account in self._waiting.values()]
+            self._gap, self._gap_at = max(counters) - min(counters), now
+        return self._gap
 
     # ----------------------------------------------------------------- running
 
@@ -235,6 +270,9 @@ class Accounts:
         weights = [one.weight for one in self._accounts.values() if one.num_not_spot]
         if abs(sum(weights) - self.active_weight) > 1e-6 * (1.0 + sum(weights)):
             raise AssertionError(f"weights {weights} do not add up to {self.active_weight}")
+        waiting = {one.tenant for one in self._accounts.values() if one.num_waiting}
+        if waiting != self._waiting.keys():
+            raise AssertionError(f"tenants {waiting} wait, {self._waiting.keys()} are counted")
         samples: Counter[str] = Counter()
         priorities: dict[str, Counter[int]] = {}
         for request in running:

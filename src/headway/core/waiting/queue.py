@@ -108,7 +108,7 @@ class WaitingQueue:
         """Start a wait: at arrival, after a preemption, or for a sample that found no block."""
         key = self._queue.sort_key(request)
         self._queue.push(request)
-        self._accounts.of(request).num_waiting += 1
+        self._accounts.begin_wait(request)
         self._members[request.id] = request
         self._attribution.start(request, key)
         if request.is_aged:
@@ -131,7 +131,7 @@ class WaitingQueue:
             self._num_aged[tenant] -= 1
             if not self._num_aged[tenant]:
                 del self._num_aged[tenant]
-        self._accounts.of(request).num_waiting -= 1
+        self._accounts.end_wait(request)
         # The next request of the tenant may fit where this one did not.
         self.resume(tenant)
         return self._attribution.stop(request, now)

@@ -1,4 +1,4 @@
-"""The databases a ledger can be in, by the URL that names them."""
+"""Databases of the ledger, by URL."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from headway.observe.ledger.store import Dialect, SqlStore
 
 LOCK_WAIT_S = 1.0
 CONNECT_S = 5
-"""How long one attempt to reach PostgreSQL may take."""
+"""Timeout of one attempt to connect to PostgreSQL."""
 _FILE_MODE = 0o600
 _DIR_MODE = 0o700
 _HOW = "use sqlite:///path/to/ledger.db, postgresql://user@host/database, or none"
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of an SQLite ledger; None if it is in another database."""
+    """Return the file of an SQLite ledger; None for another database."""
     parts = _split(url)
     if parts.scheme != "sqlite":
         return None
     if parts.netloc or not parts.path.strip("/"):
-        raise ConfigError(f"the ledger {url!r} names no file; {_HOW}")
+        raise ConfigError(f"ledger_url {url!r} names no file; {_HOW}")
     return Path(unquote(parts.path))
 
 
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # looked at only when it is asked for
+        _ = parts.port  # urlsplit checks the port only on access
         return parts
     except ValueError as error:
-        raise ConfigError(f"the ledger's URL is not one: {error}; {_HOW}") from error
+        raise ConfigError(f"ledger_url is not a URL: {error}; {_HOW}") from error
 
 
 def make_store(url: str, is_reader: bool = False) -> SqlStore:
-    """A store for this URL; nothing is opened yet."""
+    """Return a store for this URL; the store connects on first use."""
     path = sqlite_path(url)
     if path is not None:
         return SqlStore(_sqlite(path, is_reader), is_reader)
     if urlsplit(url).scheme in ("postgres", "postgresql"):
         return SqlStore(_postgres(url), is_reader)
-    raise ConfigError(f"the ledger cannot be in {urlsplit(url).scheme or url!r}; {_HOW}")
+    raise ConfigError(f"ledger_url: unsupported database {urlsplit(url).scheme or url!r}; {_HOW}")
 
 
 def _sqlite(path: Path, is_reader: bool) -> Dialect:
@@ -61,7 +61,7 @@ def _sqlite(path: Path, is_reader: bool) -> Dialect:
         )
         try:
             if not is_reader:
-                # In this mode readers and the writer do not wait for one another.
+                # In WAL mode readers and the writer do not block each other.
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
@@ -77,7 +77,7 @@ def _postgres(url: str) -> Dialect:
         import psycopg
     except ImportError as error:
         raise ConfigError(
-            "a ledger in PostgreSQL needs psycopg: pip install 'headway[postgres]'"
+            "a ledger_url of PostgreSQL needs psycopg: pip install 'headway[postgres]'"
         ) from error
 
     connect: Callable[..., Any] = psycopg.connect
@@ -87,7 +87,7 @@ def _postgres(url: str) -> Dialect:
             url,
             autocommit=True,
             connect_timeout=CONNECT_S,
-            # A host that vanished must be noticed in seconds, not hours.
+            # A lost host must be detected within seconds, not hours.
             keepalives_idle=CONNECT_S,
             keepalives_interval=CONNECT_S,
             keepalives_count=2,

@@ -1,7 +1,7 @@
-"""The ledger: follows requests by their events, explains them, and has each written when it ends.
+"""The ledger: accounts of live and recent requests, and a stored row per finished request.
 
-Everything here is for the event loop and waits for nothing, but for `find_stored`, which asks the
-database and is for a thread.
+All methods run on the event loop and do not block, except `find_stored`, which queries the database
+and belongs in a thread.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ OFF = "none"
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The written side: who writes, and how to open the store for one question."""
+    """The stored part of the ledger: its writer, and how to open a reader."""
 
     writer: LedgerWriter
     open_reader: Callable[[], Store]
 
 
 def no_prices(_tier: str) -> None:
-    """Nothing costs anything."""
+    """Return no price for any tier."""
 
 
 class Ledger:
-    """Consumes events. Without an archive it knows the live requests and the latest ended ones."""
+    """Consumes events and writes a row for each finished request.
+
+    Without an archive, only live and recent requests are found.
+    """
 
     def __init__(
         self,
@@ -62,23 +65,23 @@ class Ledger:
         self._time_of_day = time_of_day
 
     def consume(self, events: Iterable[Event]) -> None:
-        """Take in the events of at most one step, in the order they happened."""
+        """Consume the events of at most one step, in order."""
         for request in self._audit.consume(events):
             self._write(request)
 
     def set_client_id(self, request_id: str, client_id: str) -> None:
-        """The client knows this request by the id in the header of its answer, too."""
+        """Set the id that the X-Request-Id header of the response has."""
         ended = self._audit.set_client_id(request_id, client_id)
         if ended is not None:
             self._write(ended)
 
     def find(self, name: str, tenant: str | None) -> RequestAccount | None:
-        """A live request, or one that has just ended; any tenant's if it is None."""
+        """Return the account of a live or recent request; of any tenant if `tenant` is None."""
         request = self._audit.find(name, tenant)
         return None if request is None else self._account(request)
 
     def find_stored(self, name: str, tenant: str | None) -> RequestAccount | None:
-        """One that was written. Takes as long as the database takes."""
+        """Return the account of a stored request; blocks on the database."""
         if self.archive is None:
             return None
         store = self.archive.open_reader()
@@ -88,11 +91,12 @@ class Ledger:
             store.close()
 
     def start(self) -> None:
+        """Start the writer threads."""
         if self.archive is not None:
             self.archive.writer.start()
 
     def close(self) -> None:
-        """Write what there is; waits for the database for some seconds."""
+        """Write the remaining rows; blocks for at most some seconds."""
         if self.archive is not None:
             self.archive.writer.stop()
 
@@ -108,26 +112,26 @@ class Ledger:
 
 
 def ledger_url(config: LedgerConfig) -> str:
-    """Where the ledger is, if it is anywhere."""
+    """Return the URL of the ledger, or "none"."""
     if config.ledger_url == "auto":
         return f"sqlite://{quote(str(Path(state_dir()).absolute() / 'ledger.db'))}"
     return config.ledger_url
 
 
 def spool_folder(url: str) -> Path:
-    """Beside an SQLite file; for another database, in the state directory."""
+    """Return the spool folder: beside an SQLite file, else in the state directory."""
     path = sqlite_path(url)
     if path is not None:
         return path.with_name(f"{path.name}.spool")
     parts = urlsplit(url)
-    # Not by the whole URL: a new password must not hide the rows that wait.
+    # Without user and password: a new password must not hide rows in the spool.
     location = f"{parts.hostname}:{parts.port}{parts.path}?{parts.query}"
     digest = hashlib.sha256(location.encode()).hexdigest()[:16]
     return Path(state_dir()) / f"ledger-{digest}.spool"
 
 
 def open_archive(config: LedgerConfig) -> Archive | None:
-    """The written side of the ledger as configured; None if there is to be none."""
+    """Return the stored part of the ledger; None if it is turned off."""
     url = ledger_url(config)
     if url == OFF:
         return None
@@ -136,8 +140,8 @@ def open_archive(config: LedgerConfig) -> Archive | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         if config.ledger_url != "auto":
-            raise ConfigError(f"the ledger's spool {folder} cannot be made: {error}") from error
-        logger.warning("no ledger is written: %s cannot be made: %s", folder, error)
+            raise ConfigError(f"ledger_url: cannot create the spool {folder}: {error}") from error
+        logger.warning("no ledger is written: cannot create %s: %s", folder, error)
         return None
     days = config.ledger_retention_days
     writer = LedgerWriter(

@@ -1,9 +1,9 @@
-"""Rows on their way to the database, on disk: lines of JSON in files of this process.
+"""The spool: rows on disk until the database has them, as lines of JSON.
 
-A row is in the file before the database is asked to take it, so a process that is killed leaves its
-rows behind, and the next one that uses the same folder sends them on. A row may be sent twice; the
-database takes it once. A line is in the page cache at once, which outlives the process; `sync`
-makes it outlive the machine.
+A row is in a file before the writer sends it to the database. If a process is killed, the next
+process that uses the folder sends its rows. A row may be sent twice; the database stores it once.
+An appended line is in the page cache, which survives the process; `sync` makes it survive the
+machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from headway.observe.ledger.usage import Row
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 500
+"""Rows that are read, and sent to the database, at a time."""
 SUFFIX = ".jsonl"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Row).decode
@@ -32,7 +33,7 @@ _decode = msgspec.json.Decoder(Row).decode
 
 @dataclass(slots=True)
 class Segment:
-    """One file of rows, taken by this process."""
+    """One file of rows, locked by this process."""
 
     path: Path
     file: int
@@ -41,26 +42,28 @@ class Segment:
     num_synced_bytes: int = 0
 
     def append(self, content: bytes, num_rows: int) -> None:
+        """Append whole lines."""
         rest = content
         try:
             while rest:
                 rest = rest[os.write(self.file, rest) :]
         except OSError:
-            # Half a line must not stay behind, or the next one would be part of it.
+            # Remove a partial line, or the next line would be joined to it.
             os.ftruncate(self.file, self.num_bytes)
             raise
         self.num_bytes += len(content)
         self.num_rows += num_rows
 
     def remove(self) -> None:
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
         os.close(self.file)
 
 
 class Spool:
-    """The files of this process, and those that others left in the same folder.
+    """The spool files of this process, and files left by dead processes in the same folder.
 
-    One thread appends to a file while another sends off the one before it; at most two are there.
+    One thread appends to the open file while another sends the sealed file; there are at most two.
     Every method may raise OSError.
     """
 
@@ -71,14 +74,15 @@ class Spool:
         self._open: Segment | None = None
         self._sealed: Segment | None = None
         self._num_left_bytes = 0
-        """In the files that others left, when last looked."""
+        """Bytes in the files of other processes, at the last look."""
 
     @property
     def num_rows(self) -> int:
+        """Rows in the files of this process."""
         return sum(one.num_rows for one in self._segments())
 
     def append(self, rows: Sequence[Row]) -> int:
-        """Keep the rows; how many of them, as there is a bound."""
+        """Append rows up to the size limit; return how many were appended."""
         lines = [_encode(row) + b"\n" for row in rows]
         with self._lock:
             room = self._max_bytes - self._num_left_bytes
@@ -95,7 +99,7 @@ class Spool:
             return num_taken
 
     def sync(self) -> None:
-        """Have the disk hold what the page cache holds."""
+        """Flush the files to disk."""
         with self._lock:
             for segment in self._segments():
                 if segment.num_synced_bytes < segment.num_bytes:
@@ -103,22 +107,27 @@ class Spool:
                     segment.num_synced_bytes = segment.num_bytes
 
     def sealed(self) -> Path | None:
-        """The file to be sent off, to which nothing is added any more; None if no row is left."""
+        """Return the file to send, which no longer grows; None if there is no row.
+
+        Seals the open file if no file is sealed.
+        """
         with self._lock:
             if self._sealed is None and self._open is not None and self._open.num_rows:
                 self._sealed, self._open = self._open, None
             return None if self._sealed is None else self._sealed.path
 
     def remove_sealed(self) -> None:
-        """The database has all of it."""
+        """Delete the sealed file; the database has its rows."""
         with self._lock:
             segment, self._sealed = self._sealed, None
             if segment is not None:
                 segment.remove()
 
     def leftover_files(self) -> Iterator[Path]:
-        """Files of processes that are gone. One that has been dealt with before the next is asked
-        for is removed; nobody else takes it meanwhile."""
+        """Yield the files of dead processes.
+
+        Each file stays locked until the next is requested, and is then deleted.
+        """
         others = self._others()
         self._num_left_bytes = sum(_size(path) for path in others)
         for path in others:
@@ -133,7 +142,7 @@ class Spool:
                     os.close(file)
 
     def close(self) -> None:
-        """Let go of the files; those with rows stay."""
+        """Close the files; files with rows stay on disk."""
         with self._lock:
             for segment in self._segments():
                 if segment.num_rows:
@@ -157,14 +166,14 @@ class Spool:
         while True:
             path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{SUFFIX}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            # Between the two lines another process may have taken it for left behind.
+            # Between create and lock, another process may have locked the file as a leftover.
             if _lock(file, path):
                 return Segment(path, file)
             os.close(file)
 
 
 def num_waiting_bytes(folder: Path) -> int:
-    """How much is in the spools of a folder, of living processes or dead."""
+    """Return the bytes in all spool files of a folder."""
     try:
         return sum(_size(path) for path in folder.iterdir() if path.suffix == SUFFIX)
     except OSError:
@@ -172,14 +181,14 @@ def num_waiting_bytes(folder: Path) -> int:
 
 
 def read_rows(path: Path) -> Iterator[list[Row]]:
-    """The rows of a file; lines that are none are reported and left out."""
+    """Yield the rows of a file in chunks; damaged lines are logged and skipped."""
     chunk: list[Row] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 chunk.append(_decode(line))
             except msgspec.MsgspecError:
-                # The end of a file whose writer was killed, or whose disk failed.
+                # The writer was killed, or the disk failed.
                 logger.error("the ledger's spool %s: line %d is damaged", path, number)
             if len(chunk) == CHUNK_ROWS:
                 yield chunk
@@ -195,7 +204,7 @@ def _size(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> bool:
-    """Take a file, if it is nobody's and still the one that goes by this name."""
+    """Lock a file; return False if another process has it or the file was replaced."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

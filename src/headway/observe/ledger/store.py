@@ -1,8 +1,8 @@
-"""Where the ledger is kept: one table of requests, in SQLite or PostgreSQL.
+"""The store of the ledger: one table of requests, in SQLite or PostgreSQL.
 
-Both take the same statements; what differs is in the dialects. Writing a row again changes nothing,
-so whoever is not sure that it was written writes it again. Not for the event loop: every call may
-take as long as the database does.
+Both run the same statements; the dialects hold the differences. Writing a row twice changes
+nothing, so a writer that is not sure writes again. Every call may block as long as the database
+does, so no call belongs on the event loop.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SUMS = (
     "queue_s",
 )
 _COST_PART = 10**6
-# SQLite refuses a sum of whole numbers beyond 64 bits, which is 9 million of the unit of prices: in
-# some currencies not much. So the cost is added up in two parts.
+# SQLite refuses integer sums beyond 64 bits, which is 9 million currency units. So the cost is
+# summed in two parts.
 _COST_SUMS = (f"cost_e12 / {_COST_PART}", f"cost_e12 - cost_e12 / {_COST_PART} * {_COST_PART}")
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the requests of one group came to."""
+    """Sums over the requests of one group."""
 
     group: tuple[str, ...]
     requests: int
@@ -54,27 +54,27 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeRange(msgspec.Struct, frozen=True):
-    """Requests that ended from a moment on and before another, in seconds since 1970."""
+    """Requests that ended in [start, end), in seconds since 1970."""
 
     since: float | None = None
     until: float | None = None
 
 
 class Store(Protocol):
-    """Every method raises LedgerError if the database does not do its part."""
+    """Storage of ledger rows; every method raises LedgerError if the database fails."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """All of them or none."""
+        """Write all rows or none."""
         ...
 
     def find(self, name: str, tenant: str | None) -> RequestAccount | None:
-        """By either id; only that tenant's, unless it is None."""
+        """Return a request by either id; of any tenant if `tenant` is None."""
         ...
 
     def totals(self, by: Sequence[str], span: TimeRange) -> list[Totals]: ...
 
     def prune(self, before: float) -> int:
-        """Forget some requests that ended before; how many."""
+        """Delete some requests that ended before a time; return how many."""
         ...
 
     def close(self) -> None: ...
@@ -82,22 +82,22 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What one kind of database needs said its own way."""
+    """What differs between the databases."""
 
     connect: Callable[[], Any]
     error: type[Exception]
     param: str
     begin: str
-    """Begins a transaction that writes."""
+    """Statement that begins a write transaction."""
     location: str = ""
-    """Where the database is, for messages; no password is in it."""
+    """Location of the database for messages, without a password."""
 
 
 class SqlStore:
-    """A store over one connection, opened when it is needed and again after an error."""
+    """A store over one connection, opened on first use and again after an error."""
 
     def __init__(self, dialect: Dialect, is_reader: bool = False) -> None:
-        """A reader makes no tables: what is not there, it does not find."""
+        """Make a store; a reader does not create tables."""
         self._dialect = dialect
         self._is_reader = is_reader
         self._connection: Any = None
@@ -175,7 +175,7 @@ class SqlStore:
 
     @contextlib.contextmanager
     def _cursor(self) -> Iterator[Any]:
-        """On any error the connection goes, and with it a transaction that is not complete."""
+        """Yield a cursor; any error closes the connection and drops its transaction."""
         try:
             if self._connection is None:
                 self._connection = self._dialect.connect()
@@ -190,7 +190,7 @@ class SqlStore:
             raise
 
     def _ensure_schema(self, cursor: Any) -> None:
-        """Make the tables, if this is a new database, or see that they are of this version."""
+        """Create the tables of a new database, or check the schema version."""
         if not self._is_reader:
             cursor.execute(self._dialect.begin)
             for statement in _schema():
@@ -224,6 +224,6 @@ def _totals(row: Sequence[Any], num_columns: int) -> Totals:
     group, (requests, *sums, high, low) = row[:num_columns], row[num_columns:]
     values = dict(zip(_SUMS, sums, strict=True)) | {"cost_e12": int(high) * _COST_PART + int(low)}
     kinds = {item.name: item.type for item in msgspec.structs.fields(Totals)}
-    # PostgreSQL adds up whole numbers as decimals.
+    # PostgreSQL returns sums of integers as decimals.
     converted = {name: kinds[name](value) for name, value in values.items()}
     return Totals(group=tuple(group), requests=requests, **converted)

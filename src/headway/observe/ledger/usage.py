@@ -1,8 +1,8 @@
-"""What a request used and costs, from its account: a row of the ledger.
+"""A row of the ledger: usage and cost of a request, from its account.
 
-Output tokens are those that went into the answer, as its `usage` field has them. Tokens that had to
-be computed again, after a preemption or in another engine, are counted and never billed. Money is a
-whole number of 1e-12 of whatever unit prices are in, so that sums are exact.
+Output tokens are the tokens in the response, as in its `usage` field. Tokens recomputed after a
+preemption or in another engine are counted and never billed. Money is an integer in units of 1e-12
+of the price unit, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.observe.trace.account import RequestAccount
 COST_UNITS = 10**12
 MILLION = 10**6
 MAX_COST_E12 = 2**63 - 1
-"""What a database holds. A row it cannot take would keep all those behind it from being taken."""
+"""Largest cost that a database column holds; a row beyond would block all later rows."""
 
 
 class TokenPrice(Protocol):
-    """What a million tokens cost."""
+    """Prices per million tokens."""
 
     @property
     def prompt(self) -> float: ...
@@ -36,12 +36,14 @@ class TokenPrice(Protocol):
 
 
 PriceOf = Callable[[str], TokenPrice | None]
-"""The price of a tier, by its name; None if it has none."""
+"""Returns the price of a tier by name; None if the tier has no price."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in the ledger; the fields are the columns. `revision` grows if a request goes on
-    after it had been written: the highest one counts."""
+    """One request in the ledger; the fields are the columns.
+
+    `revision` grows if a request continues after it was written; the highest revision counts.
+    """
 
     request_id: str
     revision: int
@@ -51,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     arrived_at: float
     finished_at: float
     day: str
-    """On which it ended, in UTC."""
+    """UTC day on which the request ended."""
     finish_reason: str
     prompt_tokens: int
     cached_tokens: int
@@ -62,11 +64,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float
     cost_e12: int
     account: str
-    """The account, as JSON."""
+    """The account as JSON."""
 
 
 def row_of(account: RequestAccount, revision: int, price: TokenPrice | None) -> Row:
-    """The row of a request that has ended."""
+    """Return the row of a finished request."""
     finished_at = account.arrived_at + account.duration_s
     return Row(
         request_id=account.id,
@@ -91,7 +93,7 @@ def row_of(account: RequestAccount, revision: int, price: TokenPrice | None) -> 
 
 
 def cost_e12(account: RequestAccount, price: TokenPrice | None) -> int:
-    """Prompts that were taken up, their cached tokens at the price of those, and the output."""
+    """Return the cost: billed prompt tokens, cached tokens at their price, output."""
     if price is None:
         return 0
     num_cached = account.num_billed_cached_tokens
@@ -105,5 +107,5 @@ def cost_e12(account: RequestAccount, price: TokenPrice | None) -> int:
 
 
 def _exact(price: float) -> Decimal:
-    # 0.1 is meant, not the binary number nearest to it.
+    # By way of text, so that 0.1 is exactly 0.1.
     return Decimal(str(price))

@@ -1,9 +1,9 @@
-"""The threads that write the ledger. Whoever has a row hands it over and goes on at once.
+"""The threads that write the ledger; `put` never blocks.
 
-One thread moves rows from memory into the spool; another sends them on to the database. While the
-database does not take them (locked, full, away) they stay in the spool, which is then synced to
-disk, and the database is tried again and again. If the spool cannot take a row either, it stays in
-memory, up to a bound; what is beyond every bound is dropped, counted and logged.
+One thread moves rows from memory into the spool; another sends rows from the spool to the database.
+While the database fails (locked, full, away), rows stay in the spool, the spool is synced to disk,
+and the writer retries with backoff. Rows that do not fit into the spool stay in memory up to a
+limit. Rows beyond that limit are dropped, counted and logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.observe.ledger.usage import Row
 logger = logging.getLogger(__name__)
 
 MAX_BUFFERED_ROWS = 10_000
-"""Rows in memory that are not in the spool."""
+"""Most rows in memory that are not in the spool."""
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 PRUNE_S = 3600.0
@@ -33,14 +33,14 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long rows are kept, and what the time of day is."""
+    """Longest age of a row, and the wall clock."""
 
     max_age_s: float | None = None
     time_of_day: Callable[[], float] = time.time
 
 
 class LedgerWriter:
-    """Owns the store and the spool while it runs."""
+    """Owns the store and the spool while its threads run."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class LedgerWriter:
         max_buffered_rows: int = MAX_BUFFERED_ROWS,
     ) -> None:
         self.num_dropped = 0
-        """Rows lost because nothing had room for them."""
+        """Rows dropped because spool and memory were full."""
         self._store = store
         self._spool = spool
         self._retention = retention or Retention()
         self._max_buffered_rows = max_buffered_rows
         self._queue: deque[Row] = deque()
         self._buffer: list[Row] = []
-        """Taken from the queue, and not in the spool: it has no room for them."""
+        """Rows from the queue that the spool has no room for."""
         self._lock = threading.Lock()
         self._has_rows = threading.Event()
         self._has_work = threading.Event()
@@ -71,25 +71,26 @@ class LedgerWriter:
 
     @property
     def num_pending(self) -> int:
-        """Rows that the database has yet to take."""
+        """Rows that the database does not have yet."""
         return self.num_buffered + self._spool.num_rows
 
     @property
     def num_buffered(self) -> int:
-        """Those of them that would be lost if the process were killed now."""
+        """Pending rows in memory, which a kill would lose."""
         return len(self._queue) + len(self._buffer)
 
     @property
     def is_failing(self) -> bool:
-        """The database did not take rows when last asked to."""
+        """Whether the last write to the database failed."""
         return self._retry_s > 0.0
 
     def start(self) -> None:
+        """Start both threads."""
         self._saver.start()
         self._sender.start()
 
     def put(self, row: Row) -> None:
-        """Hand over a row; never waits."""
+        """Add a row; never blocks."""
         if self.num_buffered >= self._max_buffered_rows:
             self._drop(1)
             return
@@ -97,14 +98,14 @@ class LedgerWriter:
         self._has_rows.set()
 
     def stop(self) -> None:
-        """Write what there is, or leave it in the spool for the next process."""
+        """Write the pending rows, or leave them in the spool for the next process."""
         self._is_stopping = True
         self._has_rows.set()
         self._saver.join(STOP_S)
         self._has_work.set()
         self._sender.join(STOP_S)
         if self._sender.is_alive():
-            logger.error("the ledger's database does not answer; its rows stay in the spool")
+            logger.error("the ledger database does not answer; pending rows stay in the spool")
         if self._buffer:
             self._drop(len(self._buffer))
 
@@ -123,10 +124,10 @@ class LedgerWriter:
             self._has_work.set()
 
     def _save(self) -> None:
-        """What does not go into the spool is held in memory."""
+        """Move rows to the spool; rows that do not fit stay in memory."""
         with self._lock:
             while self._queue:
-                # Counted in both for a moment, rather than in neither.
+                # Append first: a row is counted twice for a moment rather than not at all.
                 self._buffer.append(self._queue[0])
                 self._queue.popleft()
             if not self._buffer:
@@ -153,7 +154,7 @@ class LedgerWriter:
                     self._send()
                     self._prune()
             except Exception:
-                # A ledger that is broken in a way nobody thought of must not become silent.
+                # An unexpected error must not end the thread silently.
                 logger.exception("the ledger cannot be written")
                 self._back_off("the ledger: an unexpected error")
         self._store.close()
@@ -168,7 +169,7 @@ class LedgerWriter:
         return 0.0 if self._has_leftover_files else PRUNE_S
 
     def _send(self) -> None:
-        """Everything there is; what is told twice is taken once."""
+        """Send every pending row; the database ignores rows that it has."""
         try:
             if self._has_leftover_files:
                 for path in self._spool.leftover_files():
@@ -199,8 +200,8 @@ class LedgerWriter:
 
     def _back_off(self, message: str) -> None:
         if not self.is_failing:
-            logger.warning("%s; its rows wait", message)
-            # They may have to wait for long.
+            logger.warning("%s; ledger rows stay in the spool", message)
+            # The rows may stay in the spool for long.
             try:
                 self._spool.sync()
             except OSError as error:
@@ -209,12 +210,13 @@ class LedgerWriter:
         self._retry_at = time.monotonic() + self._retry_s
 
     def _prune(self) -> None:
-        """Now and then: forget what is too old, and see whether another process died."""
+        """Delete rows past their retention, and look for files of dead processes; once per
+        PRUNE_S."""
         age_s, now = self._retention.max_age_s, time.monotonic()
         if self.is_failing or now - self._pruned_at < PRUNE_S:
             return
         try:
-            # A few at a time, so that nobody else is kept waiting for long.
+            # In small batches, so that other writers of the database wait briefly.
             while age_s is not None:
                 if self._store.prune(self._retention.time_of_day() - age_s) < PRUNE_ROWS:
                     break
@@ -228,4 +230,7 @@ class LedgerWriter:
         is_first = self.num_dropped == 0
         self.num_dropped += num_rows
         if is_first or self.num_dropped % 1000 == 0 or num_rows > 1:
-            logger.error("the ledger has no room left: %d requests dropped", self.num_dropped)
+            logger.error(
+                "ledger spool and buffer are full: %d rows dropped; see ledger_spool_bytes",
+                self.num_dropped,
+            )

@@ -2,8 +2,8 @@
 
 In reading order:
 
-    lifetimes.py       how long each stage of a request took
-    goodput.py         SLOs met, and the service gap between tenants
+    lifetimes.py       durations of the stages of a request
+    goodput.py         whether requests met their SLO targets
     tenant_metrics.py  metrics by tenant and tier
     metrics.py         Metrics
     stats_log.py       the statistics line

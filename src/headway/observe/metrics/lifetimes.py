@@ -1,7 +1,7 @@
-"""How long each stage of a request took, worked out from events.
+"""Durations of the stages of a request, from events.
 
-Tokens carry no time of their own: they exist from the end of their step on, so events are taken in
-one step at a time.
+Tokens carry no time: they exist from the end of their step. So events are consumed one step at a
+time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.core.terms import NO_TERMS, Terms
 
 @dataclass(slots=True)
 class Lifetime:
-    """One request, or one forked sample of it, from arrival to end."""
+    """Times and counts of one live request or forked sample."""
 
     num_prompt_tokens: int
     arrived_at: float
@@ -31,7 +31,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The stages of a finished request; None for one it did not reach."""
+    """Durations of a finished request; None for a stage it did not reach."""
 
     reason: FinishReason
     num_prompt_tokens: int
@@ -45,6 +45,7 @@ class Timings:
 
     @property
     def time_per_output_token_s(self) -> float | None:
+        """TPOT; None with fewer than two output tokens."""
         if self.decode_s is None or self.num_output_tokens < 2:
             return None
         return self.decode_s / (self.num_output_tokens - 1)
@@ -52,17 +53,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenGap:
-    """A request gained `num_tokens`, `gap_s` after the ones before (or after it arrived)."""
+    """Tokens gained in a step, and the time since the previous tokens or the arrival."""
 
     gap_s: float
     num_tokens: int
     is_first: bool
     num_prompt_tokens: int
-    """Of the prompt whose prefill this ends; 0 if it ends none."""
+    """Tokens of the prompt whose prefill ended; 0 if none did."""
 
 
 class Lifetimes:
-    """Follows every live request."""
+    """Lifetimes of all live requests."""
 
     def __init__(self) -> None:
         self._live: dict[str, Lifetime] = {}
@@ -71,20 +72,21 @@ class Lifetimes:
         return len(self._live)
 
     def arrive(self, event: Arrived) -> None:
+        """Add a request."""
         self._live[event.request_id] = Lifetime(event.num_prompt_tokens, event.at, event.terms)
 
     def admit(self, event: Admitted) -> bool:
-        """True for a prompt's first admission, when its prefix was looked up for the first time."""
+        """Record an admission; return True for the first one of a prompt."""
         life = self._live.get(event.request_id)
         if life is None or life.waited_s is not None:
             return False
-        # From the moment the API process took the request; `event.waited_s` is without the time
-        # in which there was no engine.
+        # From arrival in the API process; `event.waited_s` excludes time without an engine.
         life.waited_s = event.at - life.arrived_at
         life.admitted_at = event.at
         return True
 
     def fork(self, event: Forked) -> None:
+        """Add a forked sample of a request."""
         parent = self._live.get(event.parent_id)
         if parent is None:
             return
@@ -98,6 +100,7 @@ class Lifetimes:
         )
 
     def emit(self, event: TokensEmitted, at: float) -> TokenGap | None:
+        """Record the tokens of a step; None for an unknown request."""
         life = self._live.get(event.request_id)
         if life is None:
             return None
@@ -111,6 +114,7 @@ class Lifetimes:
         return TokenGap(at - life.arrived_at, num_tokens, True, num_prompt)
 
     def finish(self, event: Finished) -> Timings | None:
+        """Remove a request; return its timings."""
         life = self._live.pop(event.request_id, None)
         if life is None:
             return None
@@ -128,7 +132,7 @@ class Lifetimes:
 
 
 def step_time(events: Sequence[Event]) -> float:
-    """When the last of these events happened: for tokens, the end of their step."""
+    """Return the time of the last event, which is the end of the step."""
     return max((event.at for event in events if not isinstance(event, TokensEmitted)), default=0.0)
 
 

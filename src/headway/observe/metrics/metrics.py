@@ -1,8 +1,8 @@
-"""Prometheus metrics, made from events.
+"""Prometheus metrics, from events.
 
-Names that start with `vllm:` mean what they mean in vLLM, so that dashboards, autoscalers and
-gateways made for it work unchanged; what only Headway measures starts with `headway_`. Samples
-forked from a prompt count as requests of their own.
+Names that start with `vllm:` have the meaning of vLLM, so that its dashboards, autoscalers and
+gateways work unchanged. Names that start with `headway_` are Headway's own. Forked samples count as
+requests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SAMPLE_BUCKETS = (1, 2, 5, 10, 20)
 
 
 class Metrics:
-    """Consumes events and keeps the numbers, on a registry of its own."""
+    """All metrics of a server, in one registry."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Metrics:
         self._make_histograms()
 
     def consume(self, events: Iterable[Event]) -> None:
-        """Take in the events of at most one step, in the order they happened."""
+        """Consume the events of at most one step, in order."""
         events = list(events)
         at = step_time(events)
         for event in events:
@@ -99,33 +99,37 @@ class Metrics:
                     self.count_refusal(event.reason)
 
     def observe_params(self, params: SamplingParams) -> None:
-        """Note what an accepted request asked for; events do not carry it."""
+        """Record the sampling parameters of an accepted request; events do not carry them."""
         self._params_n.observe(params.n)
         if params.max_tokens is not None:
             self._params_max_tokens.observe(params.max_tokens)
 
     def count_refusal(self, reason: str) -> None:
+        """Count a refused request."""
         self._refused.labels(**self._labels, reason=reason).inc()
 
     def count_restart(self, reason: str, num_resubmitted: int) -> None:
+        """Count an engine restart and the requests resent."""
         self._restarts.labels(**self._labels, reason=reason).inc()
-        self._set_idle(0)  # the next engine begins with nothing
+        self._set_idle(0)  # the new engine starts empty
         self._resubmitted.inc(num_resubmitted)
 
     def count_wait(self, terms: Terms, causes: Sequence[CauseShare]) -> None:
-        """A wait is over, and this is what it was for; worked out by the audit."""
+        """Add the seconds of a finished wait, by cause, as the audit attributes them."""
         self._by_tenant.count_wait(terms, causes)
 
     def watch_ledger(self, writer: LedgerWriter) -> None:
+        """Export the state of the ledger writer."""
         self._by_tenant.watch_ledger(writer)
 
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
+        """Export the size of the KV cache."""
         labels = {**self._labels, "block_size": block_size, "num_gpu_blocks": num_blocks}
         self._cache_config.labels(**labels).set(1)
         self._blocks_total.set(num_blocks)
 
     def render(self) -> bytes:
-        """The text that a scraper reads."""
+        """Return the text of a scrape."""
         return generate_latest(self.registry)
 
     # ------------------------------------------------------------------ events
@@ -191,10 +195,11 @@ class Metrics:
         self._waiting.set(0)
         self._blocks_used.set(num_blocks_used)
         self._kv_usage.set(num_blocks_used / self._num_blocks)
+        self._by_tenant.clear_service_gap()
         self._set_idle_shares()
 
     def _set_idle_shares(self) -> None:
-        # These describe a step; when none is running they must not keep the last one's values.
+        # These describe a step, so without a running step they must be 0.
         self._occupancy.set(0)
         self._fill.set(0)
 
@@ -210,27 +215,29 @@ class Metrics:
         return self._plain(Histogram, name, text, buckets=tuple(buckets))
 
     def _plain(self, kind: Any, name: str, text: str, **options: Any) -> Any:
-        """A metric with no labels but the common ones, which are filled in."""
+        """Return a metric that has only the common labels."""
         metric = kind(name, text, list(self._labels), registry=self.registry, **options)
         return metric.labels(**self._labels)
 
     def _make_gauges(self) -> None:
         self._running = self._gauge("vllm:num_requests_running", "Requests in the running set.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the waiting queue.")
-        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, from 0 to 1.")
+        self._kv_usage = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1."
+        )
         self._cache_config = Gauge(
             "vllm:cache_config_info",
-            "The KV cache, described by its labels.",
+            "KV cache configuration, as labels.",
             [*self._labels, "block_size", "num_gpu_blocks"],
             registry=self.registry,
         )
         self._occupancy = self._gauge(
-            "headway_slot_occupancy", "Sequences in the last step / max_num_seqs."
+            "headway_slot_occupancy", "Sequences in the last step over max_num_seqs."
         )
         self._fill = self._gauge(
-            "headway_token_budget_fill", "Tokens in the last step / the token budget."
+            "headway_token_budget_fill", "Tokens in the last step over the token budget."
         )
-        self._blocks_used = self._gauge("headway_kv_blocks_used", "KV blocks in use.")
+        self._blocks_used = self._gauge("headway_kv_blocks_used", "KV cache blocks in use.")
         self._blocks_total = self._gauge("headway_kv_blocks_total", "Total KV cache blocks.")
 
     def _make_counters(self) -> None:
@@ -241,11 +248,13 @@ class Metrics:
             "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."
         )
         self._num_preemptions = self._counter("vllm:num_preemptions", "Requests preempted.")
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of prefills done.")
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of finished prefills."
+        )
         self._generation_tokens = self._counter("vllm:generation_tokens", "Output tokens.")
         self._finished = Counter(
             "vllm:request_success",
-            "Requests that ended, by reason.",
+            "Finished requests, by finish reason.",
             [*self._labels, "finished_reason"],
             registry=self.registry,
         )
@@ -261,7 +270,7 @@ class Metrics:
         )
         self._restarts = Counter(
             "headway_engine_restarts",
-            "Engine processes replaced, by failure.",
+            "Engine restarts, by reason.",
             [*self._labels, "reason"],
             registry=self.registry,
         )
@@ -286,30 +295,38 @@ class Metrics:
             "vllm:iteration_tokens_total", "Tokens per step.", STEP_TOKEN_BUCKETS
         )
         self._ttft = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS
+            "vllm:time_to_first_token_seconds",
+            "Time from arrival to the first token, in seconds.",
+            TTFT_BUCKETS,
         )
         self._token_gap = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens.", TOKEN_GAP_BUCKETS
+            "vllm:inter_token_latency_seconds",
+            "Time between two output tokens, in seconds.",
+            TOKEN_GAP_BUCKETS,
         )
         self._time_per_output_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time between tokens, per request.",
+            "Mean time per output token of a request, in seconds.",
             TOKEN_GAP_BUCKETS,
         )
         self._e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the end.", LATENCY_BUCKETS
+            "vllm:e2e_request_latency_seconds",
+            "Time from arrival to the end, in seconds.",
+            LATENCY_BUCKETS,
         )
         self._queue_time = self._histogram(
-            "vllm:request_queue_time_seconds", "From arrival to admission.", LATENCY_BUCKETS
+            "vllm:request_queue_time_seconds",
+            "Time from arrival to admission, in seconds.",
+            LATENCY_BUCKETS,
         )
         self._prefill_time = self._histogram(
             "vllm:request_prefill_time_seconds",
-            "From admission to the first token.",
+            "Time from admission to the first token, in seconds.",
             LATENCY_BUCKETS,
         )
         self._decode_time = self._histogram(
             "vllm:request_decode_time_seconds",
-            "From the first token to the last.",
+            "Time from the first token to the last, in seconds.",
             LATENCY_BUCKETS,
         )
         self._request_prompt_tokens = self._histogram(

@@ -1,4 +1,4 @@
-"""One line of statistics for the log, made from events. Knows no logger and no clock."""
+"""The statistics line of the log, from events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.core.events import (
 
 
 class StatsLog:
-    """Consumes events; `line` sums up what happened since the last line."""
+    """Consumes events; `line` summarises the time since the last line."""
 
     def __init__(self, started_at: float) -> None:
         self._last_at = started_at
@@ -32,6 +32,7 @@ class StatsLog:
         self._num_output_tokens = 0
 
     def consume(self, events: Iterable[Event]) -> None:
+        """Count events."""
         for event in events:
             self._num_events += 1
             match event:
@@ -50,9 +51,9 @@ class StatsLog:
                     pass
 
     def line(self, now: float) -> str | None:
-        """The line for the time since the last call; None when there is nothing new to say.
+        """Return the line for the time since the last call; None if idle.
 
-        After the last activity comes one more line, so that the log ends with an idle state.
+        After the last activity follows one more line, so that the log ends with an idle state.
         """
         is_idle = self._num_events == 0 and self._num_live == 0
         text = None if is_idle and self._is_quiet else self._text(max(now - self._last_at, 1e-9))
@@ -65,7 +66,7 @@ class StatsLog:
         step = self._last_step
         num_running = num_waiting = 0
         kv_share = 0.0
-        # After an abort that emptied the engine, the last step is no longer the state.
+        # After an abort of the last request, the last step is out of date.
         if step is not None and self._num_live:
             num_running, num_waiting = step.num_running, step.num_waiting
             kv_share = step.num_blocks_used / step.num_blocks

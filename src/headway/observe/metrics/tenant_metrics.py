@@ -1,7 +1,7 @@
-"""The metrics that tell tenants and tiers apart: who waited for what, who got what was promised.
+"""Metrics by tenant and tier: waits by cause, preemptions, goodput, the service gap.
 
-Labels are bounded: a tenant beyond the first so many goes by "other", whether the names were
-configured or are taken as they come, and so does a tier.
+The number of label values is bounded: tenants beyond the first `max_tenants` share the label
+"other", and so do tiers beyond the first `MAX_TIERS`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from headway.core.events import (
-    Admitted,
-    Arrived,
-    EngineLost,
-    Event,
-    Finished,
-    Forked,
-    Preempted,
-    TokensEmitted,
-)
+from headway.core.events import Event, Preempted, Stepped
 from headway.core.terms import Terms
-from headway.core.waiting.accounts import CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.observe.ledger.writer import LedgerWriter
-from headway.observe.metrics.goodput import NUM_LATEST, Fairness, GoodputWindow, Verdict, verdict_on
+from headway.observe.metrics.goodput import NUM_LATEST, GoodputWindow, Verdict, verdict_on
 from headway.observe.metrics.lifetimes import Timings
 from headway.observe.trace.account import CauseShare
 
@@ -33,13 +23,14 @@ MAX_TIERS = 8
 
 
 class Labels:
-    """The first names seen are kept; the rest share one."""
+    """The first `max_names` names; every later name becomes "other"."""
 
     def __init__(self, max_names: int) -> None:
         self._max_names = max_names
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
+        """Return the label value for a name."""
         if name not in self._known:
             if len(self._known) >= self._max_names:
                 return OTHER
@@ -48,7 +39,7 @@ class Labels:
 
 
 class TenantMetrics:
-    """Consumes events, and the timings that the other metrics work out."""
+    """Metrics by tenant and tier, from events and from the timings of finished requests."""
 
     def __init__(
         self,
@@ -60,42 +51,27 @@ class TenantMetrics:
         self._labels = dict(labels)
         self._tenants = Labels(max_tenants)
         self._tiers = Labels(MAX_TIERS)
-        self._fairness = Fairness()
         self._goodput = GoodputWindow()
-        self._terms: dict[str, Terms] = {}
-        self._waiting: set[str] = set()
         self._make_metrics()
 
     def consume(self, event: Event) -> None:
+        """Update the metrics that depend on a single event."""
         match event:
-            case TokensEmitted():
-                self._emit(event)
-            case Arrived():
-                self._terms[event.request_id] = event.terms
-                self._waiting.add(event.request_id)
-                self._fairness.arrive(event.terms)
-            case Forked():
-                if terms := self._terms.get(event.parent_id):
-                    self._terms[event.request_id] = terms
-                    self._fairness.arrive(terms, is_waiting=False)
-            case Admitted():
-                self._admit(event)
             case Preempted():
-                self._preempt(event)
-            case EngineLost():
-                self._lose_engine()
-            case Finished():
-                self._leave(event.request_id)
+                labels = {"method": str(event.method), "cause": str(event.cause)}
+                self._preemptions.labels(**self._labels, **labels).inc()
+            case Stepped():
+                self._service_gap.set(event.service_gap)
             case _:
                 pass
 
     def count_wait(self, terms: Terms, causes: Sequence[CauseShare]) -> None:
-        """A wait is over."""
+        """Add the seconds of a finished wait, by cause."""
         for share in causes:
             self._wait_s.labels(**self._labels_of(terms), cause=share.cause).inc(share.seconds)
 
     def finish(self, timings: Timings) -> None:
-        """A request is over."""
+        """Count a finished request that has targets."""
         verdict = verdict_on(timings)
         if verdict is Verdict.UNKNOWN:
             return
@@ -107,61 +83,25 @@ class TenantMetrics:
             self._met_requests.labels(**of).inc()
             self._met_tokens.labels(**of).inc(timings.num_output_tokens)
 
+    def clear_service_gap(self) -> None:
+        """Set the service gap to 0: no tenant waits."""
+        self._service_gap.set(0)
+
     def set_model_error(self, share: float) -> None:
-        """By how much the step-time model is off, as a share of the measured time."""
+        """Set the error of the step-time model, as a share of the measured time."""
         self._model_error.set(share)
 
     def watch_ledger(self, writer: LedgerWriter) -> None:
-        self._gauge("headway_ledger_rows_pending", "Rows not yet in the ledger.").set_function(
-            lambda: writer.num_pending
-        )
+        """Export the state of the ledger writer."""
         self._gauge(
-            "headway_ledger_rows_dropped", "Ledger rows dropped: spool and buffer were full."
+            "headway_ledger_rows_pending", "Ledger rows not yet in the database."
+        ).set_function(lambda: writer.num_pending)
+        self._gauge(
+            "headway_ledger_rows_dropped", "Ledger rows dropped because spool and buffer were full."
         ).set_function(lambda: writer.num_dropped)
         self._gauge(
             "headway_ledger_failing", "1 while writes to the ledger's database fail."
         ).set_function(lambda: float(writer.is_failing))
-
-    # ------------------------------------------------------------------ events
-
-    def _admit(self, event: Admitted) -> None:
-        terms = self._terms.get(event.request_id)
-        if terms is None:
-            return
-        if event.request_id in self._waiting:
-            self._waiting.discard(event.request_id)
-            self._fairness.wait(terms, -1)
-        if event.is_resumed:
-            return
-        num_uncached = event.num_tokens - event.num_cached_tokens
-        num_cached = event.num_cached_tokens
-        self._fairness.serve(terms, PROMPT_COST * num_uncached + CACHED_COST * num_cached)
-
-    def _emit(self, event: TokensEmitted) -> None:
-        terms = self._terms.get(event.request_id)
-        if terms is not None:
-            self._fairness.serve(terms, OUTPUT_COST * len(event.token_ids))
-
-    def _preempt(self, event: Preempted) -> None:
-        terms = self._terms.get(event.request_id)
-        self._preemptions.labels(
-            **self._labels, method=str(event.method), cause=str(event.cause)
-        ).inc()
-        if terms is not None and event.request_id not in self._waiting:
-            self._waiting.add(event.request_id)
-            self._fairness.wait(terms, 1)
-
-    def _lose_engine(self) -> None:
-        for request_id, terms in self._terms.items():
-            if request_id not in self._waiting:
-                self._waiting.add(request_id)
-                self._fairness.wait(terms, 1)
-
-    def _leave(self, request_id: str) -> None:
-        terms = self._terms.pop(request_id, None)
-        if terms is not None:
-            self._fairness.leave(terms, request_id in self._waiting)
-            self._waiting.discard(request_id)
 
     # ------------------------------------------------------------------- names
 
@@ -197,15 +137,19 @@ class TenantMetrics:
             "headway_tokens_with_targets", "Output tokens of requests with targets.", *whose
         )
         self._met_tokens = self._counter(
-            "headway_tokens_within_targets", "Output tokens of requests that met them.", *whose
+            "headway_tokens_within_targets",
+            "Output tokens of requests that met all their targets.",
+            *whose,
         )
         self._gauge(
-            "headway_goodput", f"Share of the last {NUM_LATEST} with targets that met them."
+            "headway_goodput",
+            f"Share of the last {NUM_LATEST} requests with targets that met them.",
         ).set_function(lambda: self._goodput.share)
-        self._gauge(
+        self._service_gap = self._gauge(
             "headway_fairness_gap",
-            "Largest difference in weighted tokens served between tenants with work waiting.",
-        ).set_function(lambda: self._fairness.gap)
+            "Largest difference between the service counters of waiting tenants.",
+        )
         self._model_error = self._gauge(
-            "headway_step_time_model_error", "Median error of the step-time model, as a share."
+            "headway_step_time_model_error",
+            "Median error of the step-time model, as a share of the measured time.",
         )

@@ -1,6 +1,6 @@
-"""The account of a request: what is kept of it, and shown to whoever asks why it took so long.
+"""The account of a request: timeline, waits by cause, token counts.
 
-Plain values, written as JSON. Times within a request are seconds since it arrived.
+Plain values, written as JSON. Times within a request are seconds since its arrival.
 """
 
 from __future__ import annotations
@@ -13,59 +13,62 @@ from msgspec.structs import replace
 from headway.core.causes import WaitCause
 
 ENGINE_RESTART = "engine_restart"
-"""From the failure of an engine until the request was with the next one."""
+"""Cause: from an engine failure until the request was resent."""
 UNRECORDED = "unrecorded"
-"""It waited, and nobody said for what: the engine that knew is gone."""
+"""Cause: the engine that knew the cause of this wait is gone."""
 OTHER_TENANT = "another tenant"
 _CAUSES_WITH_HOLDER = frozenset({WaitCause.KV_BLOCKS, WaitCause.RUNNING_LIMIT})
 
 
 class CauseShare(msgspec.Struct, frozen=True, omit_defaults=True):
-    """So many seconds of a wait had this cause."""
+    """Seconds of a wait with one cause."""
 
     cause: str
     seconds: float
     held_by: str = ""
-    """The tenant that held most of what was waited for."""
+    """Tenant that held most of the resource the request waited for."""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the timeline.
+    """One entry of the timeline.
 
-    `kind` is arrived, waited, admitted, first_token, preempted, engine_lost or finished; of a live
-    request also waiting.
+    `kind` is arrived, waited, admitted, first_token, preempted, engine_lost or finished, and for a
+    live request also waiting.
     """
 
     at_s: float
     kind: str
     part: str = ""
-    """Which prompt or sample, if it is not the first."""
+    """Prompt or sample; empty for the first."""
     seconds: float | None = None
-    """How long: a wait; from a preemption, or the loss of an engine, until it ran again."""
+    """Duration of a wait, or of an interruption until the request ran again."""
     causes: tuple[CauseShare, ...] = ()
     num_tokens: int = 0
-    """Of a prompt, found in the cache, lost to a preemption, or put out in the end."""
+    """Tokens of the prompt, of the prefix hit, lost to a preemption, or of the output."""
     by: str = ""
-    """The request that took its place."""
+    """The requester of a preemption."""
     by_tenant: str = ""
     cause: str = ""
-    """What that request was in need of; or the reason of the end."""
+    """What the requester needed, or the finish reason."""
     method: str = ""
 
 
 class RequestAccount(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Everything that is known of a request. Sums go over all its prompts and samples."""
+    """The account of an HTTP request.
+
+    Sums go over all its prompts and samples.
+    """
 
     id: str
     state: str
     """waiting, running or finished."""
     arrived_at: float
-    """Seconds since 1970; the only time of day here."""
+    """Seconds since 1970; the only wall-clock time here."""
     duration_s: float
     tenant: str = ""
     tier: str = ""
     client_id: str = ""
-    """The id in the X-Request-Id header of the answer."""
+    """The X-Request-Id header of the response."""
     finish_reason: str = ""
     num_parts: int = 1
     num_prompt_tokens: int = 0
@@ -76,7 +79,7 @@ class RequestAccount(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     num_billed_cached_tokens: int = 0
     first_token_s: float | None = None
     queue_s: float = 0.0
-    """All its waits, added up; the causes have the same sum."""
+    """Sum of all waits; equals the sum of `causes`."""
     kv_block_s: float = 0.0
     causes: tuple[CauseShare, ...] = ()
     num_preemptions: int = 0
@@ -86,7 +89,7 @@ class RequestAccount(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
 
 def add_up(shares: Iterable[CauseShare]) -> tuple[CauseShare, ...]:
-    """One share for each cause, the longest first; held by who held it longest."""
+    """Return one share per cause, longest first, with its main holder."""
     seconds: dict[str, float] = {}
     holders: dict[str, dict[str, float]] = {}
     for share in shares:
@@ -105,7 +108,7 @@ def add_up(shares: Iterable[CauseShare]) -> tuple[CauseShare, ...]:
 
 
 def cause_shares(seconds: Iterable[tuple[str, float]], held_by: str) -> tuple[CauseShare, ...]:
-    """Causes with who held what was waited for; those without a duration are left out."""
+    """Return shares with a duration above 0; `held_by` only where a holder applies."""
     return tuple(
         CauseShare(str(cause), value, held_by if cause in _CAUSES_WITH_HOLDER else "")
         for cause, value in seconds
@@ -114,7 +117,7 @@ def cause_shares(seconds: Iterable[tuple[str, float]], held_by: str) -> tuple[Ca
 
 
 def for_tenant(account: RequestAccount) -> RequestAccount:
-    """The account as its tenant may see it: others are not named."""
+    """Return the account without the names of other tenants."""
     own = account.tenant
     return replace(
         account,

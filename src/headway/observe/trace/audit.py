@@ -1,9 +1,9 @@
-"""Follows every request through the events about it, and gives the account of each.
+"""Follows every HTTP request by its events, and returns its account.
 
-A request is what a client sent: its prompts and samples are parts of it, and it has ended when all
-of them have. Each part waits or runs. A wait is closed by an admission or an end, which says what
-it was for; whatever of it no engine accounts for is named as such, so that the causes always add up
-to the time. Memory is bounded by the live requests, and by how much is kept of each.
+The prompts and samples of an HTTP request are its parts; the request ends with its last part. Each
+part waits or runs. An admission or an end closes a wait and names its causes. Time that no engine
+accounts for gets a cause of its own, so the causes always add up to the wait. Memory is bounded by
+the live requests and by a limit per request.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from headway.observe.trace.names import split_id
 from headway.observe.trace.parts import RequestPart, account_of
 
 MAX_RECENT = 1000
-"""Accounts of ended requests that are kept at hand."""
+"""Most accounts of finished requests in memory."""
 
 WaitListener = Callable[[Terms, Sequence[CauseShare]], None]
 
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One HTTP request, live or just ended."""
+    """One HTTP request, live or finished."""
 
     id: str
     terms: Terms
     parts: dict[str, RequestPart] = field(default_factory=dict[str, RequestPart])
     client_id: str = ""
     revision: int = 0
-    """How often it has ended: it goes on if another of its prompts comes after the others."""
+    """How often the request ended; it continues if a further prompt arrives after the others
+    ended."""
 
     @property
     def is_live(self) -> bool:
@@ -61,30 +62,29 @@ _decode = msgspec.msgpack.Decoder(TrackedRequest).decode
 
 
 class Audit:
-    """Consumes events; `consume` returns the requests that they ended."""
+    """Follows requests; `consume` returns the requests that ended."""
 
     def __init__(self, on_wait: WaitListener | None = None, max_recent: int = MAX_RECENT) -> None:
         self._on_wait = on_wait
         self._max_recent = max_recent
         self._live: dict[str, TrackedRequest] = {}
         self._parts: dict[str, tuple[TrackedRequest, RequestPart]] = {}
-        """The live parts, by their own ids."""
+        """Live parts by id."""
         self._recent: OrderedDict[str, bytes] = OrderedDict()
-        """Packed: so many small objects that live for so long would keep whole pages from going
-        back to the system."""
+        """Finished requests, packed: many small long-lived objects would pin whole memory pages."""
         self._by_client: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
-        """Requests that have not ended."""
+        """Number of live requests."""
         return len(self._live)
 
     def consume(self, events: Iterable[Event]) -> list[TrackedRequest]:
-        """Take in the events of at most one step, in the order they happened."""
+        """Consume the events of at most one step, in order."""
         events = list(events)
         at = step_time(events)
         ended: dict[str, TrackedRequest] = {}
         for event in events:
-            if isinstance(event, TokensEmitted):  # by far the most
+            if isinstance(event, TokensEmitted):  # the most frequent event
                 if found := self._parts.get(event.request_id):
                     found[1].emit(len(event.token_ids), at)
             elif isinstance(event, Finished):
@@ -115,7 +115,7 @@ class Audit:
                 pass
 
     def set_client_id(self, request_id: str, client_id: str) -> TrackedRequest | None:
-        """The client knows this request by another id too; the request, if it has ended already."""
+        """Set the client's id; return the request if it has already ended."""
         request = self._find_by_id(request_id)
         if request is None:
             return None
@@ -124,8 +124,10 @@ class Audit:
         return None if request.is_live else self._close(request)
 
     def find(self, name: str, tenant: str | None) -> TrackedRequest | None:
-        """By either of its ids; only that tenant's, unless it is None. A client may have used one
-        id twice: the last one counts."""
+        """Return a request by either id; of any tenant if `tenant` is None.
+
+        If a client used an id twice, the latest request is returned.
+        """
         request = self._find_by_id(name)
         if request is None or tenant not in (None, request.terms.tenant):
             names = self._by_client.items()
@@ -135,7 +137,7 @@ class Audit:
         return request
 
     def _find_by_id(self, request_id: str) -> TrackedRequest | None:
-        """As it is, if it is live; if it has ended, a copy."""
+        """Return a live request, or a copy of a finished one."""
         if request := self._live.get(request_id):
             return request
         packed = self._recent.get(request_id)
@@ -144,9 +146,9 @@ class Audit:
     def check(self) -> None:
         for request in self._live.values():
             if not request.is_live:
-                raise AssertionError(f"{request.id} has ended and is still followed")
+                raise AssertionError(f"{request.id} has ended and is still tracked")
         if len(self._recent) > self._max_recent:
-            raise AssertionError(f"{len(self._recent)} ended requests are kept")
+            raise AssertionError(f"{len(self._recent)} finished requests exceed max_recent")
         parts = {
             part.id for one in self._live.values() for part in one.parts.values() if part.is_live
         }
@@ -154,7 +156,7 @@ class Audit:
             raise AssertionError("the live parts are not those of the live requests")
         known = self._live.keys() | self._recent.keys()
         if not known.issuperset(self._by_client.values()):
-            raise AssertionError("a name leads to a request that is not kept")
+            raise AssertionError("a client id maps to an unknown request")
 
     # ------------------------------------------------------------------ events
 
@@ -212,7 +214,7 @@ class Audit:
 
 
 def account(request: TrackedRequest, now: float, wall_offset_s: float) -> RequestAccount:
-    """The account of a request as it is now; `wall_offset_s` makes times of day of our times."""
+    """Return the account as of `now`; `wall_offset_s` converts to wall-clock time."""
     return account_of(
         request.id,
         request.terms,

@@ -1,4 +1,4 @@
-"""An account in plain words: one paragraph, and a small timeline below it."""
+"""An account as text: one paragraph and a timeline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headway.observe.trace.account import (
 )
 
 MIN_SHOWN_S = 0.0005
-"""Shorter than that is not worth a word."""
+"""Shorter durations are left out."""
 BAR_WIDTH = 40
 
 _CAUSES: dict[str, str] = {
-    WaitCause.EXECUTOR_BUSY: "while the step before was still running",
-    WaitCause.TOKEN_BUDGET: "because the tokens of each step were taken",
+    WaitCause.EXECUTOR_BUSY: "while the previous step was running",
+    WaitCause.TOKEN_BUDGET: "because the token budget of each step was used up",
     WaitCause.PREFILL_CAP: "because of the cap on prompt tokens in a step",
-    WaitCause.RUNNING_LIMIT: "for a place in the running set",
+    WaitCause.RUNNING_LIMIT: "for room in the running set",
     WaitCause.KV_BLOCKS: "for KV blocks",
     WaitCause.KV_QUOTA: "because its tenant was at its KV quota",
     WaitCause.TENANT_SHARE: "because its tenant had used its share",
@@ -35,11 +35,11 @@ _CAUSES: dict[str, str] = {
     UNRECORDED: "for a cause that was not recorded",
 }
 _HOLDERS: dict[str, str] = {
-    WaitCause.RUNNING_LIMIT: ", most of it taken by {}",
+    WaitCause.RUNNING_LIMIT: ", taken mostly by {}",
     WaitCause.KV_BLOCKS: " held mostly by {}",
 }
 _NEEDS: dict[str, str] = {
-    WaitCause.RUNNING_LIMIT: "needed a place in the running set",
+    WaitCause.RUNNING_LIMIT: "needed room in the running set",
     WaitCause.KV_BLOCKS: "needed KV blocks",
     WaitCause.KV_QUOTA: "needed KV blocks of its tenant's quota",
     WaitCause.TENANT_SHARE: "had more of its share left",
@@ -48,7 +48,7 @@ _NEEDS: dict[str, str] = {
 }
 _METHODS: dict[str, str] = {
     PreemptionMethod.TRIM: "the last {} computed tokens were dropped",
-    PreemptionMethod.CHECKPOINT: "its state was put aside, {} tokens of it lost",
+    PreemptionMethod.CHECKPOINT: "its blocks were offloaded, {} tokens lost",
     PreemptionMethod.RECOMPUTE: "all {} computed tokens were dropped",
 }
 _ENDS = {
@@ -61,7 +61,7 @@ _ENDS = {
 
 
 def as_dict(account: RequestAccount) -> dict[str, Any]:
-    """The account with its words, ready for JSON."""
+    """Return the account with its text, ready for JSON."""
     return {
         "object": "request.explanation",
         **msgspec.to_builtins(account),
@@ -71,7 +71,7 @@ def as_dict(account: RequestAccount) -> dict[str, Any]:
 
 
 def paragraph(account: RequestAccount) -> str:
-    """What happened to a request, and why it took as long as it did."""
+    """Return what happened to a request and why it took as long as it did."""
     sentences = [_arrival(account), _wait(account)]
     if account.first_token_s is not None:
         sentences.append(f"Its first token came after {seconds(account.first_token_s)}.")
@@ -108,7 +108,7 @@ def _wait(account: RequestAccount) -> str:
 
 
 def cause_text(share: CauseShare) -> str:
-    """So long, and what for."""
+    """Return the duration and the reason of one cause."""
     holder = _HOLDERS.get(share.cause, "").format(_tenant(share.held_by)) if share.held_by else ""
     return f"{seconds(share.seconds)} {_CAUSES.get(share.cause, share.cause)}{holder}"
 
@@ -156,7 +156,7 @@ def _end(account: RequestAccount) -> str:
 
 
 def timeline(account: RequestAccount) -> str:
-    """A line for each thing that happened, with a bar that shows where in its life it was."""
+    """Return one line per entry, with a bar that shows its time."""
     life_s = max(account.duration_s, 1e-9)
     lines = [
         f"{entry.at_s:9.3f} s  {_bar(entry, life_s)}  {_line(entry)}" for entry in account.timeline
@@ -202,12 +202,12 @@ def _tenant(name: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration with as many digits as it is worth."""
+    """Format a duration with a sensible number of digits."""
     if value < 0.0995:
         return f"{value * 1000:.0f} ms" if value >= 0.0095 else f"{value * 1000:.1f} ms"
     return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
 
 
 def count(number: int, noun: str) -> str:
-    """1 token, 2 tokens."""
+    """Format a count with its noun: 1 token, 2 tokens."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

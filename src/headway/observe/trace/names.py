@@ -1,7 +1,7 @@
-"""How the engine requests behind one HTTP request are named, and whose part each one is.
+"""Ids of the engine requests behind one HTTP request.
 
-The first prompt goes by the name of the HTTP request itself, `cmpl-1f`; further ones are called
-`cmpl-1f-1` and so on. Samples of a prompt beyond the first are `cmpl-1f#1`, `cmpl-1f-1#1`.
+The first prompt has the id of the HTTP request, `cmpl-1f`; further prompts are `cmpl-1f-1` and so
+on. Samples of a prompt beyond the first are `cmpl-1f#1`, `cmpl-1f-1#1`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _PROMPT = re.compile(r"(.+-.+)-(\d+)")
 
 
 def prompt_id(request_id: str, prompt_index: int) -> str:
-    """The name of one of the prompts of an HTTP request."""
+    """Return the id of a prompt of an HTTP request."""
     return request_id if prompt_index == 0 else f"{request_id}-{prompt_index}"
 
 
 def split_id(part_id: str) -> tuple[str, int, int]:
-    """The HTTP request, and which of its prompts and of that prompt's samples this is."""
+    """Return the HTTP request id, the prompt index and the sample index."""
     prompt, _, sample = part_id.partition("#")
     match = _PROMPT.fullmatch(prompt)
     index = int(sample) if sample.isdecimal() else 0
@@ -25,7 +25,7 @@ def split_id(part_id: str) -> tuple[str, int, int]:
 
 
 def part_name(part_id: str) -> str:
-    """What to call a part in front of a reader: nothing, for the first."""
+    """Return the display name of a part; empty for the first."""
     _, prompt, sample = split_id(part_id)
     words = [f"prompt {prompt + 1}"] if prompt else []
     return ", ".join([*words, f"sample {sample + 1}"] if sample else words)

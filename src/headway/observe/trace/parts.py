@@ -1,4 +1,4 @@
-"""One prompt or sample of a request: whether it waits or runs, since when, and what it gained."""
+"""One prompt or sample of a request: its waits, tokens and timeline."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from headway.observe.trace.account import (
 from headway.observe.trace.names import part_name
 
 MAX_ENTRIES = 64
-"""Of the timeline of one part; what comes after them is counted, and added up all the same."""
+"""Most timeline entries of a part; further entries are counted and still summed."""
 MAX_TIMELINE = 256
-"""Of the timeline of a whole request."""
+"""Most timeline entries of a request."""
 NEGLIGIBLE_S = 1e-6
 _WORST_FIRST = (
     FinishReason.ERROR,
@@ -38,24 +38,24 @@ _WORST_FIRST = (
 
 @dataclass(slots=True)
 class RequestPart:
-    """What the events said of it so far. Times are those of the events."""
+    """State of a part after its events so far; times are event times."""
 
     id: str
     arrived_at: float
     num_prompt_tokens: int
     waiting_since: float | None = None
-    """None while it runs."""
+    """Start of the current wait; None while the part runs."""
     is_fork: bool = False
     unexplained_since: float | None = None
-    """From here on the engine that has it now will say what it waited for."""
+    """Start of the time that the current engine accounts for; None without an engine or a wait."""
     lost_at: float | None = None
-    """Since when it has had no engine."""
+    """When the engine was lost; None while the part has an engine."""
     explained: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """What is known already of the wait it is in."""
+    """Known causes of the current wait."""
     num_to_recompute: int = 0
-    """Tokens that were computed in an engine that failed."""
+    """Tokens computed in an engine that failed."""
     num_cached_tokens: int | None = None
-    """Of its prompt, when it was first admitted; None before."""
+    """Prefix hit of the first admission; None before."""
     num_output_tokens: int = 0
     num_recomputed_tokens: int = 0
     first_token_at: float | None = None
@@ -68,7 +68,7 @@ class RequestPart:
     num_preemptions: int = 0
     num_engines_lost: int = 0
     open_interruptions: list[int] = field(default_factory=list[int])
-    """Which entries tell of interruptions that are not over."""
+    """Indices of entries of interruptions that have not ended."""
     early_preemption: tuple[Preempted, str] | None = None
 
     @property
@@ -77,7 +77,7 @@ class RequestPart:
 
     @property
     def is_billed(self) -> bool:
-        """A prompt that was taken up, unless we failed before there was anything to show for it."""
+        """Whether the prompt is billed: admitted, and not failed before its first token."""
         if self.num_cached_tokens is None or self.is_fork:
             return False
         failed = self.reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
@@ -86,14 +86,15 @@ class RequestPart:
     # ------------------------------------------------------------------ events
 
     def emit(self, num_tokens: int, at: float) -> None:
+        """Record the tokens of a step."""
         if self.first_token_at is None:
             self.first_token_at = at
             self._add_entry(Entry(at, "first_token"))
         self.num_output_tokens += num_tokens
 
     def admit(self, event: Admitted) -> tuple[CauseShare, ...]:
-        """It has a seat; what it waited for."""
-        if self.waiting_since is None:  # a sample that found no block when it forked
+        """End the wait; return its causes."""
+        if self.waiting_since is None:  # a sample without a block at its fork
             self.waiting_since = event.at - event.waited_s
         shares = self._close_wait(event.at, event.causes, event.held_by)
         for index in self.open_interruptions:
@@ -113,7 +114,7 @@ class RequestPart:
         return shares
 
     def fork(self, event: Forked) -> RequestPart:
-        """Another sample of the same prompt, which runs unless something says that it waits."""
+        """Return a further sample of the same prompt; the sample runs."""
         return RequestPart(
             event.request_id,
             event.at,
@@ -124,7 +125,7 @@ class RequestPart:
 
     def preempt(self, event: Preempted, by_tenant: str) -> None:
         if self.waiting_since is not None:
-            # Admitted and preempted in one step: the kinds of events come in a fixed order.
+            # Admitted and preempted in one step: a batch groups events by kind.
             self.early_preemption = (event, by_tenant)
             return
         self.waiting_since = self.unexplained_since = event.at
@@ -142,7 +143,7 @@ class RequestPart:
         )
 
     def lose_engine(self, at: float) -> None:
-        """The engine is gone, and with it what it knew of a wait that is not over."""
+        """Start a wait without an engine; its knowledge of the current wait is lost."""
         if self.lost_at is not None:
             return
         # The last token known is yet to be computed; and no event says how far a prompt had come
@@ -169,7 +170,7 @@ class RequestPart:
         self.lost_at, self.unexplained_since = None, at
 
     def finish(self, event: Finished) -> tuple[CauseShare, ...]:
-        """It is over; what it was waiting for, if it did."""
+        """End the part; return the causes of its wait, if it waited."""
         shares: tuple[CauseShare, ...] = ()
         if self.waiting_since is None and event.causes:
             self.waiting_since = event.at - sum(one.seconds for one in event.causes)
@@ -215,7 +216,7 @@ class RequestPart:
             self.num_left_out += 1
 
     def timeline(self, now: float) -> Iterator[Entry]:
-        """Its timeline, in times of the events; of a live one, up to now."""
+        """Return the timeline in event times; for a live part, up to now."""
         if not self.is_fork:
             tokens = self.num_prompt_tokens
             yield Entry(self.arrived_at, "arrived", part_name(self.id), num_tokens=tokens)
@@ -226,8 +227,11 @@ class RequestPart:
 
 
 def fit_causes(causes: Sequence[CauseTime], seconds: float) -> list[tuple[str, float]]:
-    """Causes that add up to no more than this. An engine counts from the arrival of a request;
-    what of that was in another engine, it takes for time before its first look."""
+    """Return causes that add up to at most `limit_s`.
+
+    An engine counts from the arrival of a request, and takes time in another engine for time before
+    its first scheduling pass.
+    """
     excess = sum(one.seconds for one in causes) - seconds
     kept: list[tuple[str, float]] = []
     first = WaitCause.EXECUTOR_BUSY
@@ -248,7 +252,7 @@ def account_of(
     now: float,
     wall_offset_s: float,
 ) -> RequestAccount:
-    """What all parts of a request come to, at this moment."""
+    """Return the account over all parts of a request, as of `now`."""
     arrived_at = min(part.arrived_at for part in parts)
     is_live = any(part.is_live for part in parts)
     until = now if is_live else max(part.finished_at or now for part in parts)
@@ -296,6 +300,6 @@ def _state(parts: Sequence[RequestPart]) -> str:
 
 
 def _reason(parts: Sequence[RequestPart]) -> str:
-    """If not all ended alike, the worst of it."""
+    """Return the worst finish reason of the parts."""
     reasons = {part.reason for part in parts}
     return str(next(reason for reason in _WORST_FIRST if reason in reasons))
