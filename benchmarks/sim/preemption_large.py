@@ -1,13 +1,14 @@
 """What preemption methods are worth where recomputing is dear: long prompts on a large model.
 
-    python -m benchmarks.preemption_large [--requests 200] [--seeds 3] [--json FILE]
+    python -m benchmarks.sim.preemption_large [--requests 200] [--seeds 3] [--json FILE]
 
-The real scheduler on a virtual clock, open arrivals, the pool at 60 % of what the seats would need.
+The real scheduler on a virtual clock, open arrivals, the pool at 60 % of what a full running set
+needs.
 The methods take turns over the same arrivals. A profile says what a step costs:
 
     x20, x100   a prefill token is 20 and 100 times dearer, relative to a decode step, than measured
-                on the small model (0.3 ms beside 8 ms, `benchmarks.growth`). Decode rows are not
-                made dearer, so these are bounds in favour of saving what was computed.
+                on the small model (0.3 ms beside 8 ms, `benchmarks.live.growth`). Decode rows
+                are not made dearer, so these are bounds in favour of saving what was computed.
     gpu         an 8B model in bf16 on a GPU of 2 TB/s and 160 TFLOPS: a decode step reads 16 GB of
                 weights (8 ms), a prefill token takes 16 GFLOP (0.1 ms).
 

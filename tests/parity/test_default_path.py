@@ -1,6 +1,6 @@
 """What the server computes by default against fp32 on the same weights: the real SmolLM2.
 
-`python -m benchmarks.quality "$model" --prompts 64` takes all prompts; `-s` shows the figures.
+`python -m benchmarks.live.quality "$model" --prompts 64` takes all prompts; `-s` shows the figures.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ async def test_clients_that_leave_at_any_moment(launch, tmp_path: Path) -> None:
 
 async def until(server: Any, workers: list[asyncio.Task[None]], name: str, least: float) -> None:
     deadline = time.monotonic() + 60
-    while server.metric(name) < least:
+    # In a thread: the event loop has the streams of the test to read.
+    while await asyncio.to_thread(server.metric, name) < least:
         for worker in workers:
             if worker.done():
                 worker.result()
@@ -169,7 +170,7 @@ async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -
             await asyncio.to_thread(server.wait_ready)
             # Nobody may be under suspicion when the next one is killed: all run again, and go on.
             await until(server, workers, "vllm:num_requests_running", len(workers))
-            gained = server.metric("vllm:generation_tokens_total")
+            gained = await asyncio.to_thread(server.metric, "vllm:generation_tokens_total")
             await until(server, workers, "vllm:generation_tokens_total", gained + 400)
         is_over = True
         await asyncio.gather(*workers)

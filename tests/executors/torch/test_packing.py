@@ -207,7 +207,7 @@ def test_every_number_of_a_block_has_its_own_place():
 
 
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
-@pytest.mark.parametrize(("sizes", "by_turns"), [((64, 32, 32), False), ((48, 48), True)])
+@pytest.mark.parametrize(("sizes", "is_interleaved"), [((64, 32, 32), False), ((48, 48), True)])
 def test_merged_layers_keep_their_rows(dtype, sizes, is_interleaved):
     rows = some_rows(sum(sizes))
     parts = np.split(rows, np.cumsum(sizes)[:-1])
@@ -221,7 +221,7 @@ def test_merged_layers_keep_their_rows(dtype, sizes, is_interleaved):
         np.testing.assert_array_equal(layer.unpack(outputs.tolist()), expected)
 
 
-def test_by_turns_means_a_panel_of_each():
+def test_interleaved_means_a_panel_of_each():
     first, second = _columns([32, 32], is_interleaved=True)
     assert first.tolist() == [*range(16), *range(32, 48)]
     assert second.tolist() == [*range(16, 32), *range(48, 64)]
