@@ -45,8 +45,8 @@ inline Tiles tiles_of(const Attention& a) {
 }
 
 // Writes the exponentials of one row of scores to `weights`; returns their sum. Scores are in
-// powers of 2 and not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score includes the
-// scale of its key, and a weight the scale of its values.
+// powers of 2 and not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score includes
+// the scale of its key, and a weight the scale of its values.
 inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
                          bf16* weights) {
   constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
