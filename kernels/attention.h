@@ -1,4 +1,4 @@
-// Attention straight from the blocks of the KV store. Compiled once per instruction set.
+// Attention on the blocks of the KV store. Compiled once per instruction set.
 
 #pragma once
 
@@ -14,7 +14,7 @@ using namespace headway;
 
 struct Tiles {
   const Attention& a;
-  int first;  // tile of 16 places
+  int first;  // tile of 16 positions
   int last;
   int64_t tile_bytes;
   int tiles_per_block;
@@ -27,37 +27,37 @@ struct Tiles {
   int64_t num() const { return last - first + 1; }
 };
 
-inline int place_of(const Attention& a, int row) {
+inline int position_of(const Attention& a, int row) {
   return a.start + (a.first_row + row) / a.group_size;
 }
 
-// The first place that a query at `place` sees.
-inline int oldest(const Attention& a, int place) {
-  return a.window && place >= a.window ? place - a.window + 1 : 0;
+// The first position that the query at `position` attends to.
+inline int oldest(const Attention& a, int position) {
+  return a.window && position >= a.window ? position - a.window + 1 : 0;
 }
 
 inline Tiles tiles_of(const Attention& a) {
-  // Rows are in the order of their tokens: the first sees the oldest place, the last the newest.
-  const int first = oldest(a, place_of(a, 0));
-  const int last = place_of(a, a.num_rows - 1);
+  // Rows are in token order: the first row sees the oldest position, the last the newest.
+  const int first = oldest(a, position_of(a, 0));
+  const int last = position_of(a, a.num_rows - 1);
   return {a, first / TILE, last / TILE, kv_tile_bytes(a.kv_format, a.head_dim),
           a.block_size / TILE};
 }
 
-// Exponentials of one row's scores to `weights`; returns their sum. Scores are in powers of 2 and
-// not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score takes in the scale of
-// its key, and a weight the scale of its values.
+// Writes the exponentials of one row of scores to `weights`; returns their sum. Scores are in
+// powers of 2 and not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score includes
+// the scale of its key, and a weight the scale of its values.
 inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
                          bf16* weights) {
   constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const float scale = 1.44269504f / __builtin_sqrtf(float(a.head_dim));
-  const int place = place_of(a, row), from = oldest(a, place);
+  const int position = position_of(a, row), from = oldest(a, position);
   const int num = int(tiles.num());
   const int64_t scales_at = int64_t{TILE} * a.head_dim;
   const bool has_scales = a.kv_format == HW_INT8;
-  // Only these tiles have keys that the row must not see.
+  // Only these tiles have keys to mask.
   const int first_whole = (from + TILE - 1) / TILE - tiles.first;
-  const int last_whole = (place + 1) / TILE - 1 - tiles.first;
+  const int last_whole = (position + 1) / TILE - 1 - tiles.first;
   v16f top = splat(-__builtin_inff());
   for (int t = 0; t < num; t++) {
     v16f s = loadf(scores + t * TILE);
@@ -65,7 +65,7 @@ inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float*
     if (has_scales) s *= load<v16f>(tiles.keys(tiles.first + t) + scales_at);
     if (!is_whole) {
       const v16i keys = LANES + (tiles.first + t) * TILE;
-      s = ((keys >= from) & (keys <= place)) ? s : splat(-__builtin_inff());
+      s = ((keys >= from) & (keys <= position)) ? s : splat(-__builtin_inff());
     }
     if (has_scales || !is_whole) store(scores + t * TILE, s);
     top = maximum(top, s);
@@ -127,7 +127,7 @@ inline const bf16* as_bf16(const uint8_t* tile, const Attention& a, bf16* conver
 
 #if defined(HW_WITH_AMX)
 
-// Tiles 0-4 have a row per query and 64 bytes, 5 holds keys, 6 values, 7 weights.
+// Tiles 0-4: one row per query, 64 bytes each; 5: keys; 6: values; 7: weights.
 inline void configure_attention(int num_rows) {
   TileConfig config;
   for (int t = 0; t < 5; t++) {

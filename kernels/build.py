@@ -2,7 +2,7 @@
 
     python kernels/build.py [TARGET FLAG...]    another file, with more flags for the compiler
 
-Without a C++ compiler the package is built all the same; it then computes with plain torch.
+Without a C++ compiler the package is built without kernels and uses plain torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TARGET = KERNELS.parent / "src/headway/executors/cpu/libheadway_kernels.so"
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-psabi"),
-    "-Wno-maybe-uninitialized",  # GCC 12 says so of its own intrinsics
+    "-Wno-maybe-uninitialized",  # GCC 12 warns about its own intrinsics
 )
 AVX512 = (
     *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
@@ -48,9 +48,9 @@ ISA = {
 
 
 def build(target: Path = TARGET, extra_flags: Sequence[str] = ()) -> None:
-    """Compile and link; a CalledProcessError tells what the compiler said."""
+    """Compile and link; CalledProcessError has the compiler output."""
     found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    compiler = shlex.split(found or "")  # CXX may be more than a name: "ccache g++"
+    compiler = shlex.split(found or "")  # CXX may have several words: "ccache g++"
     if not compiler:
         raise FileNotFoundError("no C++ compiler: neither CXX, nor c++, nor g++")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -77,7 +77,7 @@ def build(target: Path = TARGET, extra_flags: Sequence[str] = ()) -> None:
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
-        # Made beside the target and moved over it: whoever has the old one mapped keeps it.
+        # Built beside the target and renamed over it: processes that mapped the old file keep it.
         fresh = target.with_suffix(".new")
         objects = [str(folder / f"{output}.o") for _, output, _ in jobs]
         strip = () if extra_flags else ("-Wl,-s",)
@@ -90,7 +90,7 @@ def _run(command: list[str]) -> None:
 
 
 class CustomBuildHook(Base):
-    """Hatchling calls this before it collects the files of a wheel, editable or not."""
+    """Build hook: Hatchling runs it before it collects the files of a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:

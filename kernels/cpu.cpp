@@ -1,4 +1,4 @@
-// What this machine can run.
+// Detects the instruction sets of this machine.
 
 #include "headway.h"
 

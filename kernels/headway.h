@@ -1,12 +1,12 @@
-// The C interface of the compiled kernels, as Python calls it through ctypes.
+// The C interface of the compiled kernels, called from Python through ctypes.
 //
 // One call runs one whole step: every layer of a decoder over the tokens of every scheduled
-// request, straight on the blocks of the KV store. Nothing here allocates during a step once the
-// largest step has been seen, and nothing depends on torch.
+// request, on the blocks of the KV store. After the largest step so far, no step allocates memory.
+// Nothing depends on torch.
 //
-// Arithmetic: the residual stream, norms, softmax and accumulation are fp32; what goes into a
-// matrix product is bf16. A row's result depends on nothing but its own inputs: not on the other
-// rows, not on how a prompt was cut into chunks, not on the number of threads.
+// Arithmetic: the residual stream, norms, softmax and accumulation are fp32; inputs of matrix
+// products are bf16. The result of a row depends only on its own inputs: not on other rows, not on
+// the chunks of a prompt, not on the number of threads.
 
 #pragma once
 
@@ -16,12 +16,12 @@
 #define HW_API extern "C" __attribute__((visibility("default")))
 #endif
 
-// Bumped whenever anything below changes; Python refuses a library of another version.
+// Increment on every change below; Python refuses a library of another version.
 constexpr int32_t HW_ABI_VERSION = 3;
 
-// How a linear layer's weights are kept. Weights are cut into panels of 16 outputs, and a panel
-// into groups of 32 inputs; within a group, inputs come in pairs, as matrix instructions want
-// them: [group][pair][output][2].
+// Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
+// panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
+// instructions: [group][pair][output][2].
 enum HwFormat : int32_t {
   HW_BF16 = 0,  // 64 bytes per pair of inputs
   HW_INT8 = 1,  // group: 16 fp16 scales, then 16 pairs of 32 bytes
@@ -33,11 +33,11 @@ enum HwIsa : int32_t { HW_PLAIN = 0, HW_AVX2 = 1, HW_AVX512 = 2, HW_AMX = 3 };
 enum HwStatus : int32_t {
   HW_DONE = 0,
   HW_NO_MEMORY = 1,
-  HW_MISFIT = 2,      // shapes or instruction set are not those of the model or the machine
+  HW_MISFIT = 2,      // the model has other shapes, or the machine lacks the instruction set
   HW_NO_THREADS = 3,  // the system refused to start a thread
 };
 
-// How rows arrive that are to be packed: fp32, or blocks of 32 as GGUF files have them.
+// Formats of rows to pack: fp32, or blocks of 32 as in GGUF files.
 enum HwSource : int32_t { HW_F32 = 0, HW_Q4_0 = 1, HW_Q4_1 = 2, HW_Q8_0 = 3 };
 
 struct HwLinear {
@@ -51,12 +51,12 @@ struct HwLinear {
 
 struct HwLayer {
   const float* attention_norm;
-  const float* q_norm;  // null if the model has none
+  const float* q_norm;  // null without QK norm
   const float* k_norm;
   const float* mlp_norm;
   HwLinear qkv;
   HwLinear o;
-  HwLinear gate_up;  // panels of gate and of up by turns
+  HwLinear gate_up;  // panels of gate and up alternate
   HwLinear down;
   int32_t window;  // 0: none
   int32_t unused;
@@ -87,30 +87,30 @@ struct HwModel {
 struct HwStep {
   int32_t num_spans;
   int32_t num_tokens;
-  int32_t num_rows;  // tokens whose logits are wanted
+  int32_t num_rows;  // tokens that need logits
   int32_t unused;
-  const int32_t* token_ids;     // all spans, one after the other
-  const int32_t* starts;        // of each span: the place of its first token
+  const int32_t* token_ids;     // of all spans, concatenated
+  const int32_t* starts;        // of each span: position of its first token
   const int32_t* lengths;       // of each span
-  const int64_t* block_tables;  // of each span: the address of its int32 block ids
+  const int64_t* block_tables;  // of each span: address of its int32 block ids
   const int32_t* rows;
-  float* logits;      // [num_rows][vocab_size], or null if only the best are wanted
+  float* logits;      // [num_rows][vocab_size], or null if only the best is needed
   int32_t* best_ids;  // [num_rows]
   float* best;        // [num_rows]; NaN if a score of the row is not finite
 };
 
-// Seconds by part of the step, added up over steps; see PARTS in kernels.py.
+// Parts of a step for the profile, in seconds over steps; see PARTS in kernels.py.
 enum HwPart { HW_LINEAR, HW_ATTENTION, HW_NORM_ROPE, HW_HEAD, HW_WAIT, HW_NUM_PARTS };
 
 HW_API int32_t hw_abi_version();
-// The best instruction set of this machine, as an HwIsa.
+// Returns the best instruction set of this machine, an HwIsa.
 HW_API int32_t hw_best_isa();
 HW_API int64_t hw_packed_bytes(int32_t format, int64_t num_outputs, int64_t num_inputs);
 HW_API int64_t hw_block_bytes(const HwModel* model);  // in one layer
-// Packs rows of `source` into columns `outputs` of a layer that is packed as `format`.
+// Packs rows of `source` into the columns `outputs` of a layer of format `format`.
 HW_API void hw_pack(uint8_t* target, int32_t format, int32_t source, const void* rows,
                     int64_t num_rows, int64_t num_inputs, const int32_t* outputs);
-// The reverse, for tests: one output's weights as fp32.
+// Unpacks the weights of one output as fp32, for tests.
 HW_API void hw_unpack(const HwLinear* linear, int32_t output, float* target);
 // Sets `engine` if the status is HW_DONE. The model's arrays must outlive the engine.
 HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads, void** engine);
@@ -119,5 +119,5 @@ HW_API void hw_destroy(void* engine);
 HW_API int32_t hw_step(void* engine, const HwStep* step);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);
-// Seconds spent in each part by the calling thread since the last call.
+// Writes the seconds of each part on the calling thread since the last call.
 HW_API void hw_profile(void* engine, double* seconds);

@@ -1,4 +1,4 @@
-// What a step works in: memory that is kept from step to step, counters, a stopwatch.
+// Scratch memory reused between steps, work counters, a profiling timer.
 
 #pragma once
 
@@ -16,7 +16,7 @@ template <typename T>
 class Buffer {
  public:
   ~Buffer() { std::free(data_); }
-  // At least `count` numbers; what was there before is lost.
+  // Returns room for at least `count` numbers; the old contents are lost.
   void reserve(int64_t count) {
     if (count <= count_) return;
     std::free(data_);
@@ -36,7 +36,7 @@ class Buffer {
   int64_t count_ = 0;
 };
 
-// On a cache line of its own, as threads count at the same time.
+// On its own cache line, because threads count concurrently.
 struct alignas(64) Counter {
   std::atomic<int> next{0};
 };
@@ -44,7 +44,7 @@ struct alignas(64) Counter {
 class Stopwatch {
  public:
   explicit Stopwatch(double* seconds) : seconds_(seconds), last_(Clock::now()) {}
-  // Books the time since the last call under `part`.
+  // Adds the time since the last call to `part`.
   void lap(HwPart part) {
     if (!seconds_) return;
     const auto now = Clock::now();

@@ -1,4 +1,4 @@
-// The forward pass: which operation runs on what, in which order, on which thread.
+// The forward pass: order of the operations, and their division over threads.
 
 #include <algorithm>
 #include <cmath>
@@ -80,7 +80,7 @@ class Engine {
   void prepare() {
     const HwStep& s = *step_;
     const int64_t tokens = s.num_tokens;
-    // Products read whole tiles of rows; tokens may be asked for more than once.
+    // Products read whole tiles of rows; a token may be requested more than once.
     const int64_t padded = std::max(s.num_tokens, s.num_rows) + TILE;
     hidden_.reserve(tokens * model_.hidden_size);
     normed_.reserve(padded * model_.hidden_size);
@@ -106,7 +106,7 @@ class Engine {
         }
       }
     }
-    // Long ones first, so that no thread is left with one at the end.
+    // Longest first, so that no thread ends with a long item.
     std::stable_sort(
         items_.begin(), items_.end(),
         [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
@@ -121,15 +121,15 @@ class Engine {
     return step_->starts[item.span] + (item.first_row + item.num_rows) / group_size_;
   }
 
-  // Takes items of a phase until none is left, whoever comes first.
+  // Takes items of a phase from a shared counter until none is left.
   template <typename F>
   void share(int& phase, int count, const F& work) {
     std::atomic<int>& next = counters_[pool_.num_threads() * phase++].next;
     for (int item = next.fetch_add(1); item < count; item = next.fetch_add(1)) work(item);
   }
 
-  // Each thread has a range of its own, as neighbours in memory are prefetched, and helps the
-  // others when it is through.
+  // Each thread has its own range, because adjacent memory is prefetched, and then takes items of
+  // the other ranges.
   template <typename F>
   void share_ranges(int& phase, int count, int thread, const F& work) {
     const int num_threads = pool_.num_threads();
@@ -144,7 +144,7 @@ class Engine {
     }
   }
 
-  // Rows in slices, so that threads take some each.
+  // Divides rows into slices for the threads.
   template <typename F>
   void share_rows(int& phase, int count, const F& work) {
     const int slice = std::clamp(count / (4 * pool_.num_threads()), 1, 32);
@@ -258,7 +258,7 @@ class Engine {
                model_.hidden_size, &normed_[int64_t{t} * model_.hidden_size]);
   }
 
-  // Turns a token's queries and key to its position and writes key and value to the store.
+  // Rotates queries and key of a token to its position and writes key and value to the KV store.
   void place_token(const HwLayer& layer, int index, int t) {
     const HwStep& s = *step_;
     const int hd = model_.head_dim, span = span_of_[t], place = places_[t];
@@ -267,7 +267,7 @@ class Engine {
     float* row = &qkv_[int64_t{t} * (q_size_ + 2 * kv_size_)];
     for (int head = 0; head < model_.num_heads; head++) {
       ops_->norm_rotate(row + head * hd, layer.q_norm, model_.norm_eps, cosines, sines, hd);
-      // All queries of a KV head lie together: [kv head][token][head of the group].
+      // Queries of a KV head are adjacent: [kv head][token][head of the group].
       const int64_t at = int64_t{head / group_size_} * step_->num_tokens + t;
       ops_->to_bf16(row + head * hd, hd, &queries_[(at * group_size_ + head % group_size_) * hd]);
     }
@@ -276,8 +276,8 @@ class Engine {
     const int offset = place % model_.block_size, tiles = model_.block_size / TILE;
     uint8_t* block =
         model_.kv + index * layer_bytes_ + blocks[place / model_.block_size] * block_bytes_;
-    // Attention multiplies the values that a tile lacks by 0, which must not be 0 times NaN: the
-    // last token to enter a tile that was begun in this step clears the rest of it.
+    // Attention multiplies the missing values of a tile by 0, which must not be 0 times NaN. So the
+    // last token written into a tile that this step began clears the rest of the tile.
     const bool is_last = t + 1 == first_token_[span] + s.lengths[span];
     const bool is_new_end =
         is_last && model_.kv_format == HW_BF16 && place / TILE * TILE >= s.starts[span];

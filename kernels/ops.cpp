@@ -1,4 +1,4 @@
-// The operations for one instruction set; the build compiles this file once for each.
+// The operations of one instruction set; the build compiles this file once per set.
 
 #include "ops.h"
 

@@ -1,4 +1,4 @@
-// The operations that exist once per instruction set. Each is called by one thread on one item.
+// Operations compiled once per instruction set. One thread runs each call on one item.
 
 #pragma once
 
@@ -13,7 +13,7 @@ constexpr int GROUP = 32;  // inputs that share a scale
 
 enum class Epilogue { Store, Add, SiluMul, Best };
 
-// A product of activations with some panels of a linear layer, and what becomes of it.
+// A product of activations with panels of a linear layer, and its epilogue.
 struct Product {
   const bf16* inputs;  // [rows][num_inputs], readable up to a multiple of 16 rows
   int num_rows;
@@ -26,22 +26,22 @@ struct Product {
   int32_t* best_ids;
 };
 
-// Queries of one request that share a KV head, against the request's own context.
+// Queries of one request that share a KV head, over the context of the request.
 struct Attention {
   const bf16* queries;  // [rows][head_dim]; row = token * group_size + head within the group
   int num_rows;         // at most 16
   int first_row;        // of the span, so that row r belongs to token (first_row + r) / group_size
   int group_size;
   int head_dim;
-  int start;            // place of the span's first token
+  int start;            // position of the first token of the span
   int window;           // 0: none
-  const uint8_t* kv;    // this layer's blocks
+  const uint8_t* kv;    // blocks of this layer
   int64_t block_bytes;  // of one block of this layer, all heads
   int64_t head_offset;  // of this head's keys within a block
   const int32_t* blocks;
   int block_size;
   int kv_format;
-  bf16* out;  // where row r goes: out + token * out_stride + head * head_dim
+  bf16* out;  // output of row r: out + token * out_stride + head * head_dim
   int64_t out_stride;
 };
 
@@ -51,11 +51,11 @@ struct Ops {
   // `scratch` holds attention_scratch() bytes.
   void (*attend)(const Attention&, uint8_t* scratch);
   void (*norm)(const float* x, const float* weight, float eps, int size, bf16* out);
-  // In place, one head: norm if `weight`, then rotate.
+  // In place, for one head: norm if `weight` is set, then rotate.
   void (*norm_rotate)(float* x, const float* weight, float eps, const float* cosines,
                       const float* sines, int head_dim);
   void (*to_bf16)(const float* x, int size, bf16* out);
-  // Writes one token's key and value of one head into their tiles.
+  // Writes key and value of one token and head into their tiles.
   void (*write_kv)(const float* key, const float* value, int offset, int head_dim, int format,
                    uint8_t* key_tile, uint8_t* value_tile);
   // Zeroes the values of a bf16 tile from token `from` on.
@@ -64,7 +64,7 @@ struct Ops {
   void (*thread_end)();  // once per thread and step
 };
 
-// Bytes of 16 tokens' keys (or values) of one head.
+// Bytes of the keys (or values) of 16 tokens of one head.
 inline int64_t kv_tile_bytes(int format, int head_dim) {
   return format == HW_INT8 ? int64_t{TILE} * head_dim + TILE * 4 : int64_t{TILE} * head_dim * 2;
 }
@@ -84,10 +84,10 @@ inline int64_t panel_bytes(int format, int64_t num_inputs) {
   return num_inputs / GROUP * group_bytes(format);
 }
 
-// Inputs of a panel that are opened at a time.
+// Inputs of a panel that are unpacked at a time.
 constexpr int64_t PANEL_CHUNK = 576;
 
-// Two opened pieces, and a sum for each row and column.
+// Two unpacked pieces, and a sum for each row and column.
 inline int64_t product_scratch(int64_t num_rows) {
   return 2 * PANEL_CHUNK * TILE * 2 + (num_rows + 2 * TILE) * 32 * 4;
 }

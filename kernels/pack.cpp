@@ -1,4 +1,4 @@
-// Packing weights: from rows as checkpoints have them to panels as products read them.
+// Packs weights: from rows of checkpoints to panels of products.
 
 #include <cmath>
 #include <cstring>
@@ -17,7 +17,7 @@ float from_half(uint16_t h) {
   return h & 0x8000 ? -f : f;
 }
 
-// To the nearest, ties to even; what is finite stays so.
+// Rounds to nearest, ties to even; finite numbers stay finite.
 uint16_t to_half(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
@@ -39,7 +39,7 @@ uint16_t to_bfloat(float f) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// 32 weights of one output: whole numbers times a scale plus an offset, or just values.
+// 32 weights of one output: integers times a scale plus an offset, or values.
 struct Group {
   float values[GROUP];
   uint8_t numbers[GROUP];
@@ -60,7 +60,7 @@ int64_t source_bytes(int source) {
   }
 }
 
-// Reads a group; true if it is already made of whole numbers as `format` wants them.
+// Reads a group; returns true if its integers already fit `format`.
 bool read_group(const uint8_t* from, int source, int format, Group& group) {
   if (source == HW_F32) {
     std::memcpy(group.values, from, GROUP * 4);
@@ -96,7 +96,7 @@ void quantize(int format, Group& group) {
     high = v > high ? v : high;
     check += v * 0.0f;
   }
-  low += check;  // NaN if a weight is not finite: the group must not come out as numbers
+  low += check;  // NaN if a weight is not finite, so that the group becomes NaN
   high += check;
   if (format == HW_INT8) {
     group.scale = to_half(std::fmax(std::fabs(low), std::fabs(high)) / 127.0f);

@@ -43,7 +43,7 @@ Pool::Pool(int num_threads) : num_threads_(num_threads), barrier_(num_threads) {
   try {
     for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { loop(i); });
   } catch (...) {
-    close();  // a thread that is destroyed before it is joined ends the process
+    close();  // destroying an unjoined thread ends the process
     throw;
   }
 }

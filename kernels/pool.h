@@ -1,4 +1,4 @@
-// Threads that run one function together, with barriers inside it.
+// A thread pool: all threads run one function, with barriers inside.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace headway {
 
-// Waits briefly by spinning, as the others are usually a few microseconds away; then sleeps, so
-// that a process sharing the cores (the API server) is not starved by waiting.
+// Spins briefly, because the other threads usually arrive within microseconds; then sleeps, so
+// that a process on the same cores (the API process) is not starved.
 class Barrier {
  public:
   explicit Barrier(int num_threads) : num_threads_(num_threads), missing_(num_threads) {}
@@ -31,7 +31,7 @@ class Barrier {
 // The caller of run() is thread 0; the others sleep between runs.
 class Pool {
  public:
-  // Throws std::system_error if the system refuses a thread; none is left then.
+  // Throws std::system_error if a thread cannot be started; all started threads are joined.
   explicit Pool(int num_threads);
   ~Pool();
   Pool(const Pool&) = delete;

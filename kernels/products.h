@@ -1,5 +1,5 @@
-// Products of activations with packed weights, and what becomes of them. Compiled once per
-// instruction set.
+// Products of activations with packed weights, and their epilogues. Compiled once per instruction
+// set.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace {
 
 using namespace headway;
 
-// What becomes of one row of an item's sums: columns 32 * item ... + 31.
+// The epilogue of one row of sums of an item: columns 32 * item ... + 31.
 inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has_second) {
   const int column = item * 32;
   if (p.linear->bias) {
@@ -33,13 +33,13 @@ inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has
       return;
     }
     case Epilogue::Best: {
-      float* best = p.best + row * 32;  // 16 maxima, then 16 sums that turn NaN and stay so
+      float* best = p.best + row * 32;  // 16 maxima, then 16 sums: NaN if one is not finite
       int32_t* ids = p.best_ids + row * 16;
       constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
       v16f top = loadf(best);
       v16i id = load<v16i>(ids);
       v16f check = loadf(best + 16) + a * 0.0f;
-      // Of equals the lowest wins, in whatever order a thread comes by them.
+      // The lowest id wins ties, whatever the order of items.
       const v16i at = LANES + column;
       const v16i is_better = (a > top) | ((a == top) & (at < id));
       id = is_better ? at : id;
@@ -80,15 +80,15 @@ inline void configure_product(int num_rows) {
   load_config(config);
 }
 
-// The inputs of 16 rows that a tile will be loaded with three groups on. They lie in the second
-// cache at best, each row somewhere else, which the processor does not foresee.
+// Prefetches the inputs of 16 rows for the tile three groups ahead. They are in the L2 cache at
+// best, with a large stride between rows, which the hardware prefetcher does not detect.
 inline void prefetch_rows(const bf16* inputs, int64_t width) {
   constexpr int AHEAD = 3 * GROUP;
   for (int r = 0; r < TILE; r++) __builtin_prefetch(inputs + r * width + AHEAD, 0, 3);
 }
 
-// Adds to the sums of up to 32 rows with two panels the inputs `from` to `to`, from 0 if those
-// are the first. `weights(input)` gives 32 inputs of both panels, as two tiles.
+// Adds the inputs `from` to `to` to the sums of up to 32 rows with two panels; clears the sums
+// first if `from` is 0. `weights(input)` returns 32 inputs of both panels, as two tiles.
 template <bool TWO, typename Weights>
 inline void multiply_block(const Product& p, int row, int64_t from, int64_t to, float* sums,
                            const Weights& weights) {
@@ -149,7 +149,7 @@ inline void finish_rows(const Product& p, int item, int row, int count, const fl
   }
 }
 
-// Few rows use a weight once: it goes from the cache line it came in straight to a tile.
+// With few rows a weight is used once: it is unpacked directly into a tile.
 void multiply_few(const Product& p, int item, bool has_second) {
   const int64_t width = p.linear->num_inputs;
   const int format = p.linear->format;
@@ -161,7 +161,7 @@ void multiply_few(const Product& p, int item, bool has_second) {
   configure_product(p.num_rows);
   multiply_rows(p, 0, p.num_rows, 0, width, sums, [&](int64_t k, const bf16** tiles) {
     const int64_t g = k / GROUP;
-    // Panels lie one after the other, and so do the items of a thread.
+    // Panels are contiguous, and so are the items of a thread.
     prefetch(first + g * bytes + PREFETCH_BYTES, bytes);
     prefetch(second + g * bytes + PREFETCH_BYTES, bytes);
     dequantize_group(first + g * bytes, format, ring[g % 4][0]);
@@ -219,7 +219,7 @@ void multiply_some(const Product& p, int item, bool has_second) {
   finish_rows(p, item, 0, p.num_rows, sums, has_second);
 }
 
-// Many rows use a weight often: a piece of the panels is opened once and multiplied with all.
+// With many rows a weight is used often: a piece of the panels is unpacked once for all rows.
 void multiply(const Product& p, int item, uint8_t* scratch) {
   const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
   if (p.linear->format != HW_BF16 && p.num_rows <= 4 * TILE) {

@@ -1,4 +1,4 @@
-// What is done to each token by itself: norms, positions, keys and values. Compiled once per
+// Operations on single tokens: norms, rotary positions, keys and values. Compiled once per
 // instruction set.
 
 #pragma once
@@ -54,7 +54,7 @@ inline float largest(const float* x, int size) {
   return hmax(top);
 }
 
-// Numbers of -127 to 127 in `to`; returns what to multiply them with.
+// Quantizes to -127 ... 127 in `to`; returns the scale.
 inline float quantize(const float* x, int size, int8_t* to) {
   const float top = largest(x, size);
   const float factor = top > 0.0f ? 127.0f / top : 0.0f;
@@ -66,7 +66,7 @@ inline float quantize(const float* x, int size, int8_t* to) {
     v16i whole = __builtin_convertvector(rounded, v16i);
     for (int j = 0; j < 16; j++) to[i + j] = int8_t(whole[j]);
   }
-  // NaN if a number is not finite: whole numbers could not say so.
+  // The scale is NaN if a number is not finite, because int8 has no NaN.
   return top / 127.0f + hsum(check);
 }
 

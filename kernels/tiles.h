@@ -1,4 +1,4 @@
-// The shape of the matrix unit's tiles.
+// Tile configuration of the matrix unit (AMX).
 
 #pragma once
 
@@ -17,14 +17,14 @@ struct alignas(64) TileConfig {
 };
 
 inline void load_config(const TileConfig& config) {
-  // The intrinsic names the first bytes only as its input: without this the compiler may leave
-  // out the others.
+  // The intrinsic declares only the first bytes as input: without this the compiler may drop the
+  // stores of the others.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
-// The intrinsic does not say that it reads memory: without this the compiler may write what is to
-// be loaded only afterwards.
+// The intrinsic does not declare that it reads memory: without this the compiler may move stores
+// of the loaded data behind it.
 #define HW_TILE_LOAD(tile, from, stride) \
   do {                                   \
     asm volatile("" : : : "memory");     \

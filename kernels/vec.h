@@ -1,8 +1,8 @@
-// Vectors of 16 as the compiler's own extension: one source for every instruction set.
+// Vectors of 16 by compiler extension: one source for every instruction set.
 //
 // Everything is in an unnamed namespace, and no standard template is used, because each file that
-// includes this is compiled for one instruction set: a function merged across files by the linker
-// would run instructions that the machine may not have.
+// includes this header is compiled for one instruction set. A function that the linker merges
+// across files could use instructions that the machine lacks.
 
 #pragma once
 
@@ -40,7 +40,7 @@ inline v16f maximum(v16f a, v16f b) { return a > b ? a : b; }
 typedef float v8f __attribute__((vector_size(32)));
 typedef float v4f __attribute__((vector_size(16)));
 
-// By halves, so that the order of additions is the same everywhere.
+// By halves, so that every instruction set adds in the same order.
 inline float hsum(v16f v) {
   const v8f a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -69,7 +69,7 @@ inline v16i join(__m256i low, __m256i high) {
 }
 #endif
 
-// Compilers take conversions between widths apart into single numbers, hence these by hand.
+// Compilers scalarize conversions between widths, hence the intrinsics.
 inline v16i widen_i8(const void* from) {
 #if defined(__AVX512F__)
   return (v16i)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
@@ -100,7 +100,7 @@ inline v16h narrow(v16u v) {
   __m256i low, high;
   memcpy(&low, &v, 32);
   memcpy(&high, (char*)&v + 32, 32);
-  // Packing works within halves of 128 bits; the permutation puts them in order.
+  // Packing works within 128-bit lanes; the permutation restores the order.
   return (v16h)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
 #else
   v16h h;
@@ -126,7 +126,7 @@ inline v16h round_bf16(v16f x) {
 #else
   v16u bits = (v16u)x;
   v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  // A NaN stays one.
+  // NaN stays NaN.
   v16u is_nan = (v16u)(x != x);
   return narrow(rounded | (is_nan & 0x7fc0u));
 #endif
@@ -148,12 +148,12 @@ inline v16f from_fp16(const void* from) {
   v16u h;
   for (int i = 0; i < 16; i++) h[i] = load<v16h>(from)[i];
   v16f magnitude = (v16f)((h & 0x7fffu) << 13) * 0x1p112f;
-  const v16u is_special = (v16u)((h & 0x7c00u) == 0x7c00u);  // infinite, or no number
+  const v16u is_special = (v16u)((h & 0x7c00u) == 0x7c00u);  // infinity or NaN
   return (v16f)((v16u)magnitude | (is_special & 0x7f800000u) | ((h & 0x8000u) << 16));
 #endif
 }
 
-// Within 3 units of the last place from 2^-126 to 2^127; beyond, those two. A NaN stays one.
+// Error within 3 ulp from 2^-126 to 2^127, clamped beyond. NaN stays NaN.
 inline v16f exp2_(v16f x) {
   x = x < -126.0f ? splat(-126.0f) : x;
   x = x > 127.0f ? splat(127.0f) : x;
@@ -168,7 +168,7 @@ inline v16f exp2_(v16f x) {
   return p * (v16f)((__builtin_convertvector(whole, v16i) + 127) << 23);
 }
 
-// Within 2 units of the last place. Division would take longer than all the rest of a SiLU.
+// Error within 2 ulp. A division would take longer than the rest of a SiLU.
 inline v16f reciprocal(v16f x) {
 #if defined(__AVX512F__)
   const v16f guess = (v16f)_mm512_rcp14_ps((__m512)x);

@@ -1,4 +1,4 @@
-// Weights on their way from their packed form to bf16. Compiled once per instruction set.
+// Unpacks weights to bf16. Compiled once per instruction set.
 
 #pragma once
 
@@ -11,7 +11,7 @@ using namespace headway;
 
 // One group of 32 inputs of a panel as bf16: [16 pairs][16 outputs][2].
 inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
-  constexpr int P = 32;  // numbers of a pair of inputs
+  constexpr int P = 32;  // numbers per pair of inputs
   if (format == HW_BF16) {
     memcpy(to, from, 1024);
     return;
@@ -37,7 +37,7 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
   const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12,
                                                    12, 13, 13, 14, 14, 15, 15);
   for (int four = 0; four < 4; four++) {
-    // A byte for each pair: the outputs of the first half below, those of the second above.
+    // One byte per pair: outputs of the first half in the low bits, of the second in the high bits.
     v16u bits = load<v16u>(from + 64 + four * 64);
     for (int pair = four * 4; pair < four * 4 + 4; pair++) {
       const v16f a = low_nibble(bits), b = low_nibble(bits >> 4);
@@ -53,14 +53,14 @@ inline void prefetch(const uint8_t* from, int64_t num_bytes) {
   for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
 }
 
-// Inputs `from` to `to` of a panel as bf16 pairs; bf16 weights are used where they are.
+// Returns inputs `from` to `to` of a panel as bf16 pairs; bf16 weights are not copied.
 inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, int64_t to,
                               bf16* scratch) {
   const uint8_t* data = linear.data + panel * panel_bytes(linear.format, linear.num_inputs);
   const int64_t step = group_bytes(linear.format);
   if (linear.format == HW_BF16) return (const bf16*)(data + from / GROUP * step);
   for (int64_t g = from / GROUP; g < to / GROUP; g++) {
-    // By the time this piece has been multiplied, the next one is there.
+    // Prefetch the next piece while this one is multiplied.
     prefetch(data + g * step + PANEL_CHUNK / GROUP * step, step);
     dequantize_group(data + g * step, linear.format, scratch + (g * GROUP - from) * TILE);
   }

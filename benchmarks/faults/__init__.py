@@ -1,1 +1,1 @@
-"""Servers under bad inputs, leaving clients, dying engines and lost databases."""
+"""Servers under bad inputs, disconnects, engine failures and database outages."""

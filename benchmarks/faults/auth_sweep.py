@@ -1,4 +1,4 @@
-"""Every route, asked for in every way that might get around the keys; nothing may open.
+"""Tries to reach every route without a valid key; every attempt must fail.
 
     python -m benchmarks.faults.auth_sweep MODEL [--json FILE]
 

@@ -1,6 +1,6 @@
-"""The corpus: every named bad input, and those that look bad and must be accepted.
+"""The corpus of bad inputs, and of unusual inputs that must be accepted.
 
-One place to count them and to see that no name is taken twice.
+Checks that no name is used twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prompts and messages of no known shape, and fields that ask for what this server does not do."""
+"""Bad inputs: malformed prompts and messages, and unsupported fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of both endpoints with values of every wrong type, and out of range."""
+"""Bad inputs: every field of both endpoints with wrong types and values out of range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are wrong as HTTP: methods, paths, types, lengths, headers, and plain garbage."""
+"""Bad inputs: malformed HTTP (methods, paths, types, lengths, headers, garbage)."""
 
 from __future__ import annotations
 

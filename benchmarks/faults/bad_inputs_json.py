@@ -1,5 +1,4 @@
-"""Bodies that are not JSON, or JSON of a shape that a parser could stumble over; and bodies that
-must be accepted although they look odd."""
+"""Bad inputs: bodies that are not JSON, or unusual JSON that must be accepted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A client that does nothing wrong, and notices when it is made to wait for those who do.
+"""A well-behaved client that measures whether other clients delay it.
 
-It runs in a process of its own: beside threads that make requests it would have to wait for them,
-and blame the server.
+It runs in its own process, because threads of other clients would delay it and the server would be
+blamed.
 """
 
 from __future__ import annotations

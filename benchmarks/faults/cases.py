@@ -1,5 +1,4 @@
-"""What one case of the bad-input corpus is. A case says what to send and which answer is right;
-it sends nothing itself."""
+"""One case of the bad-input corpus: what to send, and the expected response."""
 
 from __future__ import annotations
 

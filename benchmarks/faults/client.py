@@ -1,4 +1,4 @@
-"""Posts bodies over connections that stay open, as fast as the server takes them."""
+"""Posts bodies over persistent connections as fast as the server accepts them."""
 
 from __future__ import annotations
 

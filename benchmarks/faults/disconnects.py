@@ -1,4 +1,4 @@
-"""Clients that leave at random points, and what remains of them.
+"""Clients that disconnect at random points, and resources that leak.
 
     python -m benchmarks.faults.disconnects MODEL [--clients 5000] [--solo 100] [--json FILE]
     python -m benchmarks.faults.disconnects --fake --clients 500 --solo 30

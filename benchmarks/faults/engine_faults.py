@@ -1,4 +1,4 @@
-"""Faults in the engine under streams that must not notice: who is lost, and how long it takes.
+"""Engine faults under load: lost streams and recovery time.
 
     python -m benchmarks.faults.engine_faults MODEL [--each 20] [--streams 16] [--json FILE]
 

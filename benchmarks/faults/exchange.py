@@ -1,6 +1,6 @@
-"""Sends cases over plain sockets and judges what comes back.
+"""Sends cases over plain sockets and checks the responses.
 
-No HTTP client is used for the corpus: one would mend, or refuse to send, much of what is in it.
+An HTTP client would repair, or refuse to send, much of the corpus.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real engine process, with faults on demand: `python -m benchmarks.faults.faulty_engine`."""
+"""The real engine process with injected faults: `python -m benchmarks.faults.faulty_engine`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`headway serve`, with faults on demand in both of its processes. Arguments: model, settings as
-JSON."""
+"""`headway serve` with injected faults in both processes. Arguments: model, settings as JSON."""
 
 from __future__ import annotations
 

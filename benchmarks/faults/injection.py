@@ -1,5 +1,5 @@
-"""How a fault gets into a process: a battery writes its name into a file, the process takes it out
-of there and acts on it."""
+"""Fault injection: a script writes the name of a fault to a file, the process reads and executes
+it."""
 
 from __future__ import annotations
 

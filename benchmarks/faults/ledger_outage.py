@@ -1,4 +1,4 @@
-"""Is what was streamed in the ledger, once, when its database has been away and engines have died?
+"""Checks that the ledger has each request once, after database outages and engine failures.
 
     python -m benchmarks.faults.ledger_outage MODEL [--down 30] [--kills 20] [--json FILE]
 

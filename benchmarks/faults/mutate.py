@@ -1,5 +1,7 @@
-"""Makes bodies that are nearly right: seeded changes to valid ones, of their structure or of their
-bytes. Whatever comes out may be accepted, so its output is kept short."""
+"""Mutates valid bodies by seed, in structure or in bytes.
+
+A mutated body may be accepted, so its output is short.
+"""
 
 from __future__ import annotations
 

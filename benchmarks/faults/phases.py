@@ -1,6 +1,6 @@
-"""The phases of a run: the corpus, the requests made from the document, the mutated bodies.
+"""Phases of a run: the corpus, requests from the OpenAPI document, mutated bodies.
 
-Each returns what it found; nothing here starts a server or decides whether a run has passed.
+Each phase returns its findings; it neither starts a server nor decides whether a run passed.
 """
 
 from __future__ import annotations

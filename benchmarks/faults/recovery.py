@@ -1,4 +1,4 @@
-"""How long every stream is silent after its engine was killed, with the fake engine.
+"""Measures the pause of every stream after an engine kill, with the fake engine.
 
     python -m benchmarks.faults.recovery [--streams 16] [--step-s 0.1]
 

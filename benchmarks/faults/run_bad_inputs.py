@@ -1,4 +1,4 @@
-"""The whole bad-input battery, with a bystander who must not notice it:
+"""Runs all bad inputs beside a bystander, which must not be delayed:
 
 python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
     [--schemathesis-examples N] [--json FILE]

@@ -1,6 +1,6 @@
-"""Requests made from the server's own OpenAPI document: such as it allows, and such as it does not.
+"""Requests made from the OpenAPI document of the server, valid and invalid.
 
-Each answer is held against the document too.
+Responses are checked against the document too.
 """
 
 from __future__ import annotations

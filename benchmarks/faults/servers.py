@@ -1,4 +1,4 @@
-"""The server under test: one that runs already, one with a real model, or the fake one."""
+"""The server under test: a running one, one with a real model, or the fake one."""
 
 from __future__ import annotations
 

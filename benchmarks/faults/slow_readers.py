@@ -1,4 +1,4 @@
-"""Readers of one byte per second, and whether those beside them notice.
+"""Readers of one byte per second, and their effect on other clients.
 
     python -m benchmarks.faults.slow_readers MODEL [--slow 100] [--normal 16] [--rounds 3]
         [--json FILE]

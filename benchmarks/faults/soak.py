@@ -1,4 +1,4 @@
-"""An hour of ordinary and less ordinary work, and whether anything grows or goes missing.
+"""An hour of mixed load with faults, checked for leaks and lost requests.
 
     python -m benchmarks.faults.soak MODEL [--minutes 60] [--capacity R] [--json FILE] [--plot FILE]
     python -m benchmarks.faults.soak --fake --minutes 1 --capacity 8 --fault-every 10

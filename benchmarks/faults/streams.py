@@ -1,4 +1,4 @@
-"""Clients that stream without end and know what every answer has to be."""
+"""Clients that stream continuously and check every response."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Real servers and real models: throughput, overload, latency targets, quality."""
+"""Real servers and models: throughput, overload, SLO targets, quality."""

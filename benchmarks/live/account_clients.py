@@ -1,4 +1,4 @@
-"""A server with tenants of every kind, and clients that remember what they sent to it.
+"""A server with many kinds of tenants, and clients that record what they send.
 
 For benchmarks/live/accounts.py.
 """

@@ -1,4 +1,4 @@
-"""Does the account of a request add up, and does it name the true cause of its wait?
+"""Checks that accounts of requests add up and name the true cause of each wait.
 
     python -m benchmarks.live.accounts MODEL [--requests 2000] [--json FILE]
     python -m benchmarks.live.accounts --fake --requests 200

@@ -1,4 +1,4 @@
-"""How far a form of the model is from fp32 on the same weights: tokens and logits.
+"""Difference of a data type from fp32 on the same weights, in tokens and logits.
 
 The oracle is plain torch in fp32 on the weights of the file, dequantized; it makes the tokens of
 transformers (tests/parity/test_smollm2.py). A form is compared with it in two ways: given the

@@ -1,4 +1,4 @@
-"""Can a tenant tell by the time to first token what another tenant has asked before?
+"""Measures whether TTFT reveals the prompts of another tenant.
 
     python -m benchmarks.live.cache_probe MODEL [--probes 1000] [--json FILE]
 

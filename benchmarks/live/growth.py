@@ -1,4 +1,4 @@
-"""How a step's time grows: with the number of running requests, and with their context.
+"""Step time by number of running requests and by context length.
 
 python -m benchmarks.live.growth MODEL [--json out.json] [--plot out.png]
 

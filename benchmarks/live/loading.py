@@ -1,4 +1,4 @@
-"""Models as the server would load them for some settings, with a KV store for the quality runs."""
+"""Loads models with given settings and a KV store, for quality runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does with more requests than it can serve.
+"""Server behaviour at more load than its capacity.
 
     python -m benchmarks.live.overload MODEL [--duration 120] [--rounds 1]
         [--json FILE] [--plot FILE]

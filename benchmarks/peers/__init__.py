@@ -1,1 +1,1 @@
-"""The ruler that puts Headway beside its CPU peers: `python -m benchmarks.peers --help`."""
+"""Compares Headway with other CPU engines: `python -m benchmarks.peers --help`."""

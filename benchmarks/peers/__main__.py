@@ -1,4 +1,4 @@
-"""The command line of the ruler: prepare, run, report, roofline."""
+"""Command line of the comparison: prepare, run, report, roofline."""
 
 from __future__ import annotations
 

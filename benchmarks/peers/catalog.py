@@ -1,4 +1,4 @@
-"""Which peers there are: what is installed for each, and how its runner is started."""
+"""The peers: what to install for each, and how to start its runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cold start: from the start of a process to the first token of a 64-token prompt.
+"""Cold start: time from process start to the first token of a 64-token prompt.
 
 For the peers and for Headway as a library, the runner's process; for Headway as a server, the
 process of `headway serve`, and the token as it comes over HTTP. The files are in the page cache

@@ -1,4 +1,4 @@
-"""Runs every contender on every workload, round after round, one at a time."""
+"""Runs every contender on every workload in rounds, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: the commands of Headway's runner and of those of the peers."""
+"""Contenders of a comparison: commands of the runners of Headway and the peers."""
 
 from __future__ import annotations
 

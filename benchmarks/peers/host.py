@@ -1,4 +1,5 @@
-"""The other end of a runner: starts it, asks it with a time limit, halts it between its turns."""
+"""Controls a runner process: starts it, sends requests with a time limit, suspends it between
+turns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes one virtual environment per peer, and the weights as a folder for those that need one.
+"""Makes one virtual environment per peer, and a weights folder for peers that need one.
 
-Nothing here is timed. Doing it again does nothing, unless what is to be installed has changed.
+Nothing here is timed. A repeated run does nothing unless the requirements changed.
 """
 
 from __future__ import annotations

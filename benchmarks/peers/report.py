@@ -1,4 +1,4 @@
-"""The figures of a comparison as a table and as a picture."""
+"""Figures of a comparison as a table and a plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: one line of JSON per run, and the figures made from them."""
+"""Results of a comparison: one line of JSON per run, and figures from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine could reach: memory bandwidth, matrix products, and the least time of a step.
+"""Roofline of this machine: memory bandwidth, matrix products, least time of a step.
 
 A step reads every weight once and, for each row, its KV cache; and it computes two operations per
 weight and row. Whichever takes longer is the least the step can take, however it is programmed.

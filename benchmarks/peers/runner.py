@@ -1,8 +1,8 @@
-"""What all runners share: a process that loads a model once and runs workloads when told to.
+"""Base of all runners: a process that loads a model once and runs workloads on request.
 
-A line `run NAME` on its input is answered by one line of JSON on its output; the end of the input
-ends the process. Only the standard library is used, since each runner lives in an environment of
-its own. Whatever the libraries print goes to the standard error output.
+A line `run NAME` on standard input is answered by one line of JSON on standard output; the end of
+the input ends the process. Only the standard library is used, because each runner has its own
+environment. Output of libraries goes to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The workloads as plain lists, written to a file that every runner reads."""
+"""Workloads as plain lists, in a file that every runner reads."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The scheduler on a virtual clock, and what its own code costs."""
+"""The scheduler on a virtual clock, and the CPU time of its own code."""

@@ -1,4 +1,4 @@
-"""What static and continuous batching compute on a workload, counted without a model.
+"""Tokens that static and continuous batching compute on a workload, without a model.
 
     python benchmarks/sim/batching_bounds.py [WORKLOAD]
 

@@ -1,4 +1,4 @@
-"""Does the size of a step follow the load? From 4 to 64 callers and back, by setting.
+"""Step size under changing load: from 4 to 64 clients and back, by setting.
 
     python -m benchmarks.sim.control [--phase 120] [--target 0.1] [--json FILE] [--plot FILE]
 

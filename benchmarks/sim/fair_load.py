@@ -1,4 +1,4 @@
-"""The situations between tenants that benchmarks/sim/fairness.py looks at, and their requests.
+"""Scenarios of benchmarks/sim/fairness.py and their requests.
 
 What a tenant sends depends on the scenario, the tenant and the seed, never on the policy: the same
 lengths in the same order, and in an open loop at the same times.

@@ -1,4 +1,4 @@
-"""One scenario of benchmarks/sim/fair_load.py on the virtual engine, and what came of it.
+"""Runs one scenario of benchmarks/sim/fair_load.py on a virtual clock and measures it.
 
 Service is counted here, from plans and events, in the units of headway.core.waiting.accounts:
 prompt tokens when they are first computed (those from the cache at admission), output tokens when

@@ -1,4 +1,4 @@
-"""Tenants that share an engine: fair shares beside first come, first served and priorities.
+"""Fairness between tenants: fair shares against fcfs and priorities.
 
     python -m benchmarks.sim.fairness [--seeds 5] [--duration 300] [--json FILE] [--plot FILE]
 

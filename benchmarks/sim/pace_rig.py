@@ -1,4 +1,4 @@
-"""The engine and the tiers of requests that sim/deadlines.py and sim/control.py share."""
+"""Engine and request tiers of sim/deadlines.py and sim/control.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What too little KV memory costs, by the method blocks are given up with.
+"""Cost of a small KV cache, by preemption method.
 
     python -m benchmarks.sim.preemption [--requests 2000] [--json FILE] [--plot FILE]
     python -m benchmarks.sim.preemption --model "$(scripts/get-test-model)" [--requests 48]

@@ -1,4 +1,4 @@
-"""What preemption methods are worth where recomputing is dear: long prompts on a large model.
+"""Preemption methods where recompute is expensive: long prompts on a large model.
 
     python -m benchmarks.sim.preemption_large [--requests 200] [--seeds 3] [--json FILE]
 

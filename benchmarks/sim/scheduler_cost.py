@@ -1,4 +1,4 @@
-"""What a step costs before any tensor is touched: mean and p99 of schedule + update.
+"""Scheduling time per step: mean and p99 of schedule + update.
 
 A null executor answers at once, and its time is not counted. Each engine is in a steady state:
 all seats decode, blocks are added as outputs grow, those that finish are replaced from the

@@ -1,4 +1,4 @@
-"""How well the step-time model predicts the steps of a real model.
+"""Prediction error of the step-time model on a real model.
 
     python -m benchmarks.sim.step_times MODEL [--steps 1200] [--csv FILE]
     python -m benchmarks.sim.step_times --from FILE

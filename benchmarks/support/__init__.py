@@ -1,1 +1,1 @@
-"""Servers, databases and tiny models that the scripts and the tests start."""
+"""Servers, databases and tiny models that scripts and tests start."""

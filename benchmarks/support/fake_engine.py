@@ -1,5 +1,5 @@
-"""An engine process without a model: the real loop and scheduler over an executor that spells
-lower-case letters, one step every few milliseconds."""
+"""An engine process without a model: the real loop and scheduler over an executor that outputs
+lower-case letters."""
 
 from __future__ import annotations
 

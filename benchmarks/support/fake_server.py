@@ -1,5 +1,7 @@
-"""The real server over the fake engine; arguments: a port, the engine's settings as JSON, the
-server's settings as JSON, a tokenizer file."""
+"""The real server with the fake engine.
+
+Arguments: port, engine settings as JSON, server settings as JSON, tokenizer file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs prompts through a real executor under a given schedule and collects what came out."""
+"""Runs prompts through a real executor under a given schedule and collects the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the test's own: made in a folder, reached by a socket in it."""
+"""A private PostgreSQL server in a folder, reached by a socket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A server as its own metrics and the operating system see it: what it holds, and whether it has
-given everything back.
+"""Resources of a server by its metrics and the operating system, and whether it released them.
 
-Memory is RssAnon + VmSwap: what the process itself asked for, wherever the kernel keeps it. Mapped
-weights and shared libraries are left out.
+Memory is RssAnon + VmSwap: what the process allocated, wherever the kernel stores it. Mapped
+weights and shared libraries are excluded.
 """
 
 from __future__ import annotations

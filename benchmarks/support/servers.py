@@ -1,4 +1,4 @@
-"""Servers in processes of their own: one over a fake engine, one over a real model."""
+"""Servers in their own processes: with a fake engine, or with a real model."""
 
 from __future__ import annotations
 

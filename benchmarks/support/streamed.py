@@ -1,4 +1,4 @@
-"""One streamed answer, and what it says of its own usage."""
+"""One streamed response and its usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny tokenizers in both formats, and the writers of their files."""
+"""Tiny tokenizers in both formats, and writers of their files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Books on every wait, kept from the times of the events alone, to hold the engine's own account
-of causes against."""
+"""Waits computed from event times alone, to check the wait attribution of the engine."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_urls_with_and_without_the_version():
     assert parse_url("https://h/base/v1") == Origin("h", 443, True, "/base")
     assert parse_url("http://[::1]:9") == Origin("::1", 9)
     for text in ("h:8000", "ftp://h", "http://", "http://h:many"):
-        with pytest.raises(ConfigError, match="is no URL"):
+        with pytest.raises(ConfigError, match="is not a URL"):
             parse_url(text)
 
 

@@ -49,5 +49,5 @@ def test_every_part_is_a_row_of_the_table():
 
 def test_an_executor_that_cannot_tell_is_refused():
     bench = Bench(FakeExecutor(Capacity(8, 4, 32)), SchedulerConfig(), SystemClock(), False)
-    with pytest.raises(TypeError, match="does not tell"):
+    with pytest.raises(TypeError, match="has no profile"):
         run_profile(bench, WORK)

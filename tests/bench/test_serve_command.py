@@ -33,7 +33,7 @@ def bench(*args: str) -> subprocess.CompletedProcess[str]:
     [
         (("http://127.0.0.1:1",), "cannot reach http://127.0.0.1:1/v1/models: connection refused"),
         (("http://127.0.0.1:1", "--model", "m"), "cannot reach http://127.0.0.1:1: connection"),
-        (("127.0.0.1:8000",), "is no URL; accepted: http://HOST:PORT"),
+        (("127.0.0.1:8000",), "is not a URL; accepted: http://HOST:PORT"),
         (("http://127.0.0.1:1", "--arrivals", "poisson"), "accepted: poisson:RATE"),
         (("http://127.0.0.1:1", "--sweep", "fast"), "rates per second such as 0.5,1,2"),
     ],

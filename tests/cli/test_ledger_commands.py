@@ -86,7 +86,7 @@ def test_explain_from_the_ledger(url: str) -> None:
         (["explain", "nobody"], "no request nobody"),
         (["usage", "--by", "hour"], "--by takes tenant, tier, day"),
         (["usage", "--by", "tenant,tenant"], "each once"),
-        (["usage", "--since", "yesterday"], "is no day or time"),
+        (["usage", "--since", "yesterday"], "is not a day or time"),
         (["usage", "--csv", "--json"], "not both"),
         (["explain", "x", "--url", "ftp://x"], "must start with http"),
         (["explain", "x", "--url", "http://[x"], "that `headway serve` says"),

@@ -100,5 +100,7 @@ def test_what_is_wrong_is_answered_with_what_is_right(text: str, said: str):
 def test_a_file_that_is_no_trace(tmp_path: Path):
     file = tmp_path / "notes.txt"
     file.write_text("some words\n")
-    with pytest.raises(ConfigError, match="is no trace; accepted: CSV with the columns TIMESTAMP"):
+    with pytest.raises(
+        ConfigError, match="is not a trace; accepted: CSV with the columns TIMESTAMP"
+    ):
         parse_lengths(f"empirical:{file}", "prompt")

@@ -100,8 +100,8 @@ def test_another_seed_gives_other_tokens(mooncake: Trace):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "time,in,out\n1,2,3\n", "is no trace; accepted"),
-        ("a.csv", "", "is no trace"),
+        ("a.csv", "time,in,out\n1,2,3\n", "is not a trace; accepted"),
+        ("a.csv", "", "is not a trace"),
         ("a.csv", AZURE.splitlines()[0] + "\n", "no requests"),
         ("a.csv", AZURE + "yesterday,1,2\n", "line 5"),
         ("a.csv", AZURE + "2023-11-16 18:17:08,-1,2\n", "line 5: a length is below 0"),

@@ -1,8 +1,8 @@
-"""`headway bench`: offline batching modes and load over HTTP.
+"""`headway bench`: offline batching modes, and load over HTTP.
 
-    records.py  what a run recorded, percentiles
+Must not import server or cli. In reading order:
+
+    records.py  records of a run, percentiles
     offline/    batching modes on an executor in this process
-    load/       an open- or closed-loop client of any OpenAI-compatible server
-
-Must not import server or cli.
+    load/       open- or closed-loop client of any OpenAI-compatible server
 """

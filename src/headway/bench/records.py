@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind, and the figures made from it."""
+"""Records of a benchmark run, and figures from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RequestRecord:
-    """When things happened to one request of a workload."""
+    """Times of one request of a workload."""
 
     index: int
     arrived_at: float
@@ -19,19 +19,19 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: how long the executor took, and what it computed."""
+    """Duration of one step, and what it computed."""
 
     elapsed_s: float
     num_tokens: int
     num_padding: int
-    """Of num_tokens, those computed for nothing: padding and rows of finished requests."""
+    """Tokens of num_tokens that were padding or rows of finished requests."""
     num_live_rows: int
-    """Requests that still needed what the step computed for them."""
+    """Requests that still needed the result of the step."""
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """One pass over a workload."""
+    """One run of a workload."""
 
     max_num_seqs: int
     requests: list[RequestRecord] = field(default_factory=list)
@@ -49,20 +49,20 @@ class RunRecord:
 
     @property
     def slot_occupancy(self) -> float:
-        """Share of seat-time spent on requests that needed it."""
+        """Share of the row time spent on live requests."""
         seq_s = self.max_num_seqs * sum(step.elapsed_s for step in self.steps)
         return sum(step.num_live_rows * step.elapsed_s for step in self.steps) / seq_s
 
     @property
     def padding_waste(self) -> float:
-        """Share of the computed tokens that were padding or belonged to finished requests."""
+        """Share of the computed tokens that were padding or of finished requests."""
         return sum(step.num_padding for step in self.steps) / sum(
             step.num_tokens for step in self.steps
         )
 
     @property
     def executor_share(self) -> float:
-        """Share of the wall time spent inside the executor."""
+        """Share of the wall time spent in the executor."""
         return sum(step.elapsed_s for step in self.steps) / self.elapsed_s
 
     def ttft_s(self) -> list[float]:
@@ -81,7 +81,7 @@ class RunRecord:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the nearest ranks, as numpy does by default."""
+    """Return a percentile by linear interpolation, as numpy does by default."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     low = int(position)

@@ -1,4 +1,12 @@
-"""The `headway` command: one file per subcommand."""
+"""The `headway` command: one file per subcommand.
+
+In reading order:
+
+    options.py   flags from the settings
+    progress.py  progress bars
+    ledger.py    opens the ledger for a command
+    serve.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py, tenants.py
+"""
 
 from __future__ import annotations
 
@@ -45,7 +53,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; what went wrong is one line, not a traceback."""
+    """Run the command; print an error as one line, not a traceback."""
     try:
         app()
     except HeadwayError as error:
@@ -54,7 +62,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has gone; writing the rest would fail again at exit.
+        # The reader of the output is gone; a flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:

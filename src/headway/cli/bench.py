@@ -1,4 +1,4 @@
-"""`headway bench`: measure."""
+"""`headway bench`: measure throughput and latency."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ def _root() -> None:
 
 @dataclass(frozen=True, slots=True)
 class OfflineOptions:
-    """The options of `bench offline` that are no settings."""
+    """Options of `bench offline` that are not settings."""
 
     workload: str = field(
         default="mixed-64",
         metadata=option_about(
             "Workload",
-            f"One of: {', '.join(WORKLOADS)}. All requests come at once; with @R behind the name "
-            "(mixed-64@2) they come as a Poisson process of R per second.",
+            f"One of: {', '.join(WORKLOADS)}. All requests arrive at once; with @R after the "
+            "name (mixed-64@2) they arrive as a Poisson process of R per second.",
         ),
     )
     batching: str = field(
         default="continuous",
         metadata=option_about("Run", f"Modes, comma separated: {', '.join(MODES)}."),
     )
-    rounds: int = field(default=3, metadata=option_about("Run", "Measured rounds."))
+    rounds: int = field(default=3, metadata=option_about("Run", "Number of measured rounds."))
     profile: bool = field(
-        default=False, metadata=option_about("Run", "Also say where the time goes.", "--profile")
+        default=False, metadata=option_about("Run", "Also show the time by part.", "--profile")
     )
     json_file: Path | None = field(
         default=None, metadata=option_about("Results", "Write all figures to this file.", "--json")
     )
     plot_file: Path | None = field(
         default=None,
-        metadata=option_about("Results", "Draw a picture into this PNG file.", "--plot"),
+        metadata=option_about("Results", "Draw a plot into this PNG file.", "--plot"),
     )
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class OfflineOptions:
 def _with_options(
     options: type[Any], first: inspect.Parameter
 ) -> Callable[[Callable[[Any, Any], None]], Callable[..., None]]:
-    """Give a command one flag per field of `options`; it takes them as its second value."""
+    """Add one flag per field of `options` to a command."""
 
     def decorate(command: Callable[[Any, Any], None]) -> Callable[..., None]:
         def run(**given: Any) -> None:
@@ -121,7 +121,7 @@ def _with_options(
 def offline(config: Config, options: OfflineOptions) -> None:
     """Run a fixed workload in this process, in one or several batching modes.
 
-    A warm-up round is run first and not counted. Rounds of several modes are interleaved.
+    A warm-up round runs first and is not counted. Rounds of several modes are interleaved.
     """
     modes = _parse_modes(options.batching)
     work = parse_workload(options.workload)
@@ -171,7 +171,7 @@ _URL = inspect.Parameter(
     "url",
     inspect.Parameter.KEYWORD_ONLY,
     annotation=Annotated[
-        str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")
+        str, typer.Argument(help="URL of the server, such as http://127.0.0.1:8000.")
     ],
 )
 
@@ -179,10 +179,10 @@ _URL = inspect.Parameter(
 @app.command("serve")
 @_with_options(LoadOptions, _URL)
 def serve(url: str, options: LoadOptions) -> None:
-    """Send requests to any server with the OpenAI API, and measure what comes back.
+    """Send requests to any server with the OpenAI API, and measure the responses.
 
-    Requests come at times of their own, whatever the server does, unless --arrivals is closed:N.
-    Latencies count from those times. Ctrl-C ends the run and shows what there is.
+    Requests are sent at their own times, whatever the server does, unless --arrivals is closed:N.
+    Latencies count from those times. Ctrl-C ends the run and shows the results so far.
     """
     plan, target = plan_of(options), target_of(url, options)
     sweep = sweep_of(options, plan.workload)
@@ -215,7 +215,7 @@ async def _measure(target: Target, plan: Plan, sweep: Sweep | None, measured: Me
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop halves the cost of the client; it does not exist everywhere."""
+    """Return uvloop, which halves the CPU time of the client, if installed."""
     try:
         import uvloop
     except ImportError:

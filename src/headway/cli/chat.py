@@ -1,4 +1,4 @@
-"""`headway chat`: talk to a model in this terminal."""
+"""`headway chat`: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ from headway.errors import InvalidRequestError
 def chat(
     config: Config,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Ask this one thing, print the answer, leave.")
+        str | None, typer.Option("--prompt", help="Send this prompt, print the response, exit.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Most output tokens of a response.")
+    ] = 512,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
 ) -> None:
-    """Talk to a model. Without --prompt it is a conversation; /reset starts over, Ctrl-D ends."""
+    """Chat with a model.
+
+    Without --prompt it is a conversation; /reset starts over, Ctrl-D ends.
+    """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     with progress_bar("loading weights") as progress:
         llm = OfflineEngine(build_offline(config, progress))
@@ -63,7 +70,7 @@ def _converse(llm: OfflineEngine, start: list[dict[str, str]], params: SamplingP
             console.print(f"[red]{error}[/red]; /reset starts over")
             history.pop()
             continue
-        except KeyboardInterrupt:  # stops the answer, not the conversation
+        except KeyboardInterrupt:  # stops the response, not the conversation
             console.print("\n[dim]stopped[/dim]")
             history.pop()
             continue
@@ -71,7 +78,7 @@ def _converse(llm: OfflineEngine, start: list[dict[str, str]], params: SamplingP
 
 
 def _answer(llm: OfflineEngine, messages: list[dict[str, str]], params: SamplingParams) -> str:
-    """Print the answer as it is made, and return it."""
+    """Print the response as it is generated, and return it."""
     printed = ""
     for text in llm.stream_chat(messages, params):
         sys.stdout.write(text)

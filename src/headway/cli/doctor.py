@@ -1,4 +1,4 @@
-"""`headway doctor`: what this machine can do, and what "auto" would choose on it."""
+"""`headway doctor`: hardware of this machine, and what "auto" resolves to."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from headway.resolve import GIB, Hardware, resolve
 
 
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="Also say what this model would get.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Also show the resolved settings for this model.")
+    ] = None,
 ) -> None:
-    """Show what this machine can do: cores, instruction sets, torch, memory, KV cache."""
+    """Show the hardware: cores, instruction sets, torch, memory, KV cache."""
     import torch
 
     hardware = probe_hardware(torch.cuda.is_available())

@@ -1,4 +1,4 @@
-"""`headway explain`: what happened to a request, and why it took as long as it did."""
+"""`headway explain`: what happened to a request and why it took as long as it did."""
 
 from __future__ import annotations
 
@@ -20,21 +20,29 @@ TIMEOUT_S = 30.0
 
 def explain(
     request_id: Annotated[
-        str, typer.Argument(help="The id in the answer, or its X-Request-Id header.")
+        str, typer.Argument(help="Id in the response, or its X-Request-Id header.")
     ],
     ledger_url: Annotated[
-        str | None, typer.Option("--ledger-url", help="Where the ledger is; default: as served.")
+        str | None,
+        typer.Option(
+            "--ledger-url", help="URL of the ledger; default: the ledger of `headway serve`."
+        ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="Ask this server instead: live requests too.")
+        str | None,
+        typer.Option("--url", help="URL of a server to ask instead; also finds live requests."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help="Key for --url; HEADWAY_API_KEY if left out.")
+        str | None, typer.Option("--api-key", help="API key for --url; default: HEADWAY_API_KEY.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole account as JSON.")
+    ] = False,
 ) -> None:
-    """Say what happened to a request: a paragraph and a timeline. Reads the ledger of this machine,
-    unless a server is named."""
+    """Explain a request: a paragraph and a timeline.
+
+    Reads the ledger of this machine, unless --url names a server.
+    """
     if url is not None:
         found = _from_server(url, request_id, api_key)
     else:
@@ -51,7 +59,7 @@ def _from_ledger(url: str | None, request_id: str) -> dict[str, Any]:
     with open_ledger(url) as ledger:
         account = ledger.store.find(request_id, None)
     if account is None:
-        raise LedgerError(f"the ledger has no request {request_id}; live ones are known to --url")
+        raise LedgerError(f"the ledger has no request {request_id}; use --url for live requests")
     return as_dict(account)
 
 
@@ -73,7 +81,7 @@ def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, An
             "it is ready on"
         ) from error
     if not isinstance(found, dict) or not {"text", "timeline_text"} <= found.keys():
-        raise LedgerError(f"{url} is no Headway server, or one of another release")
+        raise LedgerError(f"{url} is not a Headway server, or has another release")
     return found
 
 

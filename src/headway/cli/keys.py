@@ -1,4 +1,4 @@
-"""`headway keys`: make and hash API keys."""
+"""`headway keys`: create and hash API keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from headway.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Make keys for --api-keys-file.")
+app = typer.Typer(no_args_is_help=True, help="Create keys for --api-keys-file.")
 
 
 @app.callback()
@@ -20,12 +20,15 @@ def _root() -> None:
 
 @app.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="Who the key is for: the tenant's name.")],
+    name: Annotated[str, typer.Argument(help="Name of the tenant of the key.")],
     file: Annotated[
         Path | None, typer.Option("--file", help="Add the key's hash to this file.")
     ] = None,
 ) -> None:
-    """Print a fresh key, once. Only its hash is kept."""
+    """Print a new key, once.
+
+    Only its hash is stored.
+    """
     from headway.tenancy.keys import make_key
     from headway.tenancy.keys_file import append_key, key_for
 
@@ -42,7 +45,7 @@ def new(
 @app.command("hash")
 def hash_key(
     name: Annotated[
-        str | None, typer.Argument(help="The tenant's name; default: from the key's hash.")
+        str | None, typer.Argument(help="Name of the tenant; default: from the hash of the key.")
     ] = None,
 ) -> None:
     """Read a key from standard input and print its line for the keys file."""

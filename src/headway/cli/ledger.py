@@ -1,4 +1,4 @@
-"""The ledger as commands read it: where it is, and what to do if it cannot be read."""
+"""Opens the ledger for a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenLedger:
-    """An open ledger."""
+    """An open ledger and its URL."""
 
     url: str
     store: Store
@@ -24,7 +24,7 @@ class OpenLedger:
 
 @contextmanager
 def open_ledger(url: str | None) -> Generator[OpenLedger, None, None]:
-    """The ledger at this URL, or the one that a server started here would write."""
+    """Return the ledger at this URL, or the default ledger of `headway serve`."""
     from headway.observe.ledger.databases import make_store
     from headway.observe.ledger.ledger import OFF, ledger_url
 

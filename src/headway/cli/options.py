@@ -1,4 +1,4 @@
-"""Flags made from the settings: one source for names, defaults and help."""
+"""Flags from the settings: one source for names, defaults and help."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PANELS = {
 def with_settings(
     *sections: str, **defaults: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per setting of these sections, and `--config FILE`.
+    """Add one flag per setting of these sections to a command, and `--config FILE`.
 
-    The command takes `config: Config` in their stead; values are read and checked by it.
-    `defaults` replace those of the settings, for this command only.
+    The command takes `config: Config` instead, loaded and checked. `defaults` replace defaults of
+    the settings for this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +56,7 @@ def with_settings(
 
 
 def read_file(path: Path | None) -> dict[str, object]:
-    """The settings in a YAML file, by name; none without a file."""
+    """Return the settings of a YAML file by name; empty without a file."""
     if path is None:
         return {}
     try:
@@ -112,7 +112,9 @@ _CONFIG_FILE = _parameter(
     "config_file",
     Annotated[
         Path | None,
-        typer.Option("--config", help="YAML file of settings; flags and environment win over it."),
+        typer.Option(
+            "--config", help="YAML file of settings; flags and environment take precedence."
+        ),
     ],
     None,
 )

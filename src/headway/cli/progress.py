@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar where there is a terminal, nothing where there is none."""
+"""Progress bars on a terminal; nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A function (done, total) that moves a bar on standard error."""
+    """Return a function (done, total) that moves a bar on standard error."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

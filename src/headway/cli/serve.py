@@ -1,4 +1,4 @@
-"""`headway serve`: the OpenAI API over one model."""
+"""`headway serve`: serve a model with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from headway.config import Config
 
 @with_settings("model", "cache", "scheduler", "server", "ledger")
 def serve(config: Config) -> None:
-    """Serve a model over HTTP with the OpenAI API. Ctrl-C ends it; twice ends it at once."""
+    """Serve a model over HTTP with the OpenAI API.
+
+    The first Ctrl-C drains the server; the second stops it at once.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     raise typer.Exit(run_server(config))

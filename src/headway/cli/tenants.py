@@ -1,4 +1,4 @@
-"""`headway tenants`: who may use a server, and on what terms."""
+"""`headway tenants`: edit tenants, their keys and quotas."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def _root() -> None:
 def add(
     name: Name,
     file: File = DEFAULT_FILE,
-    tier: Annotated[str | None, typer.Option(help="Its tier; it must be in the file.")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="Tier of the tenant; must be in the file.")
+    ] = None,
     weight: Annotated[
-        float | None, typer.Option(help="Its share beside others of its tier (default: 1).")
+        float | None, typer.Option(help="Weight of the tenant in its fair share (default: 1).")
     ] = None,
     quota: Annotated[
         list[str] | None,
@@ -42,10 +44,13 @@ def add(
         ),
     ] = None,
     admin: Annotated[
-        bool, typer.Option("--admin", help="May see what became of everyone's requests.")
+        bool, typer.Option("--admin", help="Admin: may see the accounts of all requests.")
     ] = False,
 ) -> None:
-    """Add a tenant and print its key, once. The file is made if there is none."""
+    """Add a tenant and print its key, once.
+
+    The file is created if it does not exist.
+    """
     from headway.tenancy.edit import add_tenant
 
     given: dict[str, Any] = {
@@ -61,7 +66,10 @@ def add(
 
 @app.command("list")
 def list_tenants(file: File = DEFAULT_FILE) -> None:
-    """Print the tenants. A key is shown by the start of its hash."""
+    """Print the tenants.
+
+    A key is shown by the start of its hash.
+    """
     from headway.tenancy.roster import read_roster
 
     rows = [("TENANT", "TIER", "WEIGHT", "QUOTAS", "KEYS", "")]
@@ -77,10 +85,13 @@ def rotate(
     name: Name,
     file: File = DEFAULT_FILE,
     keep_old: Annotated[
-        bool, typer.Option("--keep-old", help="Leave its other keys valid, to change over.")
+        bool, typer.Option("--keep-old", help="Keep the other keys of the tenant valid.")
     ] = False,
 ) -> None:
-    """Print a fresh key for a tenant, once. Its other keys stop working."""
+    """Print a new key for a tenant, once.
+
+    Its other keys stop working.
+    """
     from headway.tenancy.edit import rotate_key
 
     result = rotate_key(file, name, keep_old)
@@ -90,7 +101,10 @@ def rotate(
 
 @app.command("disable")
 def disable(name: Name, file: File = DEFAULT_FILE) -> None:
-    """Refuse a tenant's requests from now on. Answers in progress finish."""
+    """Refuse new requests of a tenant.
+
+    Running requests finish.
+    """
     from headway.tenancy.edit import set_disabled
 
     _print_result(set_disabled(file, name, True), f"{name} is disabled")
@@ -98,7 +112,7 @@ def disable(name: Name, file: File = DEFAULT_FILE) -> None:
 
 @app.command("enable")
 def enable(name: Name, file: File = DEFAULT_FILE) -> None:
-    """Let a disabled tenant in again."""
+    """Accept requests of a disabled tenant again."""
     from headway.tenancy.edit import set_disabled
 
     _print_result(set_disabled(file, name, False), f"{name} is enabled")

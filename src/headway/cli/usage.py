@@ -1,4 +1,4 @@
-"""`headway usage`: what tenants used, from the ledger."""
+"""`headway usage`: usage and cost of tenants, from the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Cell = str | int | float
 
 def usage(
     by: Annotated[
-        str, typer.Option("--by", help="What to add up by: tenant, tier, day, or several.")
+        str, typer.Option("--by", help="Group by tenant, tier, day, or several of them.")
     ] = "tenant",
     since: Annotated[
         str | None, typer.Option("--since", help="From this day or time on (UTC), ISO 8601.")
@@ -41,13 +41,18 @@ def usage(
         str | None, typer.Option("--until", help="Before this day or time (UTC), ISO 8601.")
     ] = None,
     ledger_url: Annotated[
-        str | None, typer.Option("--ledger-url", help="Where the ledger is; default: as served.")
+        str | None,
+        typer.Option(
+            "--ledger-url", help="URL of the ledger; default: the ledger of `headway serve`."
+        ),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Add up what requests used and cost. A request counts on the day it ended. Tokens computed
-    again are shown and not billed."""
+    """Sum usage and cost of requests.
+
+    A request counts on the day it ended. Recomputed tokens are shown and not billed.
+    """
     groups = [name.strip() for name in by.split(",") if name.strip()]
     wrong = [name for name in groups if name not in GROUPS]
     if wrong or len(set(groups)) < len(groups):
@@ -60,7 +65,7 @@ def usage(
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerows([header, *cells])
-        sys.stdout.flush()  # here, where a reader that has gone is known about
+        sys.stdout.flush()  # here, so that `main` handles a reader that is gone
     elif as_json:
         records = [dict(zip(header, row, strict=True)) for row in cells]
         typer.echo(json.dumps(records, indent=2))
@@ -85,7 +90,7 @@ def _time(text: str | None, flag: str) -> float | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is no day or time, such as 2026-01-31") from error
+        raise ConfigError(f"{flag}: {text!r} is not a day or time such as 2026-01-31") from error
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
@@ -96,7 +101,7 @@ def _cells(row: Totals) -> list[Cell]:
 
 
 def cost_of(row: Totals) -> str:
-    """In the unit of the prices, to the last digit."""
+    """Return the exact cost in the unit of the prices."""
     text = f"{Decimal(row.cost_e12).scaleb(-12):f}".rstrip("0").rstrip(".")
     return text or "0"
 

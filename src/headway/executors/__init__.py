@@ -1,13 +1,13 @@
-"""Executors: what computes a step plan. Tensors are allowed only below here.
+"""Executors: compute step plans. Only this package may use tensors.
 
 Each backend is imported where it is used. In reading order:
 
-    source.py    where a model's files are
-    hardware.py  cores, memory and instruction sets
+    source.py    finds the files of a model
+    fields.py    checked fields of a model's configuration
+    spec.py      shapes of a model, from its configuration
     cgroups.py   limits of the container
-    spec.py      a model's shape, from its config
+    hardware.py  cores, memory and instruction sets
     fake.py      an executor without a model, for tests and the simulator
-
-    cpu/    compiled kernels
-    torch/  plain torch: eager model, sampler, weights
+    torch/       the torch executor: plain model, sampler, weights
+    cpu/         compiled CPU kernels
 """

@@ -1,8 +1,8 @@
-"""What the control groups of this process leave it, of version 1 and of version 2.
+"""Limits of the control groups of this process, versions 1 and 2.
 
-A group is bound by its ancestors too, so every one that can be seen is read and the tightest
-counts. A container may see the path its host knows it by while its own group is mounted as the
-root: ancestors that do not exist are passed over.
+The limits of ancestors apply too, so every visible group is read and the tightest limit counts. A
+container may see the path of its group on the host while its own group is mounted as the root, so
+ancestors that do not exist are skipped.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 _NO_LIMIT_V1 = 1 << 62
-"""Version 1 writes "no limit" as the largest multiple of a page in 63 bits."""
+""""No limit" in version 1: the largest multiple of a page in 63 bits."""
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
-    """Bytes this process may still take up; None without a limit."""
+    """Return the bytes this process may still allocate; None without a limit."""
     left = [*_read_all(root, "memory", _memory_v1), *_read_all(root, "", _memory_v2)]
     return min(left, default=None)
 
 
 def core_quota(root: Path = Path("/")) -> int | None:
-    """Whole cores' worth of time this process may use, at least 1; None without a quota."""
+    """Return the CPU quota in whole cores, at least 1; None without a quota."""
     quotas = [*_read_all(root, "cpu", _cores_v1), *_read_all(root, "", _cores_v2)]
     return min(quotas, default=None)
 
 
 def _read_all(root: Path, controller: str, read: Callable[[Path], int | None]) -> Iterator[int]:
-    """The limits of a controller in this process's group and its ancestors, where there are any;
-    no controller is version 2."""
+    """Yield the limits of a controller in this group and its ancestors.
+
+    An empty controller name means version 2.
+    """
     for folder in _groups(root, controller):
         try:
             limit = read(folder)
@@ -73,7 +75,7 @@ def _memory_v2(folder: Path) -> int | None:
 
 
 def _droppable(folder: Path, name: str) -> int:
-    """Bytes of files that were read and can be dropped, which count as used."""
+    """Return the bytes of page cache, which count as used but can be dropped."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.split()[:1] == [name])

@@ -1,8 +1,8 @@
 """An executor without tensors, for tests and demos.
 
-It keeps token ids where a real executor keeps keys and values, and derives each next token from
-what it reads back through the block table. A block freed too early, shared wrongly or copied
-wrongly therefore changes the output, exactly as it would in a model.
+It stores token ids where a real executor stores keys and values, and derives each next token from
+what it reads back through the block table. A block that is freed too early, shared wrongly or
+copied wrongly changes the output, as in a real model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ VOCAB_SIZE = 1000
 
 
 def next_token(token_ids: Sequence[int], seed: int, index: int) -> int:
-    """The token that follows: any change in the context, the seed or the index changes it."""
+    """Return the next token; depends on the whole context, the seed and the index."""
     return crc32(array("q", (seed, index, *token_ids)).tobytes()) % VOCAB_SIZE
 
 
 class FakeExecutor:
-    """Computes at once what it is given; every step is said to take `step_s` seconds."""
+    """Computes a plan at once; every step reports `step_s` seconds."""
 
     def __init__(self, capacity: Capacity, step_s: float = 0.001) -> None:
         self._capacity = capacity

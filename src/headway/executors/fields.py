@@ -1,8 +1,7 @@
-"""Reads a model's configuration field by field, each checked for its type and range.
+"""Reads the fields of a model's configuration, with checks of type and range.
 
-A configuration is input from a stranger: a size may be a string, a list, negative or larger than
-any memory. What passes here is safe to multiply and to allocate by, once the tensors' own shapes
-have been compared with it.
+A configuration is untrusted: a size may be a string, a list, negative or larger than any memory.
+Values that pass are safe to multiply, and safe to allocate by once the tensor shapes match them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_SIZE = 2**31 - 1
 
 
 class ModelFields:
-    """A mapping from a model file; a field that is absent, null or zero takes its default."""
+    """A mapping from a model file; an absent, null or zero field takes its default."""
 
     def __init__(self, values: object, name: str = "the model's configuration") -> None:
         if not isinstance(values, Mapping):
@@ -26,11 +25,11 @@ class ModelFields:
         self._values: Mapping[str, Any] = values
 
     def raw(self, key: str) -> Any:
-        """The value as it stands; None if absent."""
+        """Return the value unchecked; None if absent."""
         return self._values.get(key)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 to MAX_SIZE; required without a default."""
+        """Return an integer from 1 to MAX_SIZE; required without a default."""
         value = self._values.get(key)
         if not value and default is not None and not isinstance(value, (str, list, dict)):
             return default
@@ -44,11 +43,11 @@ class ModelFields:
         return value
 
     def optional_size(self, key: str) -> int | None:
-        """A size, or None where there is none."""
+        """Return a size; None if absent."""
         return self.size(key, 0) or None
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0; required without a default."""
+        """Return a finite number above 0; required without a default."""
         value = self._values.get(key)
         if value is None and default is not None:
             return default
@@ -63,7 +62,7 @@ class ModelFields:
         return float(value) if value < MAX_SIZE else _as_float(key, value)
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty if absent."""
+        """Return a list of strings; empty if absent."""
         value = self._values.get(key)
         if value is None:
             return ()
@@ -75,7 +74,7 @@ class ModelFields:
         return tuple(value)
 
     def part(self, key: str) -> ModelFields | None:
-        """A mapping within the mapping; None if absent or empty."""
+        """Return a nested mapping; None if absent or empty."""
         value = self._values.get(key)
         return ModelFields(value, f"{key!r} of the model's configuration") if value else None
 

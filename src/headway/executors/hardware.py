@@ -1,4 +1,4 @@
-"""What this machine offers, measured: cores, memory, instruction sets, accelerators."""
+"""Measures this machine: cores, memory, instruction sets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
 
 
 def probe_hardware(has_cuda: bool = False) -> Hardware:
-    """Look at the machine as this process may use it: its share of cores, its memory limit.
+    """Return the hardware available to this process, within its limits.
 
-    `has_cuda` is told by whoever has loaded the library that knows.
+    The caller passes `has_cuda`, because only torch knows.
     """
     from headway.executors.cpu.kernels import best_isa
 
@@ -31,7 +31,7 @@ def probe_hardware(has_cuda: bool = False) -> Hardware:
 
 
 def _num_cores() -> int:
-    """Cores this process may run on, or a container's share of them if that is less."""
+    """Return the cores this process may use, within the quota of its container."""
     if hasattr(os, "sched_getaffinity"):
         num_cores = len(os.sched_getaffinity(0))
     else:
@@ -41,7 +41,7 @@ def _num_cores() -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Free memory, or what is left of a container's limit if that is less."""
+    """Return the free memory, within the limit of the container."""
     available = psutil.virtual_memory().available
     left = memory_left(root)
     return available if left is None else min(available, left)

@@ -1,6 +1,6 @@
-"""Finding a model's files: a GGUF file, a folder, or a Hugging Face repository.
+"""Finds the files of a model: a GGUF file, a folder or a Hugging Face repository.
 
-No tensors here: the API process needs the files too, for the tokenizer, and never loads torch.
+Without tensors: the API process needs the files for the tokenizer and never loads torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt")
 
 
 class SourceKind(StrEnum):
-    """How the files of a checkpoint are laid out."""
+    """Format of a checkpoint."""
 
     GGUF = "gguf"
     FOLDER = "folder"
@@ -23,14 +23,14 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a checkpoint is on this machine."""
+    """Location of a checkpoint on this machine."""
 
     kind: SourceKind
     path: Path
 
 
 def locate(model: str, revision: str | None = None) -> ModelSource:
-    """Find a GGUF file, a folder, or a Hugging Face repository (downloaded unless cached)."""
+    """Return the files of a model; downloads a Hugging Face repository unless cached."""
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":

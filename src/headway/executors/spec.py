@@ -1,8 +1,8 @@
-"""What a checkpoint says about its model: shapes, positions, attention windows.
+"""Shapes of a model: layers, heads, rotary positions, attention windows.
 
-Read from a Hugging Face config.json or from GGUF metadata into one value, so that nothing else
-needs to know which of the two it was. Anything the decoder would not compute exactly is refused
-here, by name. No tensors in this module: sizes can be planned before torch is imported.
+Read from a Hugging Face config.json or from GGUF metadata into one value. A model that the decoder
+would not compute exactly is refused by name. Without tensors: sizes can be planned before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MAX_LAYERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """All rotary frequencies divided by one factor."""
+    """Rotary scaling: one factor divides all frequencies."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, those between interpolated."""
+    """Rotary scaling of Llama 3: low frequencies divided, high ones unchanged, between
+    interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -45,7 +46,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class TensorScaling:
-    """Each rotary frequency divided by its own entry of the checkpoint's rope_freqs tensor."""
+    """Rotary scaling by the rope_freqs tensor: one divisor per frequency."""
 
 
 RopeScaling = LinearScaling | Llama3Scaling | TensorScaling
@@ -53,7 +54,7 @@ RopeScaling = LinearScaling | Llama3Scaling | TensorScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The decoder a checkpoint holds; `windows` has one entry per layer, None for no limit."""
+    """Shapes of a decoder; `windows` has one entry per layer, None for no limit."""
 
     architecture: str
     hidden_size: int
@@ -88,7 +89,7 @@ class ModelSpec:
 
     @property
     def facts(self) -> ModelFacts:
-        """What sizes the KV store; norms and biases are too few to count."""
+        """Facts for `resolve`; norms and biases are too small to count."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (q_size + kv_size)
         mlp = 3 * self.hidden_size * self.intermediate_size
@@ -118,7 +119,7 @@ class ModelSpec:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Read a Hugging Face config.json, in its older or newer spelling of rotary positions."""
+    """Return the spec of a Hugging Face config.json, in either spelling of rotary positions."""
     fields = ModelFields(config)
     architecture = _hf_architecture(fields)
     _refuse_unsupported(fields)
@@ -151,7 +152,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _num_layers(fields: ModelFields, key: str) -> int:
-    """The number of layers; bounded, as names and windows are made for each."""
+    """Return the number of layers, bounded because names are made for each layer."""
     num_layers = fields.size(key)
     if num_layers > MAX_LAYERS:
         raise ModelLoadError(f"{num_layers} layers are more than the {MAX_LAYERS} supported")
@@ -225,7 +226,10 @@ def _hf_windows(fields: ModelFields, architecture: str, num_layers: int) -> tupl
 
 
 def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    """Read GGUF metadata; tied embeddings and biases show only in which tensors are there."""
+    """Return the spec of GGUF metadata.
+
+    Tied embeddings and biases are visible only in the tensor names.
+    """
     architecture = metadata.get("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise ModelLoadError(

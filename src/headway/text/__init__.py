@@ -1,4 +1,18 @@
-"""Text to tokens and back: tokenizer, chat template, incremental detokenizer, stop strings."""
+"""Text to tokens and back, chat templates and stop strings.
+
+In reading order:
+
+    tokenizer.py         Tokenizer: text to token ids and back
+    loaded.py            what a model format says about its tokenizer
+    folder_tokenizer.py  tokenizer of a model folder
+    gguf_tokenizer.py    tokenizer of a GGUF file
+    token_bytes.py       bytes of a token
+    detokenizer.py       token ids to text, incrementally
+    stops.py             stop strings
+    output.py            text of one sample: detokenizer and stop strings
+    chat_template.py     chat messages to a prompt
+    sandbox.py           bounded Jinja sandbox for templates
+"""
 
 from headway.text.chat_template import ChatTemplate
 from headway.text.detokenizer import Detokenizer

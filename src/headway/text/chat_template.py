@@ -1,8 +1,7 @@
-"""Renders chat messages into a prompt with the model's own template.
+"""Renders chat messages into a prompt with the template of the model.
 
-A template comes with the model, so it is code from a stranger: it runs in a sandbox that counts
-its work, sees only plain values, and its output is bounded. Owns the template dialect; does not
-tokenize.
+A template is untrusted code: it runs in a sandbox that counts its work, sees only plain values, and
+has bounded output. This module does not tokenize.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 class ChatTemplate:
-    """One model's template, compiled once; `source` is None for a model that has none."""
+    """The compiled template of a model; `source` is None for a model without one."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """`variables` are further names the template may read, such as a thinking switch."""
+        """Render messages; `variables` are further names for the template."""
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions with a prompt",
@@ -74,7 +73,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **_plain(variables or {}),
                 "messages": [_message(message) for message in messages],
-                # Named even when absent: to a template, undefined is not the same as none.
+                # Set even when absent: templates distinguish undefined from none.
                 "tools": None if tools is None else _plain(tools),
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -84,7 +83,7 @@ class ChatTemplate:
         except InvalidRequestError:
             raise
         except Exception as error:
-            # A template can fail in any way that Python code can: it indexes, adds and calls.
+            # A template can raise any exception that Python code can.
             raise InvalidRequestError(
                 f"the chat template refused these messages: {error}", param="messages"
             ) from error
@@ -119,10 +118,10 @@ def _part_text(part: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of plain JSON types only: no object with methods reaches the sandbox."""
+    """Return a copy of plain JSON types: no object with methods reaches the sandbox."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, str):  # an enum member, say
+    if isinstance(value, str):  # for example an enum member
         return str.__str__(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -134,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what training learns from; to a prompt it changes nothing."""
+    """`{% generation %}` marks text for training; rendering ignores the tag."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -157,7 +156,7 @@ def _environment(max_chars: int, now: Callable[[], datetime]) -> BoundedSandbox:
 
 
 def _num_chars(value: Any) -> int:
-    """About the size of plain JSON."""
+    """Return the approximate size of plain JSON."""
     if isinstance(value, str):
         return 1 + len(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Turns token ids into text as they arrive.
+"""Token ids to text, incrementally.
 
-A delta never holds half a character: bytes wait until they form one, and become U+FFFD only once
-nothing that follows could complete them. Deltas and the final flush add up to the decoding of the
-whole sequence. Owns the pending bytes of one sample; knows nothing of stop strings.
+A delta never ends within a character: bytes are held until they form one, and become U+FFFD once no
+further byte could complete them. Deltas and the final flush add up to the decoding of the whole
+sequence. Stop strings are not handled here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _NUM_CONTEXT_IDS = 8
 
 
 class Detokenizer(Protocol):
-    """One sample's token ids in, its text out."""
+    """Turns the token ids of one sample into text."""
 
     def push(self, token_ids: Sequence[int]) -> str: ...
 
     def finish(self) -> str:
-        """What was pending; the detokenizer takes no more ids after it."""
+        """Return the pending text; no ids may follow."""
         ...
 
 
 class ByteDetokenizer:
-    """For vocabularies whose tokens are bytes: constant work and at most three bytes held.
+    """Detokenizer of byte vocabularies: constant work per token, at most three bytes pending.
 
-    `DecodeStream` would decode its whole window again for each token while the text ends in an
-    incomplete character, which is quadratic when a model emits a run of stray bytes.
+    `DecodeStream` would decode its whole window for each token while the text ends in an incomplete
+    character, which is quadratic for a run of stray bytes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ByteDetokenizer:
 
 
 class StreamDetokenizer:
-    """For any other decoder, through the tokenizer library's own incremental decoding."""
+    """Detokenizer of any other vocabulary, by the tokenizers library."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, skip_special_tokens: bool, after: Sequence[int]
@@ -71,7 +71,7 @@ class StreamDetokenizer:
         self._ids = list(after[-_NUM_CONTEXT_IDS:])
         context = self._decode()
         if context.endswith("\ufffd"):
-            # The library would take a half character as text to come, and give the context out.
+            # The library would treat a partial character as pending and emit the context.
             self._ids, context = [], ""
         self._num_sent = len(context)
         self._stream: DecodeStream | None = DecodeStream(
@@ -93,8 +93,8 @@ class StreamDetokenizer:
         try:
             return self._stream.step(self._backend, token_id) or ""
         except Exception:
-            # The library raises a bare Exception when a decoder rewrites text already given out.
-            # What was sent cannot be taken back, so the rest waits for the whole decoding.
+            # The library raises a bare Exception when a decoder rewrites emitted text.
+            # Sent text cannot be withdrawn, so the rest waits for the whole decoding.
             self._stream = None
             return ""
 

@@ -1,6 +1,6 @@
-"""Reads the tokenizer of a model folder: `tokenizer.json` and the JSON files around it.
+"""Reads the tokenizer of a model folder: `tokenizer.json` and related JSON files.
 
-Owns which file says what and which of them wins. Weights and model shape are not its concern.
+Defines which file takes precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TEMPLATE_NAMES = (
 
 
 def load_folder_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer, special tokens and chat template that the folder describes."""
+    """Return tokenizer, special tokens and chat template of a folder."""
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(config)
@@ -54,7 +54,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    # Leftovers of training: a prompt must never be cut or filled silently.
+    # Settings of training: a prompt must never be truncated or padded silently.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -92,7 +92,7 @@ def _follow_config(
     bos_token_id: int | None,
     eos_token_id: int | None,
 ) -> None:
-    """`add_bos_token` and `add_eos_token`, where given, win over what tokenizer.json does."""
+    """Apply `add_bos_token` and `add_eos_token`, which take precedence over tokenizer.json."""
     added = backend.encode("").ids
     before, after = _is_at(added[:1], bos_token_id), _is_at(added[-1:], eos_token_id)
     wants_before = _flag(config, "add_bos_token", before, bos_token_id)
@@ -113,7 +113,7 @@ def _flag(config: Mapping[str, Any], key: str, otherwise: bool, token_id: int | 
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
-    """`generation_config.json` is about generating, so it wins over `config.json`."""
+    """Return the end ids; `generation_config.json` takes precedence over `config.json`."""
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]

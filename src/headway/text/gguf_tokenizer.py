@@ -1,8 +1,7 @@
-"""Builds a tokenizer from the metadata of a GGUF file.
+"""Builds a tokenizer from GGUF metadata.
 
-Owns the meaning of the `tokenizer.*` keys: which algorithm, how text is cut before merging, which
-tokens are special. A kind of tokenizer it does not know is refused, never approximated: a prompt
-cut the wrong way still runs, only worse.
+Interprets the `tokenizer.*` keys: algorithm, pre-tokenization, special tokens. An unknown kind of
+tokenizer is refused, never approximated: a wrongly split prompt still runs, with worse output.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _TEMPLATE_NAMES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # spelled so in the format
+    "sep_token": "seperator_token_id",  # the spelling of the format
     "mask_token": "mask_token_id",
 }
 
 
 def load_gguf_tokenizer(path: Path) -> LoadedTokenizer:
-    """The tokenizer, special tokens and chat template that the file describes."""
+    """Return tokenizer, special tokens and chat template of a GGUF file."""
     metadata = read_header(path).metadata
     try:
         return _Builder(metadata).build()
@@ -45,7 +44,7 @@ def load_gguf_tokenizer(path: Path) -> LoadedTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How text is cut before merging, and what a file means by leaving a key out."""
+    """Pre-tokenization of a vocabulary, and the defaults of absent keys."""
 
     pattern: str | None = None  # None is GPT-2's pattern, which the library has built in
     isolates_digits: bool = False
@@ -98,7 +97,7 @@ _SPLITS = {
 
 
 class _Builder:
-    """Holds the keys of one file while its tokenizer is put together."""
+    """Builds the tokenizer of one file from its keys."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
@@ -132,10 +131,10 @@ class _Builder:
 
     def _check_vocabulary(self) -> None:
         if not self._tokens:
-            raise ModelLoadError("it has no tokenizer.ggml.tokens")
+            raise ModelLoadError("tokenizer.ggml.tokens is missing")
         if len(self._vocab) != len(self._tokens):
             num_repeated = len(self._tokens) - len(self._vocab)
-            raise ModelLoadError(f"{num_repeated} tokens of its vocabulary are repeated")
+            raise ModelLoadError(f"{num_repeated} tokens of tokenizer.ggml.tokens are repeated")
         if len(self._types) != len(self._tokens):
             raise ModelLoadError("tokenizer.ggml.token_type and .tokens differ in length")
 
@@ -197,10 +196,12 @@ class _Builder:
         return merges
 
     def _merges_from_scores(self) -> list[tuple[str, str]]:
-        """SentencePiece joins the pair whose result scores best; this spells that out as pairs."""
+        """Return merges equivalent to SentencePiece scores: the best-scored pair first."""
         scores = self._get("scores")
         if scores is None or len(scores) != len(self._tokens):
-            raise ModelLoadError("it has neither tokenizer.ggml.merges nor a score for each token")
+            raise ModelLoadError(
+                "neither tokenizer.ggml.merges nor a score for each token is present"
+            )
         named = self._special_ids()
         pieces = {
             token: index
@@ -221,7 +222,7 @@ class _Builder:
         return {token_id for token_id in ids if token_id is not None}
 
     def _add_special_tokens(self, backend: tokenizers.Tokenizer) -> None:
-        """Control tokens are skipped in output on request; user-defined ones are always text."""
+        """Add special tokens: output may skip control tokens, never user-defined ones."""
         named = self._special_ids()
         added = [
             AddedToken(token, special=kind != _USER_DEFINED or index in named, normalized=False)

@@ -1,6 +1,6 @@
-"""What any model format must say about its tokenizer, and how ids are put around a text.
+"""What a model format says about its tokenizer, as one value.
 
-Owns the value that the readers of folders and GGUF files hand to `Tokenizer`; reads no file.
+The readers of folders and GGUF files return it; nothing here reads files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from tokenizers.processors import TemplateProcessing
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """`special_tokens` maps the names that chat templates use (`bos_token`, ...) to their text."""
+    """Tokenizer, special tokens and chat template of a model.
+
+    `special_tokens` maps names of chat templates (`bos_token`, ...) to text.
+    """
 
     backend: tokenizers.Tokenizer
     bos_token_id: int | None
@@ -24,7 +27,7 @@ class LoadedTokenizer:
 
 
 def surround(backend: tokenizers.Tokenizer, before: list[int], after: list[int]) -> None:
-    """Make `encode` with special tokens put these ids around the text."""
+    """Make `encode` with special tokens add these ids around the text."""
     # The template names tokens by alias: real token text may hold ':' or '$', which it would parse.
     specials = [
         {"id": name, "ids": ids, "tokens": [backend.id_to_token(token_id) for token_id in ids]}

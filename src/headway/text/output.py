@@ -1,7 +1,7 @@
-"""The text of one sample: token ids in, text that is safe to send out.
+"""Text of one sample: token ids in, text that is safe to send out.
 
-Joins the detokenizer and the stop strings, so that the offline and the served path treat text the
-same way. It decides nothing about token counts, end-of-sequence ids or finish reasons.
+Joins detokenizer and stop strings, so that the offline and the served path treat text alike. Token
+counts, end ids and finish reasons are not handled here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from headway.text.stops import StopStrings, TextDelta
 
 
 class OutputText:
-    """Push the sampled ids step by step; after a delta with a `stop`, the text is complete.
+    """Push the sampled ids step by step; after a delta with a `stop` the text is complete.
 
-    Text of the first `min_tokens` ids is never taken for a stop string.
+    Text of the first `min_tokens` ids never matches a stop string.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings, min_tokens: int = 0) -> None:
@@ -34,7 +34,7 @@ class OutputText:
         return TextDelta(exempt + delta.text, delta.stop)
 
     def finish(self) -> TextDelta:
-        """Release what was held back; the last characters may still complete a stop string."""
+        """Return the held text; its last characters may still complete a stop string."""
         last = self._stops.feed(self._detokenizer.finish())
         if last.stop is not None:
             return last

@@ -1,9 +1,9 @@
-"""A Jinja sandbox that counts work, so that no template runs for long or builds huge values.
+"""A Jinja sandbox that bounds the work and the output of a template.
 
-A template comes with the model: it is code from a stranger, and it runs in the API process. Every
-loop, call, filter, comparison and operator pays before it does its work. What is left of the budget
-does not depend on the speed of the machine, so a request is refused everywhere or nowhere. What
-chat templates do not need and what could build much from little is not offered at all.
+A template comes with the model: it is untrusted code that runs in the API process. Every loop,
+call, filter, comparison and operator pays before it works. The budget does not depend on the speed
+of the machine, so a request is refused everywhere or nowhere. Features that chat templates do not
+need, and that could build large values from small ones, are removed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from jinja2.visitor import NodeTransformer
 MAX_SOURCE_CHARS = 1_000_000
 MAX_INT_BITS = 4096
 MAX_WIDTH = 1000
-"""Of a number in a format."""
+"""Largest width of a number in a format."""
 MAX_REPEATED = 100_000
-"""Elements of a list made by repetition or addition."""
+"""Most elements of a list made by repetition or addition."""
 CHARS_PER_UNIT = 64
 NODES_PER_UNIT = 32
 MIN_UNITS, UNITS_PER_CHAR, MAX_UNITS = 100_000, 100, 10_000_000
@@ -162,7 +162,7 @@ _TIME_WIDTH = re.compile(r"%[-_0^#+]*\d")
 
 @dataclass(slots=True)
 class Budget:
-    """What one rendering may still do, in units of work and in characters it builds."""
+    """What one rendering may still use, in units of work and characters."""
 
     num_units: int
     num_chars: int
@@ -180,7 +180,7 @@ class Budget:
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates whose work is counted; `rendering` gives a template its budget."""
+    """Compiles templates whose work is counted; `rendering` sets the budget."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -195,12 +195,12 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         } | {name: getattr(self, f"_filter_{name}") for name in _BOUNDED_FILTERS}
         self.tests = {name: self._counted_test(name, test) for name, test in self.tests.items()}
         del self.globals["lipsum"]
-        # A closure: what a partial function is made of could be read by the template.
+        # A closure: a template could read the parts of a partial function.
         self.globals["strftime_now"] = lambda pattern: _strftime(now, pattern)
 
     @contextmanager
     def rendering(self, num_chars: int) -> Generator[None, None, None]:
-        """A budget for a chat of so many characters, for this thread."""
+        """Set the budget for a chat of this many characters, in this thread."""
         units = min(MIN_UNITS + UNITS_PER_CHAR * num_chars, MAX_UNITS)
         self._local.budget = Budget(units, 16 * self._max_chars)
         try:
@@ -211,7 +211,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     @property
     def _budget(self) -> Budget:
         budget = getattr(self._local, "budget", None)
-        # Constants are folded while a template is compiled.
+        # The compiler folds constants.
         return Budget(MIN_UNITS, self._max_chars) if budget is None else budget
 
     # ----------------------------------------- called by the code of a template
@@ -230,7 +230,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return ""
 
     def write(self, value: Any) -> Any:
-        """A value that is written, as text."""
+        """Return a written value as text."""
         if isinstance(value, Undefined):
             return value
         if not isinstance(value, str):
@@ -240,7 +240,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return value
 
     def iterate(self, values: Any, num_units: int) -> Any:
-        """What a loop goes through, each at this price."""
+        """Charge the elements of a loop; return them."""
         budget = self._budget
         if hasattr(values, "__len__"):
             budget.spend(len(values) * num_units)
@@ -253,12 +253,12 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             yield value
 
     def weighed(self, value: Any) -> Any:
-        """The value, which is about to be compared."""
+        """Charge a value that is about to be compared; return it."""
         self.weigh(value)
         return value
 
     def searched(self, value: Any) -> Any:
-        """The value, in which something is about to be looked for."""
+        """Charge a value that is about to be searched; return it."""
         if not isinstance(value, dict):
             self.weigh(value)
         return value
@@ -297,7 +297,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(__obj, "__self__", None)
         if owner is __self:
-            # The code of a template adds variables of its loop that only macros look at.
+            # Template code adds loop variables that only macros read.
             return __obj(*args)
         __self._budget.spend(1)
         if isinstance(__obj, LoopContext) and args:
@@ -324,7 +324,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     # ------------------------------------------------------------------ prices
 
     def weigh(self, value: Any) -> int:
-        """About the characters of a value as text, after paying for a walk through it."""
+        """Charge a walk through a value; return its approximate size as text."""
         if isinstance(value, str):
             self._budget.spend(1 + len(value) // CHARS_PER_UNIT)
             return len(value)
@@ -358,7 +358,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             raise SecurityError("a value in the chat template is too long")
 
     def _built(self, value: Any) -> Any:
-        """The value, once it is paid for."""
+        """Charge a built value; return it."""
         if isinstance(value, str):
             self._bound(len(value))
             self._budget.build(len(value))
@@ -409,7 +409,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     # ----------------------------------------------------------------- filters
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, paid for; it keeps the mark of who asks for the context."""
+        """Return a filter that charges first and keeps the context marker."""
         skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
         is_weighed = name in _WEIGHED_FILTERS
 
@@ -507,8 +507,7 @@ class _BoundedFormatter(SandboxedFormatter):
 
 
 class _Counting(NodeTransformer):
-    """Has a template pay for what the environment is not asked about: loops, comparisons, slices,
-    concatenations, macros and the text between tags."""
+    """Adds charges to loops, comparisons, slices, concatenations, macros and text between tags."""
 
     def __init__(self, environment: BoundedSandbox) -> None:
         self._environment = environment

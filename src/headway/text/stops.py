@@ -1,9 +1,8 @@
 """Finds stop strings in text that arrives in pieces.
 
-The match that ends first wins; of two that end together, the longer. The answer does not depend on
-how the text was cut. Only text that may yet become a stop string is held back. Each character is
-looked at once (an Aho-Corasick automaton), however long the held text grows. Owns the held text of
-one sample; knows nothing of tokens.
+The match that ends first wins; of two that end together, the longer. The result does not depend on
+how the text was split. Only text that may become a stop string is held back. An Aho-Corasick
+automaton looks at each character once.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from headway.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that is safe to send now, and the stop string that ended the text, if one did."""
+    """Text that is safe to send, and the stop string that was found, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """The stop strings of one sample, and how far its text has come towards each of them."""
+    """Stop strings of one sample, and the state of the match."""
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
         self._begin(_build(stops), include_stop_str_in_output)
@@ -37,13 +36,13 @@ class StopStrings:
         self._stop: str | None = None
 
     def fresh(self) -> StopStrings:
-        """The same stop strings for another sample's text; what was built for them is shared."""
+        """Return a matcher for another sample, which shares the automaton."""
         other = StopStrings.__new__(StopStrings)
         other._begin(self._root, self._include_stop)
         return other
 
     def feed(self, delta: str) -> TextDelta:
-        """After a match, everything fed is dropped."""
+        """Return the text that is safe to send; after a match all text is dropped."""
         if self._stop is not None:
             return TextDelta("", self._stop)
         if not self._root.next:
@@ -60,14 +59,14 @@ class StopStrings:
         return TextDelta(self._pending_text.take(self._pending_text.size - self._state.depth))
 
     def finish(self) -> TextDelta:
-        """No more text comes: what was held back was no stop string after all."""
+        """Return the held text: no more text follows."""
         if self._stop is not None:
             return TextDelta("", self._stop)
         self._state = self._root
         return TextDelta(self._pending_text.take(self._pending_text.size))
 
     def check(self) -> None:
-        """Between calls, the held text is exactly the prefix of a stop string reached so far."""
+        """Check that the held text is the matched prefix of a stop string."""
         if self._stop is None and self._pending_text.size != self._state.depth:
             raise AssertionError(
                 f"holds {self._pending_text.size} characters at {self._state.depth}"
@@ -113,11 +112,11 @@ def _advance(root: _Node, node: _Node | None, character: str) -> _Node:
 
 
 class _PendingText:
-    """A queue of characters kept as the pieces they came in, so that taking few copies few."""
+    """Queue of text pieces; taking few characters copies few."""
 
     def __init__(self) -> None:
         self._pieces: deque[str] = deque()
-        self._offset = 0  # how much of the first piece is gone
+        self._offset = 0  # characters already taken from the first piece
         self.size = 0
 
     def append(self, text: str) -> None:

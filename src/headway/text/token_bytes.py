@@ -1,9 +1,9 @@
-"""The bytes that a token stands for.
+"""Bytes of a token.
 
-Vocabularies write bytes in one of two spellings: byte-level (every byte is one printable character)
-or SentencePiece (text with U+2581 for a space, and `<0xNN>` for a lone byte). Both make the text of
-a sequence the concatenation of its tokens' bytes, which is what incremental decoding relies on. Any
-other decoder is reported as having no spelling. Owns the spellings; keeps no text.
+Vocabularies spell bytes in one of two ways: byte-level (every byte is one printable character) or
+SentencePiece (text with U+2581 for a space, and `<0xNN>` for a single byte). With both, the text of
+a sequence is the concatenation of the bytes of its tokens, which incremental decoding relies on.
+Other decoders have no spelling here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONE_BYTE = re.compile(r"<0x([0-9a-fA-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a vocabulary writes bytes, and whether a text's first space is only a start mark."""
+    """How a vocabulary spells bytes, and whether the first space is only a start mark."""
 
     is_byte_level: bool
     drops_first_space: bool = False
@@ -36,7 +36,7 @@ class Spelling:
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling | None:
-    """The spelling that the tokenizer's decoder undoes, or None if it does something else."""
+    """Return the spelling of a tokenizer; None for any other decoder."""
     if backend.decoder is None:
         return None
     state = json.loads(backend.decoder.__getstate__())
@@ -55,7 +55,7 @@ def spelling_of(backend: tokenizers.Tokenizer) -> Spelling | None:
 
 
 class TokenBytes:
-    """Token id -> bytes, worked out on first use: a server meets a small part of a vocabulary."""
+    """Token id to bytes, computed on first use: a server meets few of the tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, spelling: Spelling) -> None:
         self._backend = backend
@@ -63,7 +63,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Empty for an id beyond the vocabulary: models pad their output layer with such ids."""
+        """Return the bytes; empty for ids beyond the vocabulary, which pad output layers."""
         known = self._known.get(token_id)
         if known is not None:
             return known
@@ -79,7 +79,7 @@ def _byte_level_to_bytes(piece: str) -> bytes:
     try:
         return bytes([alphabet[character] for character in piece])
     except KeyError:
-        # An added token is stored as plain text; the decoder passes it through, and so must this.
+        # An added token is plain text, which the decoder does not change.
         return piece.encode()
 
 

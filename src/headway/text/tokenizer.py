@@ -1,7 +1,6 @@
-"""A model's tokenizer: text to token ids and back, and what its files say about special tokens.
+"""The tokenizer of a model: text to token ids and back, and special tokens.
 
-Wraps the tokenizers library so that the rest of Headway never meets it. Holds no state of any
-request: that is in the detokenizers it hands out.
+Wraps the tokenizers library. Holds no state of requests; detokenizers do.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from headway.text.token_bytes import TokenBytes, spelling_of
 
 
 class Tokenizer:
-    """Safe to share between threads; build it once per model."""
+    """Tokenizer of one model; safe to share between threads."""
 
     def __init__(self, loaded: LoadedTokenizer) -> None:
         self._backend = loaded.backend
@@ -36,7 +35,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path | str) -> Tokenizer:
-        """A model folder or a GGUF file, whichever is there."""
+        """Load the tokenizer of a model folder or a GGUF file."""
         path = Path(path)
         if path.is_dir():
             return cls.from_folder(path)
@@ -53,13 +52,16 @@ class Tokenizer:
         return cls(load_gguf_tokenizer(Path(path)))
 
     def min_num_tokens(self, text: str) -> int:
-        """No encoding of the text is shorter; far cheaper than encoding it."""
+        """Return a lower bound of the token count, far cheaper than encoding."""
         return -(-len(text) // self._longest_token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """A rendered chat holds its special tokens already: encode it without adding them."""
+        """Return the token ids of a text.
+
+        A rendered chat contains its special tokens: encode it without adding them.
+        """
         try:
-            # As a batch of one: `encode` would keep every other thread waiting until it is done.
+            # As a batch of one: `encode` would block every other thread.
             (encoding,) = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -76,10 +78,10 @@ class Tokenizer:
     def detokenizer(
         self, skip_special_tokens: bool = True, after: Sequence[int] = ()
     ) -> Detokenizer:
-        """`after` is the end of the prompt when the ids continue one.
+        """Return a detokenizer; `after` is the end of the prompt that the ids continue.
 
-        Without it the ids are taken to start a text, and SentencePiece vocabularies then drop the
-        space that marks the start.
+        Without `after` the ids start a text, and SentencePiece vocabularies drop the space that
+        marks the start.
         """
         if self._spelling is None or self._bytes is None:
             return StreamDetokenizer(self._backend, skip_special_tokens, after)
@@ -87,11 +89,11 @@ class Tokenizer:
         return ByteDetokenizer(self._bytes, skipped, self._spelling.drops_first_space and not after)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text; may be a part of a character."""
+        """Return the bytes of a token; they may be part of a character."""
         if self._bytes is not None:
             return self._bytes[token_id]
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD where they are a part of a character."""
+        """Return the text of a token, with U+FFFD for parts of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

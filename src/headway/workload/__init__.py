@@ -1,4 +1,15 @@
-"""What is asked of a server: prompts, lengths and arrivals, seeded. Shared by bench and sim."""
+"""Seeded workloads for bench and sim: prompts, lengths and arrivals.
+
+In reading order:
+
+    workload.py  whole workloads: synthetic, replayed, listed
+    arrivals.py  arrival processes
+    lengths.py   length distributions
+    content.py   tenants and prompts
+    trace.py     trace files
+    mixed.py     fixed offline workloads
+    spec.py      text form of distributions
+"""
 
 from headway.workload.arrivals import (
     Arrivals,

@@ -1,6 +1,6 @@
-"""When requests come: processes of arrival times, and the closed loop, which has none.
+"""Arrival processes, and the closed loop, which has none.
 
-Everything random comes from the `random.Random` that is passed in.
+All randomness comes from the `random.Random` that is passed in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.workload.spec import Form, check_positive, check_whole, parse_form
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many callers; each asks again as soon as it has its answer."""
+    """A number of clients; each sends again after its response."""
 
     concurrency: int
 
@@ -52,8 +52,10 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gaps of mean 1/rate whose standard deviation is `cv` times that: 1 is Poisson, more is
-    burstier, less is more even."""
+    """Gaps of mean 1/rate with coefficient of variation `cv`.
+
+    1 is Poisson, more is burstier, less is more even.
+    """
 
     rate: float
     cv: float = 1.0
@@ -92,7 +94,7 @@ class OnOff:
         return self.rate * self.on / (self.on + self.off)
 
     def with_rate(self, rate: float) -> OnOff:
-        """The same bursts with another mean rate, silence included."""
+        """Return the same bursts with another mean rate, silence included."""
         return replace(self, rate=rate * (self.on + self.off) / self.on)
 
     def times(self, draw: Random) -> Iterator[float]:
@@ -119,12 +121,12 @@ ARRIVAL_FORMS: dict[str, Form[Arrivals]] = {
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Arrivals from text such as `gamma:4,cv=2`."""
+    """Parse arrivals such as `gamma:4,cv=2`."""
     return parse_form(text, ARRIVAL_FORMS)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Rates from text such as `0.5,1,2`, each above 0, in rising order."""
+    """Parse rates such as `0.5,1,2`, each above 0, in rising order."""
     try:
         rates = sorted({float(part) for part in text.split(",")})
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is in a request: who asks, which token ids, and which prompts begin alike."""
+"""Contents of requests: tenants, token ids and shared prefixes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ DEFAULT_ZIPF = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token ids prompts are made of, `low` up to and without `high`. The default leaves out the
-    special tokens most vocabularies begin with and is smaller than the common ones."""
+    """Range of token ids of prompts: `low` up to, without, `high`.
+
+    The default skips the special tokens at the start of most vocabularies and fits the common ones.
+    """
 
     low: int = 100
     high: int = 20_000
@@ -32,7 +34,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """So many tenants; the k-th asks with weight k to the power of -zipf."""
+    """A number of tenants; tenant k has weight k to the power of -zipf."""
 
     num: int = 1
     zipf: float = DEFAULT_ZIPF
@@ -48,17 +50,17 @@ class Tenants:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of all requests of each, the largest first."""
+        """Share of the requests per tenant, largest first."""
         weights = [number**-self.zipf for number in range(1, self.num + 1)]
         return tuple(weight / sum(weights) for weight in weights)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """A `share` of the prompts begins with one of the tenant's `num` prefixes of `num_tokens`.
+    """A `share` of the prompts starts with one of `num` prefixes of the tenant.
 
-    The prefix is part of the prompt's length; a prompt too short for it becomes one token longer
-    than it.
+    The prefix counts in the prompt length; a prompt too short for its prefix becomes one token
+    longer than the prefix.
     """
 
     share: float = 0.0
@@ -68,12 +70,12 @@ class Prefixes:
     def __post_init__(self) -> None:
         check_whole(1, count=self.num, tokens=self.num_tokens)
         if not 0.0 <= self.share <= 1.0:
-            raise ConfigError(f"the share of prompts lies between 0 and 1, not {self.share:g}")
+            raise ConfigError(f"the share of prompts must be between 0 and 1, not {self.share:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """All that is asked about contents, for a workload of any lengths and arrivals."""
+    """Parameters of contents, for any lengths and arrivals."""
 
     vocabulary: Vocabulary = Vocabulary()
     tenants: Tenants = Tenants()
@@ -82,7 +84,7 @@ class Content:
 
 @dataclass(slots=True)
 class ContentMaker:
-    """Draws tenants and prompts one after the other; the same seed gives the same."""
+    """Draws tenants and prompts in order; the same seed gives the same contents."""
 
     content: Content
     seed: int
@@ -97,14 +99,14 @@ class ContentMaker:
         self._cumulative = list(accumulate(self.content.tenants.shares))
 
     def tenant(self) -> str | None:
-        """None where there is only one: nothing needs to be told apart."""
+        """Draw a tenant; None with a single tenant."""
         tenants = self.content.tenants
         if tenants.num == 1:
             return None
         return self._tenants.choices(tenants.names, cum_weights=self._cumulative)[0]
 
     def prompt(self, num_tokens: int, tenant: str | None) -> tuple[int, ...]:
-        """Random tokens, after one of the tenant's prefixes or not."""
+        """Draw a prompt, with or without a prefix of the tenant."""
         prefixes = self.content.prefixes
         prefix: list[int] = []
         if prefixes.share and self._draw.random() < prefixes.share:
@@ -115,7 +117,7 @@ class ContentMaker:
     def prompt_of_blocks(
         self, num_tokens: int, hash_ids: Sequence[int], block_tokens: int
     ) -> tuple[int, ...]:
-        """A prompt whose blocks are the same wherever their hash ids are the same."""
+        """Return a prompt whose blocks are equal where their hash ids are equal."""
         vocabulary = self.content.vocabulary
         token_ids: list[int] = []
         for hash_id in hash_ids:
@@ -135,12 +137,12 @@ class ContentMaker:
 
 
 def stream(seed: int, name: str) -> Random:
-    """Numbers of their own for each purpose, so that another rate leaves the lengths alone."""
+    """Return a random stream per purpose, so that another rate leaves lengths unchanged."""
     return Random(f"{seed}/{name}")
 
 
 def parse_tenants(text: str) -> Tenants:
-    """Tenants from text such as `30,zipf=1.2`."""
+    """Parse tenants such as `30,zipf=1.2`."""
 
     def make(num: float, zipf: float = DEFAULT_ZIPF) -> Tenants:
         check_whole(1, tenants=num)
@@ -150,7 +152,7 @@ def parse_tenants(text: str) -> Tenants:
 
 
 def parse_prefixes(text: str) -> Prefixes:
-    """Prefixes from text such as `0.35,count=4,tokens=256`."""
+    """Parse prefixes such as `0.35,count=4,tokens=256`."""
 
     def make(share: float, count: float = 1, tokens: float = 256) -> Prefixes:
         check_whole(1, count=count, tokens=tokens)
@@ -161,7 +163,7 @@ def parse_prefixes(text: str) -> Prefixes:
 
 
 def parse_vocabulary(text: str) -> Vocabulary:
-    """Token ids from text such as `100,20000`."""
+    """Parse a token id range such as `100,20000`."""
 
     def make(low: float, high: float) -> Vocabulary:
         check_whole(0, low=low, high=high)

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: distributions over whole numbers of tokens, at least 1."""
+"""Length distributions of prompts and outputs, in tokens, at least 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Side = Literal["prompt", "output"]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """A constant length."""
 
     num_tokens: int
 
@@ -30,7 +30,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Anything from `low` to `high`, both included."""
+    """Lengths from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -46,7 +46,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What lengths are clipped to; no upper bound if `high` is None."""
+    """Limits of lengths; no upper limit if `high` is None."""
 
     low: int = 1
     high: int | None = None
@@ -78,7 +78,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """One of the lengths seen, each as likely as the others, scaled and then clipped."""
+    """Lengths drawn from a sample with equal probability, scaled and clipped."""
 
     samples: tuple[int, ...]
     scale: float = 1.0
@@ -97,7 +97,7 @@ Lengths = Fixed | Uniform | Lognormal | Empirical
 
 
 def parse_lengths(text: str, side: Side) -> Lengths:
-    """Lengths from text such as `uniform:32,256`; `side` says which column of a trace is meant."""
+    """Parse lengths such as `uniform:32,256`; `side` selects the column of a trace."""
     return parse_form(text, _forms(side))
 
 
@@ -158,5 +158,5 @@ def _lengths_in(path: Path, side: Side) -> tuple[int, ...]:
 
 
 def _positive(lengths: Iterable[int]) -> Iterable[int]:
-    """Traces hold requests that failed, with no output; they say nothing of lengths."""
+    """Return the positive lengths: failed requests of a trace have no output."""
     return (length for length in lengths if length > 0)

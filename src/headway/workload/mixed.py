@@ -1,4 +1,4 @@
-"""Closed batches of requests with fixed contents, so that runs and peers can be compared."""
+"""Fixed offline workloads, to compare runs and peers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request: these tokens in, exactly so many out; it arrives `at` seconds after start.
-    `tenant` is None where there is only one."""
+    """One request: these prompt tokens and exactly this many output tokens.
+
+    It arrives `at` seconds after the start. `tenant` is None with a single tenant.
+    """
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
@@ -23,7 +25,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class OfflineWorkload:
-    """A named batch of work."""
+    """A named list of requests."""
 
     name: str
     items: tuple[WorkItem, ...]
@@ -40,7 +42,7 @@ class OfflineWorkload:
 def mixed(num_requests: int) -> OfflineWorkload:
     """Prompts of 32-256 random tokens, outputs lognormal(4.0, 0.9) clipped to 8-256.
 
-    The order of the draws is part of the definition: others measure the same 64 requests.
+    The order of the draws is part of the definition: other programs measure the same 64 requests.
     """
     draw = random.Random(0)
     items: list[WorkItem] = []
@@ -60,8 +62,11 @@ WORKLOADS: dict[str, Callable[[], OfflineWorkload]] = {
 
 
 def parse_workload(text: str) -> OfflineWorkload:
-    """A workload by name; with "@R" behind it, arrivals are a seeded Poisson process of R per
-    second instead of all at once."""
+    """Return a workload by name.
+
+    With "@R" after the name, arrivals are a seeded Poisson process of R per second instead of all
+    at once.
+    """
     name, _, rate_text = text.partition("@")
     if name not in WORKLOADS:
         raise ConfigError(f"unknown workload {name!r}; one of {', '.join(WORKLOADS)}")

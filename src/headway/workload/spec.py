@@ -1,6 +1,6 @@
-"""The text form of a distribution, `name:value,value,key=value`, and what is said of a wrong one.
+"""Text form of a distribution: `name:value,value,key=value`.
 
-Owns the syntax only; arrivals, lengths and contents each bring a table of their own forms.
+Only the syntax; arrivals, lengths and contents bring their own forms.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """One accepted form: how it is written, and what makes the value from its parts."""
+    """One accepted form: its usage, and the function that makes its value."""
 
     usage: str
     make: Callable[..., T]
     num_values: int | None = 1
-    """None for one or more."""
+    """Number of values; None for one or more."""
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     takes_text: bool = False
-    """The values, not the options, are texts such as a file name instead of numbers."""
+    """Whether the values are texts, such as a file name, instead of numbers."""
 
 
 def parse_form(text: str, forms: Mapping[str, Form[T]]) -> T:
-    """The value that `text` describes; ConfigError names every accepted form."""
+    """Return the value of `text`; ConfigError lists every accepted form."""
     name, _, rest = text.partition(":")
     form = forms.get(name.strip())
     if form is None:
@@ -40,7 +40,7 @@ def parse_form(text: str, forms: Mapping[str, Form[T]]) -> T:
 
 
 def parse_parts(text: str, rest: str, form: Form[T]) -> T:
-    """The value of a form whose name is already read; `text` is what is quoted when it is wrong."""
+    """Return the value of a form without its name; errors quote `text`."""
     parts = [part.strip() for part in rest.split(",") if part.strip()]
     values = [part for part in parts if "=" not in part]
     options = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -57,7 +57,7 @@ def parse_parts(text: str, rest: str, form: Form[T]) -> T:
 
 
 def number(text: str) -> float:
-    """A finite number."""
+    """Parse a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -68,14 +68,14 @@ def number(text: str) -> float:
 
 
 def check_positive(**values: float) -> None:
-    """Refuse what is not above zero."""
+    """Refuse a number that is not above 0."""
     for name, value in values.items():
         if not value > 0:
             raise ConfigError(f"{name} must be above 0, not {value:g}")
 
 
 def check_whole(least: int, **values: float) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+    """Refuse a number that is not an integer of at least `least`."""
     for name, value in values.items():
         if value != int(value) or value < least:
             raise ConfigError(f"{name} must be a whole number of at least {least}, not {value:g}")

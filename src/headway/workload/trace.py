@@ -1,8 +1,8 @@
-"""Trace files of others: when requests came, how long they were, which prompts began alike.
+"""Reads public trace files: arrival times, lengths and shared prefixes.
 
-Two formats are read, told apart by their contents: the Azure LLM inference traces (CSV with
-TIMESTAMP, ContextTokens, GeneratedTokens) and the Mooncake traces (JSON lines with timestamp in
-milliseconds, input_length, output_length, and hash_ids that name prefix blocks of 512 tokens).
+Two formats, recognized by content: the Azure LLM inference traces (CSV with TIMESTAMP,
+ContextTokens, GeneratedTokens) and the Mooncake traces (JSON lines with timestamp in milliseconds,
+input_length, output_length, and hash_ids that name prefix blocks of 512 tokens).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request, `at` seconds after the first. Prompts with the same leading hash ids begin
-    with the same tokens."""
+    """One request, `at` seconds after the first.
+
+    Prompts with the same leading hash ids start with the same tokens.
+    """
 
     at: float
     num_prompt_tokens: int
@@ -35,21 +37,21 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival; times are known to `bucket_s` only (0: exactly)."""
+    """Requests in order of arrival; times have a resolution of `bucket_s` (0: exact)."""
 
     rows: tuple[TraceRow, ...]
     bucket_s: float = 0.0
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second from the first to the end of the last one's bucket."""
+        """Requests per second, up to the end of the last bucket."""
         span_s = self.rows[-1].at + self.bucket_s
         if span_s <= 0.0:
             raise ConfigError("all requests of the trace come at once, so it has no rate")
         return len(self.rows) / span_s
 
     def jittered(self, draw: Random) -> Trace:
-        """Times spread evenly within their buckets: else each bucket would be one burst."""
+        """Return times spread evenly within their buckets; otherwise each bucket is a burst."""
         if not self.bucket_s:
             return self
         moved = [replace(row, at=row.at + draw.uniform(0.0, self.bucket_s)) for row in self.rows]
@@ -57,7 +59,7 @@ class Trace:
 
 
 def read_text(path: Path) -> str:
-    """The contents of a text file."""
+    """Return the contents of a text file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file, whichever of the formats it has."""
+    """Return the trace of a file in either format."""
     lines = read_text(path).splitlines()
     first = lines[0] if lines else ""
     if first.startswith("{"):
@@ -74,7 +76,7 @@ def read_trace(path: Path) -> Trace:
         named = enumerate(csv.DictReader(lines), 2)
         return _trace(_read_rows(path, named, _azure_row), 0.0)
     raise ConfigError(
-        f"{path} is no trace; accepted: CSV with the columns {', '.join(_AZURE_COLUMNS)}, or "
+        f"{path} is not a trace; accepted: CSV with the columns {', '.join(_AZURE_COLUMNS)}, or "
         "JSON lines with timestamp, input_length, output_length and hash_ids"
     )
 

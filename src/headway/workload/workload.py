@@ -1,7 +1,7 @@
-"""Whole workloads: a stream of requests with arrival times, made up or replayed from a trace.
+"""Workloads: a stream of requests with arrival times, synthetic or from a trace.
 
-Given the same seed, a workload is the same requests in the same order; its rate moves only their
-times. Nothing here sends anything: a load client and a simulator read the same items.
+The same seed gives the same requests in the same order; the rate changes only their times. A load
+client and a simulator read the same items.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.workload.trace import MOONCAKE_BLOCK_TOKENS, Trace
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Arrivals, lengths and contents drawn independently; it never ends."""
+    """Arrivals, lengths and contents drawn independently; never ends."""
 
     arrivals: Arrivals
     prompt_tokens: Lengths
@@ -29,7 +29,7 @@ class Synthetic:
 
     @property
     def concurrency(self) -> int | None:
-        """The number of callers of a closed loop; None if requests come at times of their own."""
+        """Number of clients of a closed loop; None for an open loop."""
         return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
 
     @property
@@ -37,7 +37,7 @@ class Synthetic:
         return None if isinstance(self.arrivals, ClosedLoop) else self.arrivals.mean_rate
 
     def with_rate(self, rate: float) -> Synthetic:
-        """The same requests at another mean rate."""
+        """Return the same requests at another mean rate."""
         if isinstance(self.arrivals, ClosedLoop):
             raise ConfigError("a closed loop has no rate; use poisson, gamma or onoff arrivals")
         return replace(self, arrivals=self.arrivals.with_rate(rate))
@@ -53,7 +53,7 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a trace is made to fit: its times and its lengths are multiplied, then clipped."""
+    """Factors and limits for the times and lengths of a trace."""
 
     time: float = 1.0
     length: float = 1.0
@@ -66,8 +66,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A trace, scaled. Prompts that share hash ids share tokens, block for block; contents that
-    the trace does not fix are drawn."""
+    """A scaled trace.
+
+    Prompts that share hash ids share tokens, block for block; other contents are drawn.
+    """
 
     trace: Trace
     scale: Scale = Scale()
@@ -79,7 +81,7 @@ class Replay:
 
     @property
     def mean_rate(self) -> float:
-        """Over the whole trace; a part of it may be busier or quieter."""
+        """Requests per second over the whole trace."""
         return self.trace.mean_rate / self.scale.time
 
     def with_rate(self, rate: float) -> Replay:
@@ -103,7 +105,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Requests given one by one, in order of arrival; or, with a concurrency, a closed loop."""
+    """A list of requests in order of arrival, or, with a concurrency, a closed loop."""
 
     requests: tuple[WorkItem, ...]
     concurrency: int | None = None
@@ -113,7 +115,7 @@ class Listed:
         return None
 
     def with_rate(self, rate: float) -> Listed:
-        raise ConfigError("requests given one by one have no rate to change")
+        raise ConfigError("a list of requests has no rate to change")
 
     def items(self, seed: int) -> Iterator[WorkItem]:
         return iter(self.requests)

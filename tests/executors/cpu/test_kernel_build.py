@@ -190,5 +190,5 @@ def test_without_kernels_a_model_still_runs(absent):
     assert isinstance(executor._model, EagerModel)
     assert len(generate(executor, PROMPT, GREEDY, 3)) == 3
     options = ModelOptions(dtype="bf16", num_blocks=8, block_size=16, max_model_len=64)
-    with pytest.raises(ModelLoadError, match="compiled kernels are not there"):
+    with pytest.raises(ModelLoadError, match="compiled kernels are not built"):
         CompiledModel(checkpoint, options)

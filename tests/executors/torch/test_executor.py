@@ -151,7 +151,7 @@ def test_released_state_is_forgotten_before_new_state_arrives(executor):
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (ScheduledRequest("ghost", 4, (1,), (9,), True), "ghost: it was never sent"),
+        (ScheduledRequest("ghost", 4, (1,), (9,), True), "ghost: the request was never sent"),
         (first("x", (1, 2, 999), (9,)), "vocabulary"),
         (first("x", (1, -2), (9,)), "vocabulary"),
         (first("x", range(5), (9,)), "do not fit"),

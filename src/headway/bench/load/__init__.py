@@ -2,14 +2,14 @@
 
 Must not import offline. In reading order:
 
-    http.py     an HTTP/1.1 client that keeps times
+    http.py     a small HTTP/1.1 client
+    records.py  record of one request
     openai.py   one streamed request
-    records.py  what a request recorded
     runner.py   open and closed loops
     stats.py    percentiles, goodput
     sweep.py    rates up to the knee
     measure.py  warm-up, run, sweep
-    options.py  the command's options
+    options.py  options of the command
     text.py     tables
     plot.py     plots
     report.py   JSON, CSV, console

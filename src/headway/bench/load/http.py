@@ -1,9 +1,9 @@
-"""A small HTTP/1.1 client for streamed answers: connections, heads, chunked bodies; nothing else.
+"""A small HTTP/1.1 client for streamed responses.
 
-It exists because the client often shares a machine with the server it measures, and a general
-HTTP client takes several times the processor time for streams of small pieces. This one reads
-whatever has arrived in one go, so an answer costs one wake-up per piece, not one per line.
-Redirects, proxies, compression and cookies are left out.
+The client often shares a machine with the server that it measures, and a general HTTP client takes
+several times the CPU time for streams of small pieces. This client reads all available bytes at
+once, so a response costs one wake-up per piece, not one per line. Redirects, proxies, compression
+and cookies are not supported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MAX_HEAD_BYTES = 64 * 1024
 
 
 class HttpFailure(Exception):
-    """No complete answer came; the message is short enough to count failures by."""
+    """No complete response came; the message is short, to count failures by."""
 
 
 class _StaleConnection(HttpFailure):
-    """A kept connection that the server had closed by the time it was used again."""
+    """The server had closed a reused connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a server is: the scheme, host and port of its URL, and the path in front of /v1."""
+    """Scheme, host and port of a server, and the path before /v1."""
 
     host: str
     port: int
@@ -43,21 +43,21 @@ class Origin:
 
 
 def parse_url(url: str) -> Origin:
-    """The origin of a base URL, given with or without /v1."""
+    """Return the origin of a base URL, with or without /v1."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{url!r} is no URL: {error}") from error
+        raise ConfigError(f"{url!r} is not a URL: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no URL; accepted: http://HOST:PORT or https://HOST")
+        raise ConfigError(f"{url!r} is not a URL; accepted: http://HOST:PORT or https://HOST")
     is_tls = parts.scheme == "https"
     path = parts.path.rstrip("/").removesuffix("/v1")
     return Origin(parts.hostname, port or (443 if is_tls else 80), is_tls, path)
 
 
 class ChunkedBody:
-    """Takes the chunks of a transfer out of their wrapping, in whatever pieces they arrive."""
+    """Decodes chunked transfer encoding from pieces of any size."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -92,7 +92,7 @@ def _chunk_size(line: bytes) -> int:
 
 
 class SizedBody:
-    """A body of known length, or one that lasts until the connection ends."""
+    """A body of known length, or until the connection closes."""
 
     def __init__(self, num_bytes: int | None) -> None:
         self._num_left = num_bytes
@@ -112,7 +112,7 @@ class SizedBody:
 
 @dataclass(slots=True)
 class Connection:
-    """One connection and the answer that is being read from it."""
+    """One connection and the response being read from it."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -123,7 +123,7 @@ class Connection:
     _rest: bytes = b""
 
     async def send(self, request: bytes) -> None:
-        """Send a request and read the head of its answer."""
+        """Send a request and read the head of the response."""
         try:
             self.writer.write(request)
             data = await self._read_head()
@@ -137,7 +137,7 @@ class Connection:
             self._body = SizedBody(self._declared_length())
 
     async def read(self) -> bytes:
-        """The next piece of the body; empty at its end."""
+        """Return the next piece of the body; empty at its end."""
         while not self._body.is_done:
             data, self._rest = self._rest, b""
             if not data:
@@ -191,7 +191,7 @@ class Connection:
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """The status and the headers, by lower-case name."""
+    """Return the status and the headers by lower-case name."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
@@ -201,7 +201,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 class HttpClient:
-    """Keeps connections that are free, and opens one when none is."""
+    """Pool of idle connections; opens a connection when none is idle."""
 
     def __init__(self, origin: Origin, connect_timeout_s: float = 10.0) -> None:
         self.origin = origin
@@ -212,10 +212,10 @@ class HttpClient:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Connection:
-        """Send a request; the caller reads the answer and gives the connection back.
+        """Send a request; the caller reads the response and returns the connection.
 
-        A kept connection may have been closed by the server meanwhile. A request that met that
-        got no answer at all and is sent once more, on a new connection.
+        If the server had closed the reused connection, the request got no response and is sent once
+        more on a new connection.
         """
         request = self._encode(method, path, headers, body)
         if self._free:
@@ -226,7 +226,7 @@ class HttpClient:
         return await self._send_on(await self.connect(), request)
 
     async def fetch(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """GET a whole answer: its status and body."""
+        """GET a whole response; return its status and body."""
         connection = await self.send("GET", path, headers)
         try:
             body = await connection.read_all()
@@ -256,7 +256,7 @@ class HttpClient:
         return connection
 
     async def connect(self) -> Connection:
-        """A new connection."""
+        """Open a new connection."""
         origin = self.origin
         try:
             async with asyncio.timeout(self._connect_timeout_s):

@@ -1,4 +1,4 @@
-"""One measurement of a server from first to last: warm-up, then a run or a sweep of runs."""
+"""One measurement of a server: warm-up, then a run or a sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARMUP_CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked, how long, and what counts as good."""
+    """Workload, limits and targets of a measurement."""
 
     workload: Workload
     limits: RunLimits
@@ -33,21 +33,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The rates of a sweep; without any, they are found by doubling that of the workload."""
+    """Rates of a sweep; without rates, the rate of the workload is doubled."""
 
     rates: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True)
 class Measurement:
-    """The runs so far, each with the rate it was swept at or None; points if it is a sweep."""
+    """Runs so far with their rates, and the points of a sweep."""
 
     runs: list[tuple[float | None, LoadRun]] = field(default_factory=list)
     points: list[SweepPoint] = field(default_factory=list[SweepPoint])
 
     @property
     def has_completed(self) -> bool:
-        """Whether any request was answered as it should be."""
+        """Whether any request completed."""
         records = [record for _, run in self.runs for record in run.records]
         return any(record.outcome is Outcome.COMPLETED for record in records)
 
@@ -56,7 +56,7 @@ class Measurement:
 
 
 async def name_model(origin: Origin, api_keys: tuple[str, ...], model: str | None) -> str:
-    """The model to ask for; ConfigError if the server cannot be reached."""
+    """Return the model name; ConfigError if the server cannot be reached."""
     client = HttpClient(origin)
     try:
         if model is None:
@@ -68,7 +68,7 @@ async def name_model(origin: Origin, api_keys: tuple[str, ...], model: str | Non
 
 
 async def warm_up(target: Target, plan: Plan, progress: Progress) -> None:
-    """Requests that are not counted, with prompts that the run does not use."""
+    """Send uncounted requests, with prompts that the run does not use."""
     if not plan.num_warmup:
         return
     workload = plan.workload
@@ -81,7 +81,7 @@ async def warm_up(target: Target, plan: Plan, progress: Progress) -> None:
 
 
 async def measure(target: Target, plan: Plan, measured: Measurement, progress: Progress) -> None:
-    """One run of the plan's workload."""
+    """Run the workload of the plan once."""
     run = LoadRun()
     measured.runs.append((None, run))
     await run_load(target, plan.workload, plan.limits, plan.seed, run, progress)
@@ -94,8 +94,10 @@ async def measure_sweep(
     measured: Measurement,
     progress: Progress,
 ) -> None:
-    """One run per rate. Each has a seed of its own: prompts the server has seen before would be
-    found in its prefix cache, and every rate after the first would look faster than it is."""
+    """Run once per rate, each with its own seed.
+
+    With equal prompts, later rates would hit the prefix cache and look faster than they are.
+    """
     first_rate = plan.workload.mean_rate
     if first_rate is None:
         raise ConfigError("a closed loop has no rate to sweep")

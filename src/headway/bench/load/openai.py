@@ -1,8 +1,8 @@
-"""One request to an OpenAI endpoint: what is sent, and how its stream becomes a record.
+"""One request to an OpenAI endpoint, and the record of its stream.
 
-Counting tokens: the total comes from the usage the server sends at the end of the stream
-(`stream_options.include_usage`). Events that arrive together are one chunk of several tokens; if
-the total is not the number of events, it is divided over the chunks by the length of their text.
+The token total comes from the usage at the end of the stream (`stream_options.include_usage`).
+Events that arrive together are one chunk of several tokens; if the total differs from the number of
+events, the total is divided over the chunks by text length.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _WORDS = (
     "been call who oil its now find long down day did get come made may part"
 )
 WORDS = tuple(_WORDS.split())
-"""Words that most vocabularies have as one token with the space in front of them."""
+"""Words that most vocabularies encode as one token, with a leading space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What sets one tenant's requests apart."""
+    """Key, headers and body fields of one tenant."""
 
     api_key: str | None = None
     extra_body: Mapping[str, object] = field(default_factory=dict)
@@ -43,20 +43,20 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoint that is measured, and how it is asked."""
+    """The endpoint under test, and the form of its requests."""
 
     origin: Origin
     model: str
     is_chat: bool = False
     """Chat takes text, so prompt lengths are approximate; completions take token ids."""
     ignores_eos: bool = True
-    """Sends `ignore_eos`, without which outputs end when the model likes."""
+    """Whether to send `ignore_eos`; otherwise outputs end at the end token."""
     api_keys: tuple[str, ...] = ()
-    """Several keys are given to tenant-1, tenant-2, ... in turn."""
+    """Keys for tenant-1, tenant-2, ... in turn."""
     timeout_s: float = 600.0
     extra_body: Mapping[str, object] = field(default_factory=dict)
     access: Mapping[str, Access] = field(default_factory=dict)
-    """By tenant; what it says comes before `api_keys` and `extra_body`."""
+    """Access by tenant; takes precedence over `api_keys` and `extra_body`."""
 
     @property
     def path(self) -> str:
@@ -137,7 +137,7 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class StreamReader:
-    """Turns the pieces of an event stream into the chunks of a record."""
+    """Turns pieces of an event stream into the chunks of a record."""
 
     record: LoadRecord
     is_done: bool = False
@@ -169,7 +169,7 @@ class StreamReader:
             self._num_chars.append(num_chars)
 
     def finish(self, now: float) -> None:
-        """Make the counts exact; `now` is when the stream ended."""
+        """Make the token counts exact; the stream ended at `now`."""
         record, usage = self.record, self._usage
         if not self.is_done and record.finish_reason is None:
             raise HttpFailure("the stream ended without [DONE] or a finish reason")
@@ -180,7 +180,7 @@ class StreamReader:
         if usage.prompt_tokens_details is not None:
             record.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
         if not record.chunk_times and usage.completion_tokens:
-            # All the tokens had no text of their own.
+            # No token had text.
             record.chunk_times.append(now)
             record.chunk_tokens.append(0)
             self._num_chars.append(1)
@@ -199,7 +199,7 @@ class StreamReader:
         return event
 
     def _text(self, choice: _StreamChoice) -> str | None:
-        """The text of an event that stands for tokens; None if it only opens or closes."""
+        """Return the text of an event with tokens; None for an opening or closing event."""
         if choice.delta is None:
             is_closing = not choice.text and choice.finish_reason is not None
             return None if is_closing else choice.text or ""
@@ -213,9 +213,9 @@ class StreamReader:
 async def ask(
     client: HttpClient, target: Target, item: WorkItem, record: LoadRecord, clock: Clock
 ) -> None:
-    """Send one request and fill its record; whatever the server does, nothing is raised.
+    """Send one request and fill its record; never raises for server errors.
 
-    Times are those of the clock; the caller moves them to the start of its run.
+    Times are clock times; the caller converts them to the start of its run.
     """
     try:
         async with asyncio.timeout(target.timeout_s):
@@ -253,7 +253,7 @@ async def _exchange(
 
 
 async def reach(client: HttpClient) -> None:
-    """ConfigError if nothing listens there: better said once than as an error per request."""
+    """Raise ConfigError if the server does not accept connections."""
     try:
         client.put_back(await client.connect())
     except HttpFailure as failure:
@@ -261,7 +261,7 @@ async def reach(client: HttpClient) -> None:
 
 
 async def first_model(client: HttpClient, api_keys: tuple[str, ...]) -> str:
-    """The first name in /v1/models; ConfigError if the server cannot be asked."""
+    """Return the first name of /v1/models; ConfigError if that fails."""
     headers = {"Authorization": f"Bearer {api_keys[0]}"} if api_keys else {}
     where = f"{client.origin.url}/v1/models"
     try:
@@ -278,7 +278,7 @@ async def first_model(client: HttpClient, api_keys: tuple[str, ...]) -> str:
 
 
 def _message_of(answer: Any) -> str:
-    """The words of an error answer in any of the usual shapes, cut short."""
+    """Return the shortened message of an error response in any common form."""
     if isinstance(answer, bytes):
         try:
             answer = msgspec.json.decode(answer)

@@ -1,6 +1,6 @@
-"""What can be asked of a load measurement, as one flat set of options, and the plan they make.
+"""Options of a load measurement, and the plan they describe.
 
-The command line makes its flags from the fields; nothing here knows the command line.
+The command line makes its flags from the fields.
 """
 
 from __future__ import annotations
@@ -38,60 +38,62 @@ WORK, REPLAY, ASK, RUN, RESULTS = ("Workload", "Replay", "Requests", "Run", "Res
 
 
 def option_about(panel: str, about: str, flag: str | None = None) -> dict[str, str | None]:
-    """What a command line needs to know of a field."""
+    """Return the metadata of a field for the command line."""
     return {"panel": panel, "about": about, "flag": flag}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The options of `bench serve`; `about` of a field's metadata is its help."""
+    """Options of `bench serve`; `about` in the metadata of a field is its help."""
 
     arrivals: str = field(
         default="poisson:1",
         metadata=option_about(
-            WORK, "closed:N, poisson:RATE, gamma:RATE,cv=CV or onoff:RATE_WHILE_ON,on=S,off=S."
+            WORK,
+            "Arrivals, in requests per second: closed:N, poisson:RATE, gamma:RATE,cv=CV or "
+            "onoff:RATE_WHILE_ON,on=S,off=S.",
         ),
     )
     prompt_tokens: str = field(
         default="uniform:32,256",
         metadata=option_about(
             WORK,
-            "Lengths: fixed:N, uniform:LOW,HIGH, lognormal:MU,SIGMA,min=N,max=N, list:N,N,... or "
-            "empirical:FILE,scale=F,min=N,max=N.",
+            "Prompt lengths in tokens: fixed:N, uniform:LOW,HIGH, lognormal:MU,SIGMA,min=N,max=N, "
+            "list:N,N,... or empirical:FILE,scale=F,min=N,max=N.",
         ),
     )
     output_tokens: str = field(
         default="lognormal:4.0,0.9,min=8,max=256",
-        metadata=option_about(WORK, "Lengths, in the same forms."),
+        metadata=option_about(WORK, "Output lengths in tokens, in the same forms."),
     )
     tenants: str = field(
         default="1",
         metadata=option_about(
-            WORK, "NUMBER,zipf=EXPONENT: who asks, by Zipf weights; sent as `user`."
+            WORK, "NUMBER,zipf=EXPONENT: number of tenants, with Zipf weights; sent as `user`."
         ),
     )
     prefixes: str = field(
         default="0",
         metadata=option_about(
             WORK,
-            "SHARE,count=N,tokens=L: this share of prompts begins with one of the N prefixes, of "
-            "L tokens, that its tenant has.",
+            "SHARE,count=N,tokens=L: this share of prompts starts with one of N prefixes of L "
+            "tokens of its tenant.",
         ),
     )
     vocab: str = field(
         default="100,20000",
-        metadata=option_about(WORK, "LOW,HIGH: the token ids prompts are made of."),
+        metadata=option_about(WORK, "LOW,HIGH: range of the token ids of prompts."),
     )
     seed: int = field(
         default=0,
         metadata=option_about(
-            WORK, "Another seed, other prompts: those of a run before may be in a prefix cache."
+            WORK, "Random seed; a new seed gives new prompts, which no prefix cache has."
         ),
     )
     rate: float | None = field(
         default=None,
         metadata=option_about(
-            WORK, "Mean requests per second, in place of that of the arrivals or the trace."
+            WORK, "Mean requests per second; replaces the rate of the arrivals or the trace."
         ),
     )
     trace: Path | None = field(
@@ -101,23 +103,29 @@ class LoadOptions:
         ),
     )
     time_scale: float = field(
-        default=1.0, metadata=option_about(REPLAY, "Times of the trace are multiplied by this.")
+        default=1.0, metadata=option_about(REPLAY, "Factor for the times of the trace.")
     )
     length_scale: float = field(
-        default=1.0, metadata=option_about(REPLAY, "Lengths of the trace are multiplied by this.")
+        default=1.0, metadata=option_about(REPLAY, "Factor for the lengths of the trace.")
     )
     max_prompt_tokens: int | None = field(
-        default=None, metadata=option_about(REPLAY, "Longer prompts of the trace are cut.")
+        default=None,
+        metadata=option_about(
+            REPLAY, "Most prompt tokens of a trace request; longer prompts are cut."
+        ),
     )
     max_output_tokens: int | None = field(
-        default=None, metadata=option_about(REPLAY, "Longer outputs of the trace are cut.")
+        default=None,
+        metadata=option_about(
+            REPLAY, "Most output tokens of a trace request; longer outputs are cut."
+        ),
     )
     model: str | None = field(
-        default=None, metadata=option_about(ASK, "Default: the first one in /v1/models.")
+        default=None, metadata=option_about(ASK, "Model name; default: the first in /v1/models.")
     )
     api_key: list[str] | None = field(
         default=None,
-        metadata=option_about(ASK, "May be repeated: the tenants use the keys in turn."),
+        metadata=option_about(ASK, "API key; repeatable: tenants use the keys in turn."),
     )
     chat: bool = field(
         default=False,
@@ -129,7 +137,7 @@ class LoadOptions:
         default=True,
         metadata=option_about(
             ASK,
-            "Ask for outputs of full length; some servers refuse the field.",
+            "Send `ignore_eos` for outputs of full length; some servers refuse the field.",
             "--ignore-eos/--no-ignore-eos",
         ),
     )
@@ -137,22 +145,22 @@ class LoadOptions:
         default="{}", metadata=option_about(ASK, "JSON object of fields to add to every request.")
     )
     timeout: float = field(
-        default=600.0, metadata=option_about(ASK, "Seconds after which a request has failed.")
+        default=600.0, metadata=option_about(ASK, "Seconds after which a request counts as failed.")
     )
     num_requests: int | None = field(
         default=None,
         metadata=option_about(
-            RUN, f"Stop after so many; {DEFAULT_NUM_REQUESTS} if no duration is given either."
+            RUN, f"Number of requests; {DEFAULT_NUM_REQUESTS} without a duration."
         ),
     )
     duration: float | None = field(
-        default=None, metadata=option_about(RUN, "Stop sending after so many seconds.")
+        default=None, metadata=option_about(RUN, "Seconds after which the run stops sending.")
     )
     max_concurrency: int = field(
-        default=1024, metadata=option_about(RUN, "Requests in flight at most.")
+        default=1024, metadata=option_about(RUN, "Most requests in flight.")
     )
     warmup: int = field(
-        default=0, metadata=option_about(RUN, "Requests before the run that are not counted.")
+        default=0, metadata=option_about(RUN, "Number of uncounted requests before the run.")
     )
     sweep: str | None = field(
         default=None,
@@ -163,7 +171,8 @@ class LoadOptions:
         ),
     )
     goodput: str | None = field(
-        default=None, metadata=option_about(RESULTS, "Targets, such as ttft=2.0,tpot=0.2,e2e=30.")
+        default=None,
+        metadata=option_about(RESULTS, "Targets in seconds, such as ttft=2.0,tpot=0.2,e2e=30."),
     )
     json: Path | None = field(
         default=None, metadata=option_about(RESULTS, "Write all figures to this file.")
@@ -177,7 +186,7 @@ class LoadOptions:
 
 
 def plan_of(options: LoadOptions) -> Plan:
-    """The plan that the options describe; ConfigError where one of them is wrong."""
+    """Return the plan of the options; ConfigError if an option is wrong."""
     _check_least(0, warmup=options.warmup)
     _check_least(1, num_requests=options.num_requests, max_concurrency=options.max_concurrency)
     if options.duration is not None and not options.duration > 0:
@@ -195,7 +204,7 @@ def plan_of(options: LoadOptions) -> Plan:
 
 
 def workload_of(options: LoadOptions) -> Workload:
-    """The workload that the options describe."""
+    """Return the workload of the options."""
     _check_sources(options)
     content = Content(
         parse_vocabulary(options.vocab),
@@ -222,7 +231,7 @@ def workload_of(options: LoadOptions) -> Workload:
 
 
 def sweep_of(options: LoadOptions, workload: Workload) -> Sweep | None:
-    """The sweep that is asked for, if one is."""
+    """Return the sweep of the options; None without one."""
     if options.sweep is None:
         return None
     if workload.mean_rate is None:
@@ -231,7 +240,7 @@ def sweep_of(options: LoadOptions, workload: Workload) -> Sweep | None:
 
 
 def target_of(url: str, options: LoadOptions) -> Target:
-    """The endpoint; its model is empty where the server is still to be asked."""
+    """Return the endpoint; its model is empty until the server is asked."""
     if not options.timeout > 0:
         raise ConfigError(f"--timeout must be above 0, not {options.timeout:g}")
     try:
@@ -250,7 +259,7 @@ def target_of(url: str, options: LoadOptions) -> Target:
 
 
 def as_plain(options: LoadOptions) -> dict[str, object]:
-    """The options for a report, without the keys, which are secrets."""
+    """Return the options for a report, without keys."""
     plain = {name: value for name, value in asdict(options).items() if name != "api_key"}
     return {name: str(v) if isinstance(v, Path) else v for name, v in plain.items()}
 

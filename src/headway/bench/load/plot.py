@@ -1,4 +1,4 @@
-"""Pictures of load runs: one run's latencies, or the curve of a sweep."""
+"""Plots of load runs: latencies of a run, or the curve of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLORS = {50: "#2a7f62", 95: "#e0a030", 99: "#b0413e"}
 
 
 def draw_run(path: Path, title: str, records: Sequence[LoadRecord]) -> None:
-    """How TTFT, TPOT and E2E are distributed, and TTFT over the run."""
+    """Plot the distributions of TTFT, TPOT and E2E, and TTFT over time."""
     figure = _figure(12, 4.5)
     spread, over_time = figure.subplots(1, 2)
     completed = [record for record in records if record.outcome is Outcome.COMPLETED]
@@ -42,7 +42,7 @@ def draw_run(path: Path, title: str, records: Sequence[LoadRecord]) -> None:
 
 
 def draw_sweep(path: Path, title: str, points: Sequence[SweepPoint], knee: Knee) -> None:
-    """Throughput by rate, and latency by throughput, with the knee."""
+    """Plot throughput by rate and latency by throughput, with the knee."""
     figure = _figure(12, 4.5)
     speed, curve = figure.subplots(1, 2)
     rates = [point.rate for point in points]

@@ -1,4 +1,4 @@
-"""What a load run leaves behind for each request: when things happened, and how it ended."""
+"""Record of one request of a load run: times and outcome."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     REFUSED = "refused"
-    """Answered 429 or 503: the server chose not to serve it now."""
+    """The server answered 429 or 503."""
     FAILED = "failed"
     """Any other status, no connection, a broken stream, a timeout."""
     UNFINISHED = "unfinished"
-    """Still under way when the run was interrupted."""
+    """In flight when the run was interrupted."""
 
 
 @dataclass(slots=True)
 class LoadRecord:
-    """One request. Times are seconds since the run began.
+    """One request; times are seconds since the start of the run.
 
-    Latencies count from `scheduled_at`, when the request should have been sent, so that a client
-    held up by a slow server does not hide the wait. In a closed loop that is when it was sent.
+    Latencies count from `scheduled_at`, the planned send time, so that a slow server that delays
+    the client does not hide the wait. In a closed loop `scheduled_at` is the send time.
     """
 
     index: int
     tenant: str | None
     scheduled_at: float
     num_prompt_tokens: int
-    """As the server counted it, where it said so."""
+    """Prompt tokens by the usage of the server, if it reports any."""
     sent_at: float | None = None
     chunk_times: list[float] = field(default_factory=list[float])
     chunk_tokens: list[int] = field(default_factory=list[int])
-    """Tokens that arrived at each of the times; see `spread_tokens` where a chunk held several."""
+    """Tokens per chunk; see `spread_tokens` for chunks of several tokens."""
     ended_at: float | None = None
     status: int | None = None
     retry_after: str | None = None
     error: str | None = None
     num_cached_tokens: int | None = None
     has_usage: bool = False
-    """The server gave the number of output tokens; else events were counted."""
+    """Whether the server reported output tokens; else events were counted."""
     finish_reason: str | None = None
 
     @property
@@ -66,7 +66,7 @@ class LoadRecord:
 
     @property
     def lateness_s(self) -> float | None:
-        """How much later than planned the client sent it."""
+        """Delay of the client against the planned send time."""
         return None if self.sent_at is None else self.sent_at - self.scheduled_at
 
     @property
@@ -79,20 +79,22 @@ class LoadRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token."""
+        """TPOT; None for a response of one token."""
         num_tokens = self.num_output_tokens
         if num_tokens < 2:
             return None
         return (self.chunk_times[-1] - self.chunk_times[0]) / (num_tokens - 1)
 
     def gaps_s(self) -> list[float]:
-        """The waits between chunks, as a reader sees them."""
+        """Times between chunks."""
         return [later - earlier for earlier, later in pairwise(self.chunk_times)]
 
 
 def spread_tokens(num_tokens: int, weights: Sequence[int]) -> list[int]:
-    """Divide an exact total over chunks in proportion to their weights, rounding so that the sum
-    is kept. Used where a server put several tokens into a chunk without saying how many."""
+    """Divide a total over chunks in proportion to their weights; the sum stays exact.
+
+    For servers that put several tokens into a chunk without a count.
+    """
     total = sum(weights)
     if total == 0:
         return [num_tokens, *[0] * (len(weights) - 1)] if weights else []

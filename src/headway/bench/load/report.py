@@ -1,4 +1,4 @@
-"""Everything a load measurement gives out: text, JSON, one CSV row per request, a picture."""
+"""Output of a load measurement: text, JSON, CSV, plot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured, where, and with which options."""
+    """Results of a measurement, with its endpoint and options."""
 
     target: Target
     plan: Plan
@@ -36,7 +36,7 @@ class Report:
         return f"{self.target.origin.url}, {self.target.model}"
 
     def show(self, console: Console) -> None:
-        """Print the figures, and write the files that were asked for."""
+        """Print the figures and write the requested files."""
         self._print(console)
         if self.options.json is not None:
             write_json(self.options.json, self.document())
@@ -48,7 +48,7 @@ class Report:
             console.print(f"picture: {self.options.plot}", markup=False, soft_wrap=True)
 
     def document(self) -> dict[str, object]:
-        """All figures as plain values."""
+        """Return all figures as plain values."""
         document: dict[str, object] = {
             "headway": __version__,
             "url": self.target.origin.url,
@@ -99,7 +99,7 @@ class Report:
 
 
 def summary_dict(summary: LoadSummary) -> dict[str, Any]:
-    """A summary as plain values; percents become names such as p95."""
+    """Return a summary as plain values; percentiles get names such as p95."""
     values = asdict(summary)
     for name, value in values.items():
         if isinstance(value, dict) and value and set(value) == set(PERCENTS):
@@ -108,7 +108,7 @@ def summary_dict(summary: LoadSummary) -> dict[str, Any]:
 
 
 def write_json(path: Path, document: dict[str, object]) -> None:
-    """A document for other programs."""
+    """Write a document as JSON."""
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
     except OSError as error:
@@ -120,8 +120,10 @@ _CSV_FIGURES = ("outcome", "num_output_tokens", "first_token_at", "lateness_s", 
 
 
 def write_csv(path: Path, runs: Iterable[tuple[float | None, Sequence[LoadRecord]]]) -> None:
-    """One row per request; the rate is that of its point in a sweep. The times and token counts
-    of the chunks are lists within one cell, separated by spaces."""
+    """Write one row per request, with the rate of its sweep point.
+
+    Times and token counts of chunks are lists in one cell, separated by spaces.
+    """
     try:
         with path.open("w", newline="") as file:
             writer = csv.writer(file)

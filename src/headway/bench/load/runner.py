@@ -1,10 +1,10 @@
-"""The load client: sends a workload to an endpoint, open or closed loop, and keeps the records.
+"""Sends a workload to an endpoint, open or closed loop, and records it.
 
-Open loop: each request goes out at its own time, whatever became of the others. Closed loop: so
-many callers, each sending its next request when the last one is answered.
+Open loop: each request is sent at its own time. Closed loop: each of N clients sends its next
+request after the previous response.
 
-A caller whose request was refused or failed waits a moment first: a dead server would else be
-asked as fast as the client can count errors.
+A client whose request was refused or failed pauses first, or a dead server would get requests as
+fast as errors can be counted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PAUSE_AFTER_FAILURE_S = 0.1
 
 
 class Requests(Protocol):
-    """What run_load needs of a workload."""
+    """What `run_load` needs of a workload."""
 
     @property
     def concurrency(self) -> int | None:
-        """The number of callers of a closed loop; None if requests come at times of their own."""
+        """Number of clients of a closed loop; None for an open loop."""
         ...
 
     def items(self, seed: int) -> Iterator[WorkItem]: ...
@@ -40,12 +40,15 @@ class Requests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """When a run stops sending; what was sent is always waited for. At least one is needed."""
+    """When a run stops sending; requests in flight are always awaited.
+
+    At least one limit is needed.
+    """
 
     num_requests: int | None = None
     duration_s: float | None = None
     max_concurrency: int = 1024
-    """Requests in flight; one that finds this many waits, and its wait counts as latency."""
+    """Most requests in flight; a request beyond waits, and its wait counts as latency."""
 
     def __post_init__(self) -> None:
         if self.num_requests is None and self.duration_s is None:
@@ -54,12 +57,12 @@ class RunLimits:
 
 @dataclass(slots=True)
 class LoadRun:
-    """What one run gave; also filled when the run is interrupted."""
+    """Result of a run; partial if the run is interrupted."""
 
     records: list[LoadRecord] = field(default_factory=list[LoadRecord])
     elapsed_s: float = 0.0
     cpu_share: float = 0.0
-    """The client's own processor time by wall time: near 1 it measures itself."""
+    """CPU time of the client over wall time; near 1 the client is the bottleneck."""
 
 
 async def run_load(
@@ -70,10 +73,10 @@ async def run_load(
     run: LoadRun | None = None,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send the workload until a limit is reached, and wait for the answers.
+    """Send the workload until a limit is reached, and await the responses.
 
-    A caller that may cancel passes `run` and finds in it what was there by then. `progress` is
-    told (requests done, requests in all, or 0 where that is not known).
+    A caller that may cancel passes `run`, which holds the partial result. Calls `progress` with
+    (requests done, total or 0).
     """
     run = LoadRun() if run is None else run
     client = HttpClient(target.origin)
@@ -93,7 +96,7 @@ async def run_load(
 
 
 class _RelativeClock:
-    """A clock that is at 0 when it is made, so that records hold times of the run."""
+    """A clock that starts at 0 when created."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -126,11 +129,11 @@ class _Sender:
                 slots.release()
 
         async with asyncio.TaskGroup() as group:
-            # The next item is made before the wait for its time, not after it.
+            # Make the next item before its time, not after.
             for item in items:
                 if self._is_over(item.at):
                     break
-                # A timer may fire early by its resolution, and nothing is to be sent early.
+                # A timer may fire early by its resolution; no request may be sent early.
                 while (wait_s := item.at - self.now()) > 0:
                     await asyncio.sleep(wait_s)
                 await slots.acquire()

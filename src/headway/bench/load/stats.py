@@ -1,9 +1,9 @@
-"""The figures of a load run: latencies, throughput, refusals, goodput. Pure arithmetic on records.
+"""Figures of a load run: latencies, throughput, refusals, goodput.
 
-TTFT is the time to the first token, E2E to the end of the answer, both from the scheduled arrival.
-TPOT is the time per output token after the first, one figure per request, exact where the server
-sends usage. ITL (inter-token latency) is over the gaps between chunks of all requests, as a reader
-sees them; a server that puts several tokens into a chunk has longer gaps and the same TPOT.
+TTFT and E2E count from the scheduled arrival to the first token and to the end. TPOT is the time
+per output token after the first, per request, exact where the server sends usage. ITL (inter-token
+latency) is over the gaps between chunks of all requests; a server that puts several tokens into a
+chunk has longer gaps and the same TPOT.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from headway.workload.spec import Form, check_positive, parse_parts
 PERCENTS = (50, 95, 99)
 
 Percentiles = dict[int, float]
-"""By percent; empty where there is nothing to take percentiles of."""
+"""Values by percent; empty without data."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """What a request must meet to count as good, in seconds; None asks nothing."""
+    """Targets of goodput in seconds; None for no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     def are_met_by(self, record: LoadRecord) -> bool:
-        """Whether a request was completed within every target."""
+        """Whether a request completed within every target."""
         targets = slo.Targets(self.ttft_s, self.tpot_s, self.e2e_s)
         is_met = met(targets, record.ttft_s, record.tpot_s, record.e2e_s)
         return record.outcome is Outcome.COMPLETED and is_met
 
 
 def parse_targets(text: str) -> LoadTargets:
-    """Targets from text such as `ttft=2.0,tpot=0.2,e2e=30`."""
+    """Parse targets such as `ttft=2.0,tpot=0.2,e2e=30`."""
 
     def make(**given: float) -> LoadTargets:
         check_positive(**given)
@@ -55,7 +55,7 @@ def parse_targets(text: str) -> LoadTargets:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met all targets: as a share of all that ended, and per second."""
+    """Requests that met all targets: share of all that ended, and per second."""
 
     share: float
     requests_per_s: float
@@ -63,8 +63,11 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """One run in figures. Throughput counts requests that were completed, and their tokens, from
-    the first scheduled arrival to the last end."""
+    """Figures of one run.
+
+    Throughput counts completed requests and their tokens, from the first scheduled arrival to the
+    last end.
+    """
 
     num_requests: int
     outcomes: dict[str, int]
@@ -80,18 +83,18 @@ class LoadSummary:
     lateness_s: Percentiles
     refusal_s: Percentiles
     refusals: dict[int, int] = field(default_factory=dict)
-    """By status."""
+    """Refused requests by status."""
     retry_after_share: float | None = None
     errors: dict[str, int] = field(default_factory=dict)
-    """By message, the most frequent first."""
+    """Failed requests by message, most frequent first."""
     cached_share: float | None = None
-    """Of prompt tokens, found in the server's prefix cache, where the server says so."""
+    """Share of prompt tokens in prefix hits, if the server reports it."""
     num_without_usage: int = 0
     goodput: Goodput | None = None
 
     @property
     def unserved_share(self) -> float:
-        """Refused or failed, of all that ended."""
+        """Share of ended requests that were refused or failed."""
         unserved = self.outcomes[Outcome.REFUSED] + self.outcomes[Outcome.FAILED]
         return unserved / max(1, unserved + self.outcomes[Outcome.COMPLETED])
 
@@ -99,7 +102,7 @@ class LoadSummary:
 def summarize_load(
     records: Sequence[LoadRecord], targets: LoadTargets | None = None
 ) -> LoadSummary:
-    """The figures of these records; they may be those of one tenant, or none at all."""
+    """Return the figures of these records, possibly of one tenant or none."""
     completed = [record for record in records if record.outcome is Outcome.COMPLETED]
     refused = [record for record in records if record.outcome is Outcome.REFUSED]
     failed = [record for record in records if record.outcome is Outcome.FAILED]
@@ -134,7 +137,7 @@ def summarize_load(
 def by_tenant(
     records: Sequence[LoadRecord], targets: LoadTargets | None = None
 ) -> dict[str, LoadSummary]:
-    """A summary for each tenant, by name; empty if tenants are not told apart."""
+    """Return a summary per tenant; empty without tenants."""
     names = sorted({record.tenant for record in records if record.tenant is not None})
     return {
         name: summarize_load([record for record in records if record.tenant == name], targets)
@@ -143,7 +146,7 @@ def by_tenant(
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles:
-    """Percentiles of what is there."""
+    """Return the percentiles of the values."""
     present = sorted(value for value in values if value is not None)
     return {percent: percentile(present, percent) for percent in PERCENTS} if present else {}
 

@@ -1,4 +1,4 @@
-"""A sweep over arrival rates: the throughput-latency curve, and where it bends.
+"""A sweep over arrival rates: the throughput-latency curve and its knee.
 
 The knee is the highest swept rate before the first one that is saturated. A rate is saturated if
 any of these holds, each against the rates below it:
@@ -21,13 +21,13 @@ _TTFT_FACTOR = 3.0
 _TTFT_NOISE_S = 0.1
 _LEAST_GAIN = 1 / 3
 _LEAST_LENGTH = 3.0
-"""Of a run, in times of the slowest answers at the lowest rate."""
+"""Least length of a run, in multiples of the slowest responses at the lowest rate."""
 _MOST_UNSERVED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One rate and what it gave."""
+    """One rate and its result."""
 
     rate: float
     summary: LoadSummary
@@ -35,7 +35,7 @@ class SweepPoint:
 
 
 def why_saturated(points: Sequence[SweepPoint], ttft_target_s: float | None = None) -> str | None:
-    """Why the last of these points is saturated, in words; None if it is not."""
+    """Return why the last point is saturated; None if it is not."""
     last = points[-1]
     unserved = last.summary.unserved_share
     if unserved > _MOST_UNSERVED:
@@ -60,15 +60,17 @@ def why_saturated(points: Sequence[SweepPoint], ttft_target_s: float | None = No
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Where the curve bends; `rate` is None if the lowest rate was already too much, and `why` is
-    None if none was."""
+    """The knee of a curve.
+
+    `rate` is None if the lowest rate was saturated; `why` is None if no rate was.
+    """
 
     rate: float | None
     why: str | None
 
 
 def find_knee(points: Sequence[SweepPoint], ttft_target_s: float | None = None) -> Knee:
-    """The knee of a curve whose rates rise."""
+    """Return the knee of a curve with rising rates."""
     for number in range(1, len(points) + 1):
         why = why_saturated(points[:number], ttft_target_s)
         if why is not None:
@@ -83,9 +85,9 @@ async def run_sweep(
     points: list[SweepPoint],
     ttft_target_s: float | None = None,
 ) -> None:
-    """Measure each rate; without rates, double the first one until a point is saturated.
+    """Measure each rate; without rates, double the first until saturation.
 
-    Points go into `points` as they come, so that an interrupted sweep keeps them.
+    Each point is added to `points` at once, so that an interrupted sweep keeps its points.
     """
     if rates is not None:
         for rate in rates:

@@ -1,4 +1,4 @@
-"""Results of load runs as tables and lines of text."""
+"""Results of load runs as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATENCIES: dict[str, Callable[[LoadSummary], Percentiles]] = {
 
 
 def latency_table(title: str, summary: LoadSummary) -> Table:
-    """Percentiles, one line per kind of latency that there was."""
+    """Return percentiles, one line per kind of latency."""
     table = Table("", *(f"p{percent}" for percent in PERCENTS), title=title)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -39,7 +39,7 @@ def _seconds(value: float) -> str:
 
 
 def lines_of(summary: LoadSummary, cpu_share: float) -> list[str]:
-    """What is no percentile, in words."""
+    """Return the figures other than percentiles."""
     outcomes = ", ".join(f"{count} {name}" for name, count in summary.outcomes.items() if count)
     lines = [
         f"{summary.num_requests} requests in {summary.elapsed_s:.1f} s: {outcomes or 'none sent'}",
@@ -70,7 +70,7 @@ def lines_of(summary: LoadSummary, cpu_share: float) -> list[str]:
 
 
 def cpu_warning(cpu_share: float) -> str | None:
-    """What to say if the client itself is the bottleneck."""
+    """Return a warning if the client is the bottleneck."""
     if cpu_share <= CPU_WARNING_SHARE:
         return None
     return (
@@ -80,7 +80,7 @@ def cpu_warning(cpu_share: float) -> str | None:
 
 
 def sweep_table(points: Sequence[SweepPoint], knee: Knee) -> Table:
-    """The curve as numbers, the knee marked."""
+    """Return the sweep as a table with the knee marked."""
     table = Table(title="throughput and latency by arrival rate", padding=(0, 0))
     for name in (
         "requests\n/s",
@@ -115,7 +115,7 @@ def _cell(values: Percentiles, percent: int) -> str:
 
 
 def knee_line(knee: Knee) -> str:
-    """Where the curve bends and why, or that it does not."""
+    """Return the rate of the knee and the reason, or that there is none."""
     if knee.rate is None:
         return f"no knee: the lowest rate is already saturated ({knee.why})"
     if knee.why is None:

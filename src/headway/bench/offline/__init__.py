@@ -1,10 +1,10 @@
-"""Batching modes compared on one executor: continuous, static, dynamic.
+"""Batching modes on one executor: continuous, static, dynamic.
 
 Must not import load. In reading order:
 
     continuous.py  the engine core
     static.py      static and dynamic batching
     modes.py       rounds of all modes, summarized
-    profile.py     where the time of a step goes
+    profile.py     time of a step by part
     report.py      tables, JSON, plots
 """

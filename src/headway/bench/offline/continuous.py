@@ -1,4 +1,4 @@
-"""A workload through the engine core itself, with the same records as the static modes."""
+"""Runs a workload through the engine core, with the records of the static modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.workload import WorkItem
 
 
 class ContinuousRun:
-    """Adds each request when it arrives and steps until all are done."""
+    """Adds each request at its arrival and steps until all are finished."""
 
     def __init__(self, make_core: Callable[[Sink], EngineCore], clock: Clock) -> None:
         self._core = make_core(self._consume)
@@ -24,7 +24,7 @@ class ContinuousRun:
         self._record = RunRecord(self._core.scheduler.config.max_num_seqs)
 
     def run(self, items: Sequence[WorkItem]) -> RunRecord:
-        """Run everything; arrival times count from the start of the call."""
+        """Run the workload; arrival times count from the start of the call."""
         started_at = self._clock.now()
         records = self._record.requests
         records.extend(RequestRecord(i, started_at + item.at) for i, item in enumerate(items))

@@ -1,4 +1,4 @@
-"""Runs a workload in several batching modes on one executor, round after round."""
+"""Runs a workload in several batching modes on one executor, in rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The parts every mode runs on."""
+    """Executor, settings and workload that all modes share."""
 
     executor: Executor
     config: SchedulerConfig
@@ -55,7 +55,7 @@ MODES: dict[str, Callable[[Bench, OfflineWorkload], RunRecord]] = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of several rounds, and the least and the most."""
+    """Median, least and most of several rounds."""
 
     median: float
     low: float
@@ -89,9 +89,11 @@ def run_rounds(
     rounds: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, list[RunRecord]]:
-    """Interleaved rounds: noise of the machine falls on every mode alike. One round of the
-    cheapest mode comes first and is thrown away, so that everything is warm. `progress` is told
-    (runs done, runs in all)."""
+    """Run interleaved rounds, so that machine noise affects every mode alike.
+
+    A warm-up round of the cheapest mode comes first and is not counted. Calls `progress` with (runs
+    done, total).
+    """
     num_runs = 1 + rounds * len(modes)
     progress(0, num_runs)
     bench.run_continuous(workload)
@@ -103,7 +105,7 @@ def run_rounds(
 
 
 def summarize(mode: str, runs: Sequence[RunRecord]) -> ModeResult:
-    """Medians and spreads over the rounds of one mode."""
+    """Return medians and spreads over the rounds of one mode."""
     return ModeResult(
         mode=mode,
         output_tokens_per_s=Spread.of([run.output_tokens_per_s for run in runs]),
@@ -119,7 +121,7 @@ def summarize(mode: str, runs: Sequence[RunRecord]) -> ModeResult:
 
 
 def same_tokens(runs: Sequence[RunRecord]) -> float:
-    """Share of requests whose tokens are equal in all these runs."""
+    """Return the share of requests with equal tokens in all runs."""
     first = runs[0].requests
     equal = [
         all(run.requests[request.index].token_ids == request.token_ids for run in runs)

@@ -1,4 +1,4 @@
-"""Where a run's time went: the executor's own account, and what is left of the wall time."""
+"""Time of a run by part: executor parts, and the rest of the wall time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTSIDE = "scheduler and events"
 
 @runtime_checkable
 class Profiled(Protocol):
-    """An executor that can say where its time went."""
+    """An executor that reports its time by part."""
 
     def profile(self) -> dict[str, float]: ...
 
@@ -31,10 +31,10 @@ class Profile:
 
 
 def run_profile(bench: Bench, workload: OfflineWorkload) -> Profile:
-    """One continuous run, taken apart. Transport and idling exist only in a server."""
+    """Profile one continuous run; transport and idling exist only in a server."""
     executor = bench.executor
     if not isinstance(executor, Profiled):
-        raise TypeError("this executor does not tell where its time goes")
+        raise TypeError("this executor has no profile")
     executor.profile()
     record = bench.run_continuous(workload)
     seconds = executor.profile()
@@ -45,7 +45,7 @@ def run_profile(bench: Bench, workload: OfflineWorkload) -> Profile:
 
 
 def profile_table(profile: Profile) -> Table:
-    """Milliseconds per step and shares, the largest first."""
+    """Return milliseconds per step and shares, largest first."""
     table = Table(title=f"Where the time went: {profile.num_steps} steps")
     table.add_column("part")
     table.add_column("ms per step", justify="right")

@@ -1,4 +1,4 @@
-"""Results of a comparison of batching modes: a table, a JSON document, a picture."""
+"""Results of a comparison of batching modes: table, JSON, plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.workload import OfflineWorkload
 
 
 def as_table(workload: OfflineWorkload, results: Sequence[ModeResult]) -> Table:
-    """One column per mode: medians over the rounds, with the spread of the throughput."""
+    """Return one column per mode: medians over the rounds, with the throughput spread."""
     table = Table(
         title=f"{workload.name}: {len(workload.items)} requests, "
         f"{workload.num_prompt_tokens:,} prompt and {workload.num_output_tokens:,} output tokens"
@@ -44,7 +44,7 @@ def as_table(workload: OfflineWorkload, results: Sequence[ModeResult]) -> Table:
 def as_json(
     workload: OfflineWorkload, results: Sequence[ModeResult], context: dict[str, object]
 ) -> bytes:
-    """Everything in the table and more, for other programs."""
+    """Return all figures as a JSON document."""
     document = {
         "workload": {
             "name": workload.name,
@@ -59,7 +59,7 @@ def as_json(
 
 
 def compare(results: Sequence[ModeResult]) -> list[str]:
-    """Continuous batching against each other mode, in words."""
+    """Return continuous batching against each other mode, as text."""
     by_mode = {result.mode: result for result in results}
     ours = by_mode.pop("continuous", None)
     if ours is None:
@@ -76,7 +76,7 @@ def compare(results: Sequence[ModeResult]) -> list[str]:
 
 
 def draw(path: Path, workload: OfflineWorkload, results: Sequence[ModeResult]) -> None:
-    """Throughput, end-to-end latency, and where the seats and tokens went."""
+    """Plot throughput, latency, slot occupancy and token waste."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,9 +1,9 @@
-"""Static and dynamic batching on the same executor, to be measured against.
+"""Static and dynamic batching on the same executor, as a baseline.
 
-A batch starts together, is padded to its longest prompt, and ends together: every row is
-computed until the longest output is done. What pads a row is a prompt of its own, scheduled beside
-the row, that samples nothing: the executor computes it like any other, holds its keys and values as
-long as the row's, and knows of no padding. The outputs of finished rows are thrown away.
+A batch starts together, is padded to its longest prompt, and ends together: every row is computed
+until the longest output is complete. The padding of a row is a prompt of its own, scheduled beside
+the row, that samples nothing. The executor computes padding like any other prompt. Outputs of
+finished rows are discarded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PADDING_TOKEN_ID = 0
 
 @dataclass(slots=True, eq=False)
 class _BatchRow:
-    """One request of a batch and what it has made so far."""
+    """One request of a batch and its output so far."""
 
     id: str
     item: WorkItem
     record: RequestRecord
     block_ids: tuple[int, ...]
     padding: ScheduledRequest | None
-    """What fills the row up to the longest prompt of its batch."""
+    """Padding up to the longest prompt of the batch."""
     output: list[int] = field(default_factory=list)
 
     @property
@@ -44,7 +44,8 @@ class StaticBatcher:
     """Runs a workload in batches of `batch_size`.
 
     With `window_s`, a batch also starts when its first request has waited that long (dynamic
-    batching); without, only when it is full or nothing more will come (static batching).
+    batching); without, only when the batch is full or no more requests will arrive (static
+    batching).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class StaticBatcher:
         self._run = RunRecord(batch_size)
 
     def run(self, items: Sequence[WorkItem]) -> RunRecord:
-        """Run everything; arrival times count from the start of the call."""
+        """Run the workload; arrival times count from the start of the call."""
         self._run = RunRecord(self._batch_size)
         started_at = self._clock.now()
         waiting = [RequestRecord(index, started_at + item.at) for index, item in enumerate(items)]
@@ -72,7 +73,7 @@ class StaticBatcher:
         return self._run
 
     def _next_batch(self, waiting: list[RequestRecord]) -> list[RequestRecord]:
-        """Wait until a batch may start, and take it from the front."""
+        """Wait until a batch may start, and remove it from the queue."""
         candidates = waiting[: self._batch_size]
         ready_at = candidates[-1].arrived_at
         if self._window_s is not None:
@@ -90,7 +91,7 @@ class StaticBatcher:
             num_finished = sum(row.is_finished for row in rows)
             self._step(rows, tuple(self._decode(row) for row in rows), num_finished)
         now = self._clock.now()
-        for row in rows:  # a static batch hands back its results together
+        for row in rows:  # a static batch returns its results together
             row.record.finished_at = now
             row.record.token_ids = row.output[: row.item.num_output_tokens]
         self._released_ids = (
@@ -99,7 +100,7 @@ class StaticBatcher:
         )
 
     def _allocate(self, items: list[WorkItem], records: list[RequestRecord]) -> list[_BatchRow]:
-        """Room for the longest prompt and the longest output, for every row alike."""
+        """Allocate blocks for the longest prompt and output, for every row."""
         capacity = self._executor.capacity()
         longest_prompt = max(len(item.prompt_token_ids) for item in items)
         longest_output = max(item.num_output_tokens for item in items)
@@ -154,7 +155,7 @@ class StaticBatcher:
         self._run.steps.append(StepRecord(result.elapsed_s, num_tokens, num_padding, num_live))
 
     def _consume(self, rows: list[_BatchRow], result: StepResult, now: float) -> None:
-        # The rows come first in every plan, their padding behind them.
+        # Every plan lists the rows before their padding.
         for row, outcome in zip(rows, result.outcomes[: len(rows)], strict=True):
             if not isinstance(outcome, Sample):
                 raise RuntimeError(f"row {row.id} sampled nothing: {outcome}")
@@ -164,7 +165,7 @@ class StaticBatcher:
 
 
 def _padding(row_id: str, num_tokens: int, block_ids: tuple[int, ...]) -> ScheduledRequest | None:
-    """A prompt of padding tokens that samples nothing; None if the row needs none."""
+    """Return a padding prompt that samples nothing; None if the row needs none."""
     if not num_tokens:
         return None
     token_ids = (PADDING_TOKEN_ID,) * num_tokens

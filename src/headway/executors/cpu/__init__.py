@@ -1,7 +1,7 @@
-"""The compiled CPU kernels: bindings, and the model that runs on them.
+"""Compiled CPU kernels: bindings, and the model that runs on them.
 
-The library is built from kernels/ into this folder. In reading order:
+The build puts the library of kernels/ into this folder. In reading order:
 
     kernels.py   ctypes bindings
-    compiled.py  CompiledModel: packs weights, runs steps
+    compiled.py  CompiledModel: packs weights and runs steps
 """

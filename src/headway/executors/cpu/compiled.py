@@ -1,7 +1,8 @@
-"""The fast way: a whole step in one call of the compiled kernels, on packed weights.
+"""A model on the compiled kernels: one call per step, on packed weights.
 
-Weights are bf16, int8 or int4; int4 and int8 blocks of a GGUF file are taken as they are. What
-the kernels read is kept alive here; which tensor is which is known here and nowhere below.
+Weights are bf16, int8 or int4; int4 and int8 blocks of a GGUF file are packed without
+requantization. This module keeps alive all memory that the kernels read. The kernels do not know
+tensor names.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ _CACHE_LINE = 64
 
 
 class CompiledModel:
-    """A StepModel over the compiled kernels."""
+    """A StepModel on the compiled kernels."""
 
     def __init__(
         self, checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
     ) -> None:
         library = kernels.load_kernels()
         if library is None:
-            raise ModelLoadError("the compiled kernels are not there")
+            raise ModelLoadError(
+                "the compiled kernels are not built; install a C++ compiler and reinstall"
+            )
         self.spec = checkpoint.spec
         self.device = torch.device("cpu")
         self.num_blocks = options.num_blocks
@@ -55,7 +58,7 @@ class CompiledModel:
         self._model = _describe(self._packer, options)
         block_bytes: int = library.hw_block_bytes(self._model)
         num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
-        # Untouched until used: the kernels clear what they will read.
+        # Not initialized: the kernels clear a block before they read it.
         self._model.kv = self._packer.allocate(num_bytes)
         memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
         shape = (self.spec.num_layers, options.num_blocks, block_bytes)
@@ -110,14 +113,14 @@ class CompiledModel:
         self._offload.load(slot_ids, block_ids)
 
     def profile(self) -> dict[str, float]:
-        """Seconds by part since the last call, as the engine's own thread spent them."""
+        """Return seconds by part since the last call, on the thread of the engine."""
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
 
 
 def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOptions) -> int:
-    """Start the kernels' threads; the address of what `hw_step` runs on."""
+    """Start the threads of the kernels; return the engine address for `hw_step`."""
     isa = kernels.ISA.index(options.kernels or "plain")
     engine = ctypes.c_void_p()
     status = library.hw_create(model, isa, options.num_threads, engine)
@@ -129,7 +132,9 @@ def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOpt
     if status == kernels.STATUSES["NO_MEMORY"]:
         raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
     if status or not engine.value:
-        raise ModelLoadError(f"the {options.kernels} kernels cannot run this model here")
+        raise ModelLoadError(
+            f"the {options.kernels} kernels cannot run this model; set --kernels none"
+        )
     return engine.value
 
 
@@ -147,7 +152,7 @@ def _at(numbers: array) -> int:
 
 
 class _Packer:
-    """Packs a checkpoint's tensors and keeps what it packed."""
+    """Packs the tensors of a checkpoint and owns the packed memory."""
 
     def __init__(
         self,
@@ -164,21 +169,21 @@ class _Packer:
         self._next = self._end = 0
 
     def keep(self, tensor: torch.Tensor) -> int:
-        """The tensor's address, valid as long as this packer."""
+        """Return the address of a tensor, valid as long as this packer."""
         self.kept.append(tensor)
         return tensor.data_ptr()
 
     def allocate(self, num_bytes: int) -> int:
-        """The address of fresh memory, behind what was allocated before.
+        """Return the address of fresh memory.
 
-        In large pages where there are any: blocks and weights are read all over, and looking up
-        small pages would take a good part of the time.
+        Uses huge pages where available: kernels read blocks and weights at random, and lookups of
+        small pages would cost a large part of the time.
         """
         if num_bytes > self._end - self._next:
             size = max(num_bytes, _ARENA_BYTES) + _LARGE_PAGE
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # a kernel without them
+                with contextlib.suppress(OSError):  # an operating system without huge pages
                     memory.madvise(mmap.MADV_HUGEPAGE)
             view = (ctypes.c_char * 1).from_buffer(memory)
             self.kept += (memory, view)
@@ -190,11 +195,14 @@ class _Packer:
         return taken
 
     def values(self, name: str) -> int:
+        """Return the address of an unpacked tensor."""
         return self.keep(self.reader.tensor(name).contiguous())
 
     def linear(self, *names: str, is_interleaved: bool = False) -> kernels.CLinear:
-        """Layers that share their input as one; `is_interleaved`: a panel of each, then the
-        next."""
+        """Pack linear layers that share their input as one layer.
+
+        With `is_interleaved`, panels of the layers alternate.
+        """
         weights = [f"{name}.weight" for name in names]
         packed = self.matrix(weights, self._dtype, is_interleaved)
         if self.reader.has(f"{names[0]}.bias"):
@@ -208,12 +216,13 @@ class _Packer:
         return packed
 
     def table(self, name: str) -> kernels.CLinear:
-        """The embedding or the head: at least int8, as each row stands for a whole token."""
+        """Pack the embedding or the head, in int8 at least: each row is a whole token."""
         return self.matrix([name], "bf16" if self._dtype == "bf16" else "int8")
 
     def matrix(
         self, names: Sequence[str], dtype: str, is_interleaved: bool = False
     ) -> kernels.CLinear:
+        """Pack matrices that share their input as one."""
         shapes = [self.reader.shape(name) for name in names]
         num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
         kind = kernels.FORMATS[dtype]
@@ -246,7 +255,7 @@ class _Packer:
 
 
 def _columns(sizes: Sequence[int], is_interleaved: bool) -> list[np.ndarray]:
-    """Where the outputs of each of several merged layers go."""
+    """Return the output columns of each merged layer."""
     columns = []
     start = 0
     for turn, size in enumerate(sizes):
@@ -261,6 +270,7 @@ def _columns(sizes: Sequence[int], is_interleaved: bool) -> list[np.ndarray]:
 
 
 def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
+    """Return the model struct for the kernels."""
     spec = packer.checkpoint.spec
     embedding = packer.table(EMBEDDING)
     layers = (kernels.Layer * spec.num_layers)(
@@ -297,6 +307,7 @@ def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
 
 
 def _layer(packer: _Packer, spec: ModelSpec, index: int) -> kernels.Layer:
+    """Return the struct of one layer."""
     prefix = layer_prefix(index)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     attention_norm = packer.values(f"{prefix}input_layernorm.weight")

@@ -1,4 +1,4 @@
-"""The compiled kernels' C interface, as kernels/headway.h states it; no arithmetic here."""
+"""ctypes bindings of kernels/headway.h."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
 ABI_VERSION = 3
 TILE = 16
-"""Outputs of a panel, and tokens of a KV tile: sizes must be multiples."""
+"""Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
 """Inputs that share a scale."""
 MAX_HEAD_DIM = 128
@@ -22,7 +22,7 @@ PARTS = ("linear", "attention", "norm and rotary", "head", "wait")
 
 
 class CLinear(Structure):
-    """HwLinear."""
+    """Struct HwLinear."""
 
     _fields_ = [
         ("data", c_void_p),
@@ -35,7 +35,7 @@ class CLinear(Structure):
 
 
 class Layer(Structure):
-    """HwLayer."""
+    """Struct HwLayer."""
 
     _fields_ = [
         ("attention_norm", c_void_p),
@@ -52,7 +52,7 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """HwModel."""
+    """Struct HwModel."""
 
     _fields_ = [
         ("hidden_size", c_int32),
@@ -78,7 +78,7 @@ class Model(Structure):
 
 
 class Step(Structure):
-    """HwStep."""
+    """Struct HwStep."""
 
     _fields_ = [
         ("num_spans", c_int32),
@@ -98,7 +98,7 @@ class Step(Structure):
 
 @lru_cache(maxsize=1)
 def load_kernels() -> ctypes.CDLL | None:
-    """The library, or None if it was not built or is another version's."""
+    """Return the library; None if it is not built or has another ABI version."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
         version: int = library.hw_abi_version()
@@ -123,6 +123,6 @@ def load_kernels() -> ctypes.CDLL | None:
 
 
 def best_isa() -> str | None:
-    """The best instruction set the kernels have for this machine; None without kernels."""
+    """Return the best instruction set of the kernels on this machine; None without kernels."""
     library = load_kernels()
     return None if library is None else ISA[library.hw_best_isa()]

@@ -1,9 +1,9 @@
-"""Attention through block tables, without a padding token anywhere.
+"""Attention through block tables, without padding tokens.
 
-Requests that decode (one query each) and have contexts of similar length share one gather and
-one call; the group's shorter contexts are rounded up to its longest, at most a quarter more, and
-masked. A prefill chunk is a group of its own. Everything that depends on the step but not on the
-layer (indices, masks) is made once per step.
+Decodes (one query each) with contexts of similar length share one gather and one call; shorter
+contexts of a group are rounded up to the longest, at most by a quarter, and masked. A prefill chunk
+is a group of its own. Indices and masks depend on the step, not on the layer, and are made once per
+step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headway.executors.torch.kv_store import KVStore
 
 MAX_STRETCH = 1.25
 MAX_GROUP_BLOCKS = 1024
-"""Bounds the memory gathered at once; a single request may exceed it."""
+"""Most blocks gathered at once; a single request may exceed the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of one request, from place `start` on, and its block table."""
+    """Consecutive tokens of one request from position `start`, and its block table."""
 
     token_ids: Sequence[int]
     start: int
@@ -36,7 +36,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Requests computed together: the same number of queries each, in adjacent batch rows.
+    """Requests computed together: equal number of queries, adjacent batch rows.
 
     `mask` is added to the scores: [requests, 1, queries, keys], 0 or minus infinity.
     """
@@ -49,7 +49,7 @@ class AttentionGroup:
 def attend(
     queries: torch.Tensor, groups: Sequence[AttentionGroup], store: KVStore, layer: int
 ) -> torch.Tensor:
-    """Attention of [tokens, heads, head_dim] over each token's own context."""
+    """Return the attention of [tokens, heads, head_dim] over the context of each token."""
     output = torch.empty_like(queries)
     for group in groups:
         num_requests, _, num_queries, num_keys = group.mask.shape
@@ -58,7 +58,7 @@ def attend(
         shape = (num_requests, num_queries, -1, store.head_dim)
         split = queries[group.queries].view(shape).transpose(1, 2)
         if num_queries == 1:
-            # The heads that share a KV head become its queries: keys are read once, not per head.
+            # Heads that share a KV head become its queries, so keys are read once, not per head.
             split = split.reshape(num_requests, store.num_kv_heads, -1, store.head_dim)
         mixed = F.scaled_dot_product_attention(
             split, keys, values, attn_mask=group.mask, enable_gqa=True
@@ -70,14 +70,14 @@ def attend(
 
 
 def attention_order(span: Span) -> tuple[bool, int]:
-    """The batch order that groups need: decodes first, by context length."""
+    """Return the batch order for groups: decodes first, by context length."""
     return len(span.token_ids) > 1, span.end
 
 
 def make_groups(
     spans: Sequence[Span], window: int | None, store: KVStore
 ) -> tuple[AttentionGroup, ...]:
-    """Groups for one step and one window; `spans` are in `attention_order`."""
+    """Return the groups of one step and one window; `spans` are in `attention_order`."""
     groups: list[AttentionGroup] = []
     row = 0
     for batch in _batches(spans, window, store.block_size):
@@ -106,7 +106,7 @@ def _batches(
 
 
 def _visible(span: Span, window: int | None, block_size: int) -> range:
-    """Places in the block table that some query of the span can see."""
+    """Return the block table range that queries of the span can see."""
     oldest = 0 if window is None else max(0, span.start - window + 1)
     return range(oldest // block_size, -(-span.end // block_size))
 

@@ -1,4 +1,4 @@
-"""The plain way: torch operations, one after the other, on any device and in any dtype."""
+"""The plain torch model: any device, any dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.executors.torch.step_model import Scores
 
 
 class EagerModel:
-    """A Decoder and its KV store, as a StepModel."""
+    """A Decoder and its KV store as a StepModel."""
 
     def __init__(
         self, decoder: Decoder, num_blocks: int, block_size: int, num_slots: int = 0
@@ -35,7 +35,7 @@ class EagerModel:
         hidden = self._decoder.forward(inputs, self._store)
         if not rows:
             return None
-        # The pass has its own order of requests.
+        # Inputs are in attention order; `rows` are in the order of the caller.
         places = [
             first + offset
             for span, first in zip(spans, inputs.rows, strict=True)

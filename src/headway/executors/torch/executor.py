@@ -1,7 +1,8 @@
-"""The executor: runs step plans on one model with its KV store.
+"""Runs step plans on one model with its KV store.
 
-It owns what must outlive a step: each running request's block table, sampling parameters and,
-if it is penalized, token counts. It decides nothing; a plan plus this state is a full step.
+The executor owns state that must outlive a step: block table, sampling parameters and, with
+penalties, token counts of each running request. It decides nothing: a plan and this state define a
+step.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class _ExecutorState:
 
 @dataclass(frozen=True, slots=True)
 class _ScheduledRow:
-    """A request that passed its checks: its place in the plan and what to run."""
+    """A checked request: its index in the plan, and what to run."""
 
     index: int
     span: Span
     row: SampleRow | None
-    """How to sample its last token's logits, if at all."""
+    """How to sample the logits of its last token; None without sampling."""
 
 
 class TorchExecutor:
-    """Implements the Executor port; at most one step in flight, computed when submitted."""
+    """An Executor with at most one step in flight, computed on submit."""
 
     def __init__(self, model: StepModel, max_model_len: int, clock: Clock) -> None:
         self._model = model
@@ -83,8 +84,10 @@ class TorchExecutor:
         self._pending = None
 
     def profile(self) -> dict[str, float]:
-        """Seconds by part since the last call; the model's own parts, if it tells any, in place
-        of the one for it."""
+        """Return seconds by part since the last call.
+
+        The parts of the model, if it reports any, replace the total of the model.
+        """
         seconds = dict(self._seconds)
         self._seconds = dict.fromkeys(seconds, 0.0)
         if parts := self._model.profile():
@@ -93,11 +96,11 @@ class TorchExecutor:
         return parts | seconds
 
     def _measure_copy(self) -> float:
-        """Seconds to move a block to the offload store or back; nothing is in either yet."""
+        """Return the seconds to offload or load one block; both stores are empty yet."""
         count = min(COPIES_TO_MEASURE, self._model.num_slots, self._model.num_blocks)
         ids = range(count)
         taken: list[float] = []
-        for _ in range(3):  # the first round also pays for the memory it touches first
+        for _ in range(3):  # the first round also pays for page faults
             started_at = self._clock.now()
             self._model.save(ids, ids)
             self._model.load(ids, ids)
@@ -105,7 +108,7 @@ class TorchExecutor:
         return min(taken)
 
     def _move_blocks(self, plan: StepPlan) -> float:
-        """Copies, saves and loads, in this order; the seconds the last two took."""
+        """Run copies, saves and loads in this order; return the seconds of saves and loads."""
         if plan.copies:
             sources = [copy.source for copy in plan.copies]
             self._model.copy(sources, [copy.target for copy in plan.copies])
@@ -130,7 +133,7 @@ class TorchExecutor:
         for index, scheduled in enumerate(plan.scheduled):
             try:
                 scheduled_rows.append(self._prepare(index, scheduled))
-            except Exception as error:  # whatever is wrong with one request is its alone
+            except Exception as error:  # an error of one request must not fail the others
                 outcomes[index] = Failure(f"request {scheduled.request_id}: {error}")
         self._seconds[PREPARE] += self._clock.now() - started_at
         if scheduled_rows:
@@ -164,7 +167,7 @@ class TorchExecutor:
             yield from zip(sampled, outcomes, strict=True)
 
     def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
-        """Check everything, then bring the request's state up to this plan."""
+        """Check a request, then update its state to this plan."""
         state = self._state_of(scheduled)
         self._check(scheduled, len(state.block_ids) + len(scheduled.block_ids))
         state.block_ids.extend(scheduled.block_ids)
@@ -181,7 +184,7 @@ class TorchExecutor:
         new = scheduled.new
         if new is None:
             if scheduled.request_id not in self._requests:
-                raise ValueError("it was never sent as new, or has been released")
+                raise ValueError("the request was never sent as new, or has been released")
             return self._requests[scheduled.request_id]
         counts = None
         if has_penalties(new.params):
@@ -190,7 +193,7 @@ class TorchExecutor:
         return _ExecutorState(new, array("i"), counts)
 
     def _check(self, scheduled: ScheduledRequest, num_blocks: int) -> None:
-        """Refuse what would index outside a tensor and take the whole step down."""
+        """Refuse a request that would index outside a tensor and fail the whole step."""
         token_ids, new_blocks = scheduled.token_ids, scheduled.block_ids
         if not token_ids or scheduled.start < 0:
             raise ValueError(f"{len(token_ids)} tokens from position {scheduled.start}")
@@ -205,7 +208,7 @@ class TorchExecutor:
 
 
 def _catch_up(counts: TokenCounts, new: NewRequest, span: Span) -> None:
-    """Count the tokens this plan tells us of for the first time: outputs, once accepted."""
+    """Count tokens that are new in this plan, for penalties."""
     first_unseen = max(0, counts.num_tokens - span.start)
     token_ids = span.token_ids[first_unseen:]
     if token_ids:

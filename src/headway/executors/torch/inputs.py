@@ -1,4 +1,4 @@
-"""From the requests of a step to the flat tensors of one forward pass; no padding is ever added."""
+"""Flat tensors of one forward pass, without padding."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from headway.executors.torch.kv_store import KVStore
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """One forward pass. Tokens of a request are adjacent; requests are in attention order."""
+    """Inputs of one forward pass.
+
+    Tokens of a request are adjacent; requests are in attention order.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    """Where each token's keys and values go: [tokens * kv_heads] slots of the KV store."""
+    """KV store slot of each token and head: [tokens * kv_heads]."""
     begun_blocks: tuple[int, ...]
-    """Blocks whose first slot is written now and which this pass leaves partly unwritten."""
+    """Blocks whose first slot this pass writes and which it does not fill."""
     groups: Mapping[int | None, tuple[AttentionGroup, ...]]
-    """By attention window."""
+    """Attention groups by window."""
     rows: tuple[int, ...]
-    """The batch row where each span starts, in the caller's order."""
+    """First batch row of each span, in the order of the caller."""
 
 
 def make_inputs(
     spans: Sequence[Span], windows: Iterable[int | None], store: KVStore
 ) -> BatchInputs:
-    """Lay out one pass over `spans`, for layers with these windows."""
+    """Return the inputs of one pass over `spans`, for layers with these windows."""
     order = sorted(range(len(spans)), key=lambda index: attention_order(spans[index]))
     ordered = [spans[index] for index in order]
     rows = [0] * len(spans)

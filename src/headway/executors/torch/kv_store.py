@@ -1,8 +1,7 @@
-"""The KV store: keys and values of every layer in fixed-size blocks.
+"""The KV store: keys and values of every layer in blocks.
 
-A block holds [kv_heads, block_size, head_dim], so that one block of one head is one contiguous
-row to gather, and a whole block is one contiguous range to copy. Which request a block belongs
-to is not known here.
+A block is [kv_heads, block_size, head_dim]: one block of one head is a contiguous row to gather,
+and a whole block is a contiguous range to copy. The store does not know requests.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class KVStore:
         self.head_dim = spec.head_dim
         self.dtype = dtype
         self.device = device
-        # Uninitialized on purpose: `clear` runs before the first write into a block.
+        # Not initialized: `clear` runs before the first write into a block.
         self._data = torch.empty(
             (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim),
             dtype=dtype,
@@ -48,15 +47,15 @@ class KVStore:
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store [tokens, kv_heads, head_dim] at `slots`, which has one entry per token and head."""
+        """Store [tokens, kv_heads, head_dim] at `slots`, one slot per token and head."""
         key_slots, value_slots = self._slots[layer]
         key_slots.index_copy_(0, slots, keys.reshape(-1, self.head_dim))
         value_slots.index_copy_(0, slots, values.reshape(-1, self.head_dim))
 
     def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of these rows, in order; valid until the next gather.
+        """Return keys and values of these rows; valid until the next gather.
 
-        The target is reused because fresh memory of this size costs more than the copy itself.
+        The target is reused because fresh memory of this size costs more than the copy.
         """
         count = rows.shape[0]
         if self._scratch.shape[1] < count:
@@ -73,14 +72,14 @@ class KVStore:
         self._data[:, :, target_ids] = self._data[:, :, source_ids]
 
     def by_block(self) -> torch.Tensor:
-        """The store itself, seen with blocks as its first dimension."""
+        """Return a view with the block as its first dimension."""
         return self._data.movedim(2, 0)
 
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero blocks in all layers.
 
-        Attention reads whole blocks and masks the tail, and a masked NaN is still a NaN: whatever
-        an earlier owner left behind must not reach the next one.
+        Attention reads whole blocks and masks the tail, and a masked NaN is still a NaN, so values
+        of an earlier owner must not remain.
         """
         if block_ids:
             self._data[:, :, torch.tensor(block_ids, device=self.device)] = 0

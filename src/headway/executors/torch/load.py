@@ -1,7 +1,7 @@
-"""The way in, in steps a caller can stop between:
+"""Loads a model in two steps:
 
-checkpoint = open_checkpoint(source)       headers only; `checkpoint.spec.facts` sizes the rest
-load_executor(checkpoint, resolved, ...)   weights and KV store
+checkpoint = open_checkpoint(source)       reads headers; `checkpoint.spec.facts` sizes the rest
+load_executor(checkpoint, resolved, ...)   reads weights and allocates the KV store
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def load_executor(
     checkpoint: Checkpoint, resolved: Resolved, clock: Clock, progress: Progress | None = None
 ) -> TorchExecutor:
-    """Read the weights and set up the KV store."""
+    """Read the weights and allocate the KV store; return the executor."""
     model = load_model(checkpoint, options_of(resolved), progress)
     return TorchExecutor(model, resolved.max_model_len, clock)
 
 
 def options_of(resolved: Resolved) -> ModelOptions:
-    """The part of the settings that a model takes."""
+    """Return the model options of resolved settings."""
     return ModelOptions(
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
@@ -58,7 +58,7 @@ def options_of(resolved: Resolved) -> ModelOptions:
 def load_model(
     checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
 ) -> StepModel:
-    """The model alone, compiled or in plain torch."""
+    """Return the model, compiled or in plain torch."""
     if options.kernels is not None:
         return CompiledModel(checkpoint, options, progress)
     decoder = load_decoder(checkpoint, options.dtype, options.device, progress)
@@ -68,7 +68,7 @@ def load_model(
 def load_decoder(
     checkpoint: Checkpoint, dtype: str, device: str = "cpu", progress: Progress | None = None
 ) -> Decoder:
-    """Read the weights for plain torch; `dtype` is also that of the KV store."""
+    """Return the plain torch model; `dtype` also applies to the KV store."""
     if dtype not in _DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPES)}")
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The decoder: one configurable stack for the Llama, Mistral, Qwen2 and Qwen3 families.
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families.
 
 It knows tensors and positions, not requests. Query, key and value weights are merged into one
 product, and so are gate and up.
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """The weights of one layer."""
+    """Weights of one layer."""
 
     attention_norm: Norm
     qkv: Linear
@@ -46,7 +46,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Weights and the forward pass over them."""
+    """Weights and the forward pass."""
 
     def __init__(self, spec: ModelSpec, reader: WeightReader) -> None:
         self.spec = spec
@@ -67,11 +67,11 @@ class Decoder:
         device: torch.device,
         progress: Progress | None = None,
     ) -> Decoder:
-        """Read every weight, converted to `dtype`; `progress` is told (done, total) tensors."""
+        """Read every weight as `dtype`; calls `progress` with (done, total) tensors."""
         return Decoder(checkpoint.spec, WeightReader(checkpoint, dtype, device, progress))
 
     def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
-        """Run the layers, writing the store; the final hidden states, one row per token."""
+        """Run all layers, write the KV store, return one hidden state per token."""
         turned = rotation(self._frequencies, inputs.positions)
         store.clear(inputs.begun_blocks)
         hidden = F.embedding(inputs.token_ids, self._embedding)
@@ -87,7 +87,7 @@ class Decoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary; callers pass only the rows that sample."""
+        """Return logits; callers pass only the rows that sample."""
         return linear(rms_norm(hidden, self._norm), self._head)
 
     def _project(
@@ -105,7 +105,7 @@ class Decoder:
 
 
 class WeightReader:
-    """Reads a checkpoint's tensors by name, checked against the spec, on the right device."""
+    """Reads tensors of a checkpoint by name, checked against the spec."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class WeightReader:
         return name in self._shapes
 
     def raw(self, name: str) -> torch.Tensor:
-        """As the checkpoint has it."""
+        """Return a tensor unconverted."""
         tensor = self._checkpoint.read(name)
         self.count_read()
         return tensor
@@ -144,7 +144,7 @@ class WeightReader:
         return self.raw(name).to(self.device, self.dtype)
 
     def linear(self, *names: str) -> Linear:
-        """One linear layer, or several that share their input merged into one."""
+        """Return one linear layer; layers that share their input are merged."""
         weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
         if not self.has(f"{names[0]}.bias"):
             return Linear(weight)

@@ -1,4 +1,4 @@
-"""Random numbers without state: a hash of who draws and where.
+"""Counter-based random numbers: a hash of seed, sample and position.
 
 A request resumed after preemption, on another replica or after a crash draws the same numbers,
 whatever else is in the batch.
@@ -13,7 +13,7 @@ _WORD = 2**64 - 1
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, fixed by its three keys."""
+    """Return a number in [0, 1) with 53 random bits, determined by the three keys."""
     key = struct.pack("<QQQ", seed & _WORD, index & _WORD, position & _WORD)
     digest = blake2b(key, digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies fixed at load, cosines and sines made once per step."""
+"""Rotary positions: frequencies at load, cosines and sines once per step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headway.executors.spec import LinearScaling, Llama3Scaling, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """[tokens, 1, head_dim] each; fp32 whatever the model's dtype, as angles grow with position.
+    """Cosines and sines, [tokens, 1, head_dim] each, in fp32 because angles grow with position.
 
-    A pair is (x[i], x[i + half]). `sin` is negative in its first half, so that rotating is
-    x * cos + swapped(x) * sin.
+    A pair is (x[i], x[i + half]). `sin` is negative in its first half, so that rotating is x * cos
+    + swapped(x) * sin.
     """
 
     cos: torch.Tensor
@@ -23,14 +23,14 @@ class Rotation:
 
 
 def rotation(frequencies: torch.Tensor, positions: torch.Tensor) -> Rotation:
-    """What turns queries and keys to these positions; the same in every layer."""
+    """Return the rotation for these positions; all layers share it."""
     angles = (positions.float().unsqueeze(1) * frequencies).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
     return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def rope_frequencies(spec: ModelSpec, factors: torch.Tensor | None = None) -> torch.Tensor:
-    """One frequency per pair; `factors` divide them one by one if the checkpoint has them."""
+    """Return one frequency per pair; `factors` divide them if the checkpoint has factors."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / spec.rope_theta**exponents
     if factors is not None:
@@ -45,7 +45,7 @@ def rope_frequencies(spec: ModelSpec, factors: torch.Tensor | None = None) -> to
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    # How many turns a frequency makes within the original context decides how it is scaled.
+    # The number of turns within the original context selects the scaling of a frequency.
     turns = scaling.original_max_len * frequencies / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)

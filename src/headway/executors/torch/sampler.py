@@ -1,9 +1,8 @@
-"""From logits to tokens, for all requests of a step at once.
+"""Logits to tokens, for all requests of a step at once.
 
-Greedy rows without further wishes cost one pass over the logits, shared by all. Only the rows
-that ask for more are copied and changed: first min_tokens and logit_bias, then penalties, then
-temperature, then min_p, top_k and top_p, each on what the one before left. Log-probabilities are
-those of the model, before any of it.
+Plain greedy rows share one pass over the logits. Other rows are copied and changed in this order:
+min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p. Each stage works on the
+result of the stage before. Log-probabilities are those of the model before any change.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from headway.executors.torch.rng import uniform
 from headway.executors.torch.step_model import Scores
 
 _USUAL_CUT = 1024
-"""Filters rarely keep more tokens than this; finding as many is far cheaper than sorting all."""
+"""Filters rarely keep more tokens; a top-k of this size is far cheaper than a full sort."""
 
 
 class TokenCounts:
-    """What a request has said so far, for penalties: dense over the vocabulary."""
+    """Tokens of a request so far, dense over the vocabulary, for penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.num_tokens = 0
@@ -32,7 +31,7 @@ class TokenCounts:
         self.output_counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
 
     def add(self, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Append tokens, of which the first `num_prompt` belong to the prompt."""
+        """Add tokens; the first `num_prompt` belong to the prompt."""
         ids = torch.tensor(token_ids, dtype=torch.int64, device=self.is_seen.device)
         outputs = ids[num_prompt:]
         self.is_seen[ids] = True
@@ -42,9 +41,9 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One row of logits: whose it is and how its token is chosen.
+    """One row of logits: its request and its sampling parameters.
 
-    `position` is the number of tokens known before the one to choose.
+    `position` is the number of tokens before the token to sample.
     """
 
     params: SamplingParams
@@ -65,13 +64,13 @@ class SampleRow:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the likeliest token alone is not enough."""
+        """Whether the row needs more than its most likely token."""
         params = self.params
         return self.is_adjusted or not params.is_greedy or params.logprobs is not None
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether choosing a token depends on the tokens before it, and counts must be kept."""
+    """Whether sampling depends on earlier tokens, so that counts are needed."""
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
@@ -80,13 +79,13 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 def sample(scores: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
-    """Choose one token per row; a row that cannot be sampled fails alone."""
+    """Return one token per row; a row that cannot be sampled fails alone."""
     try:
         return _sample(scores, rows)
     except Exception as error:
         if len(rows) == 1:
             return [Failure(f"sampling failed: {error}")]
-        # Whose fault it is shows when each is sampled by itself.
+        # Sample each row alone to find the row that fails.
         return [sample(scores.row(at), [row])[0] for at, row in enumerate(rows)]
 
 
@@ -133,10 +132,10 @@ def _failures(places: Iterable[int], best: Sequence[float]) -> dict[int, Failure
 
 
 def _adjust(scores: torch.Tensor, row: SampleRow) -> None:
-    """Apply in place everything that can change which token is the likeliest."""
+    """Apply in place all stages that can change the most likely token."""
     params, counts = row.params, row.counts
     if row.is_below_min:
-        # A stop id outside the vocabulary can never be chosen, so there is nothing to forbid.
+        # A stop id outside the vocabulary cannot be sampled and needs no mask.
         stops = [token_id for token_id in params.stop_token_ids if token_id < len(scores)]
         scores[stops] = -torch.inf
     if params.logit_bias:
@@ -160,7 +159,7 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Invert each row's cumulative distribution, in token order, at the row's random number."""
+    """Return the token of each row by inverting its cumulative distribution."""
     temperature = scores.new_tensor([[row.params.temperature] for row in rows])
     # Subtracting first keeps a tiny temperature from turning the best score into infinity.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
@@ -184,9 +183,9 @@ def _has_filter(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where rows are cut: `num_tied` of the tokens exactly at `threshold` stay.
+    """Where to cut each row: `num_tied` of the tokens exactly at `threshold` stay.
 
-    Rows with `is_known` false need a wider look.
+    Rows with `is_known` false need a larger top-k.
     """
 
     threshold: torch.Tensor
@@ -195,9 +194,9 @@ class _Cut:
 
 
 def _keep_likeliest(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Zero what min_p, top_k and top_p remove; of equally likely tokens lower ids stay first."""
+    """Zero what min_p, top_k and top_p remove; ties keep the lower ids."""
     vocab_size = probabilities.shape[-1]
-    # One more than top_k keeps, to see that it cuts.
+    # One more than top_k keeps, to see whether top_k cuts.
     width = 1 + max(min(p.top_k or _USUAL_CUT, _USUAL_CUT) for p in params)
     cut = _cut(probabilities, params, min(width, vocab_size))
     wide = [at for at, is_known in enumerate(cut.is_known.tolist()) if not is_known]
@@ -211,7 +210,10 @@ def _keep_likeliest(probabilities: torch.Tensor, params: Sequence[SamplingParams
 
 
 def _cut(probabilities: torch.Tensor, params: Sequence[SamplingParams], width: int) -> _Cut:
-    """Every filter keeps a prefix of the tokens in falling order, so together they keep one too."""
+    """Return the cut of all filters together.
+
+    Each filter keeps a prefix of the tokens in falling order, so all together keep a prefix.
+    """
     vocab_size = probabilities.shape[-1]
     top = probabilities.topk(width).values
     top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=top.device)

@@ -1,4 +1,4 @@
-"""The offload store: copies of KV blocks of preempted requests in host memory.
+"""The offload store: KV blocks of preempted requests in host memory.
 
 A slot holds one block of all layers, bit for bit. The scheduler knows which request owns a slot.
 """
@@ -11,12 +11,12 @@ import torch
 
 
 class OffloadStore:
-    """Copies blocks to slots and back; `blocks` is a view whose first dimension is the block."""
+    """Copies blocks to slots and back; the first dimension of `blocks` is the block."""
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
         self.num_slots = num_slots
         self._blocks = blocks
-        # Uninitialized on purpose: memory is taken when a slot is first written.
+        # Not initialized: the first write into a slot allocates its memory.
         self._slots = torch.empty(
             (num_slots, *blocks.shape[1:]),
             dtype=blocks.dtype,

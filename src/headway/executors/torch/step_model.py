@@ -1,4 +1,4 @@
-"""What an executor runs steps on: a decoder with its KV store, whoever does the arithmetic."""
+"""Interface of a model with its KV store."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway.executors.torch.attention import Span
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores over the vocabulary of some tokens, one row each, and the best of each row.
+    """Best token and score of each row, and the logits if requested.
 
-    `best` is not finite if any score of its row is not. `logits` is None if nobody asked for it.
+    `best` is not finite if any score of its row is not. `logits` is None if not requested.
     """
 
     best: Sequence[float]
@@ -35,7 +35,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """A model's form; `kernels` names an instruction set, or is None for plain torch."""
+    """Data types and sizes of a model; `kernels` is None for plain torch."""
 
     dtype: str
     num_blocks: int
@@ -58,14 +58,15 @@ class StepModel(Protocol):
     num_slots: int
 
     def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
-        """Compute the spans' tokens, writing the store; the scores of `rows`, if any.
+        """Compute the tokens of all spans; return the scores of `rows`, if any.
 
-        Rows are numbered over the tokens of all spans, in the caller's order.
+        Writes the KV store. Rows are numbered over the tokens of all spans, in the order of the
+        caller.
         """
         ...
 
     def profile(self) -> dict[str, float]:
-        """Seconds by part of `run` since the last call; empty if it does not tell."""
+        """Return seconds by part of `run` since the last call; may be empty."""
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

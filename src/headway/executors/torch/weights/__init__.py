@@ -1,6 +1,10 @@
-"""Reading a checkpoint's tensors by canonical name, whatever the file format.
+"""Reads the tensors of a checkpoint by canonical name, in any file format.
 
-Formats are safetensors and GGUF; both are data, neither can run code when read.
+Formats are safetensors and GGUF; neither can run code when read. In reading order:
+
+    names.py        canonical tensor names and shapes
+    safetensors.py  Hugging Face folders
+    gguf.py         GGUF files
 """
 
 from __future__ import annotations
@@ -21,13 +25,13 @@ _NAMES_SHOWN = 5
 
 
 class Checkpoint(Protocol):
-    """An opened checkpoint: tensors are read one at a time, in their canonical form."""
+    """An open checkpoint; reads one tensor at a time, in canonical form."""
 
     @property
     def spec(self) -> ModelSpec: ...
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """What the headers say of every tensor, by canonical name."""
+        """Return the shape of every tensor by canonical name, from the headers."""
         ...
 
     def read(self, name: str) -> torch.Tensor: ...
@@ -35,8 +39,7 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Rows as a file keeps them: ggml's name of the kind, the bytes of each row, and the shape
-    of the tensor in values."""
+    """Quantized rows of a tensor: ggml type name, bytes per row, and shape in values."""
 
     kind: str
     rows: np.ndarray
@@ -45,18 +48,18 @@ class Quantized:
 
 @runtime_checkable
 class QuantizedRows(Protocol):
-    """A checkpoint that can hand out tensors without dequantizing them."""
+    """A checkpoint that can return tensors without dequantizing them."""
 
     @property
     def quantization(self) -> str | None:
-        """int8 or int4, if that is how the linear layers' weights are held."""
+        """Return int8 or int4, if the linear layers are quantized."""
         ...
 
     def read_quantized(self, name: str) -> Quantized: ...
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """Read the headers of a checkpoint; no tensor data yet."""
+    """Read the headers of a checkpoint, without tensor data."""
     if source.kind is SourceKind.GGUF:
         from headway.executors.torch.weights.gguf import GgufCheckpoint
 
@@ -67,7 +70,7 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
 
 
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
-    """What resolving settings needs to know of a checkpoint."""
+    """Return the facts of a checkpoint for `resolve`."""
     quantization = checkpoint.quantization if isinstance(checkpoint, QuantizedRows) else None
     return replace(checkpoint.spec.facts, quantization=quantization)
 
@@ -75,9 +78,9 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 def check_shapes(
     expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse a checkpoint that lacks a tensor, has one nobody reads, or one of another shape.
+    """Refuse a checkpoint with missing, unexpected or misshapen tensors.
 
-    Before any memory is allocated: what the configuration asks for need not be what is there.
+    Runs before memory is allocated, because the configuration may not match the tensors.
     """
     if missing := sorted(expected.keys() - found.keys()):
         raise ModelLoadError(f"the checkpoint lacks {_listed(missing)}")

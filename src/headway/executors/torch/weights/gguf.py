@@ -1,4 +1,4 @@
-"""GGUF checkpoints: tensor names, row order and, by the gguf package, dequantization."""
+"""GGUF checkpoints: tensor names, row order and dequantization by the gguf package."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _AS_INT4 = frozenset({"Q4_0", "Q4_1"})
-"""Kinds whose blocks are taken as they are. All others would be quantized a second time, which
-loses little in 8 bits and much in 4."""
+"""Types that are packed as int4 without requantization.
+
+Other types would be quantized a second time, which loses little in 8 bits and much in 4.
+"""
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -74,7 +76,7 @@ class GgufCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """What loses little or nothing against the kinds of all the layers' matrices."""
+        """Return the data type that loses least against the types of the linear layers."""
         kinds = {
             GGMLQuantizationType(entry.type_id).name
             for name, entry in self._tensors.items()
@@ -102,7 +104,7 @@ class GgufCheckpoint:
         return Quantized(GGMLQuantizationType(entry.type_id).name, rows, entry.shape)
 
     def _unpermuted(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Undo the row order of llama files, whose rotary pairs are neighbours, not halves."""
+        """Undo the row order of llama files, whose rotary pairs are adjacent rows."""
         if self._spec.architecture != "llama":
             return rows
         if ".q_proj." in name:
@@ -111,14 +113,14 @@ class GgufCheckpoint:
             num_heads = self._spec.num_kv_heads
         else:
             return rows
-        if rows.ndim == 1:  # a bias: one number, of however many bytes, in a row
+        if rows.ndim == 1:  # a bias: one value per row
             rows = rows.reshape(num_heads * self._spec.head_dim, -1)
         pairs = rows.reshape(num_heads, self._spec.head_dim // 2, 2, -1)
         return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
 def _check_entry(name: str, entry: TensorEntry) -> None:
-    """Refuse a tensor whose rows are no whole blocks of its type."""
+    """Refuse a tensor whose rows are not whole blocks of its type."""
     try:
         kind = GGMLQuantizationType(entry.type_id)
     except ValueError as error:

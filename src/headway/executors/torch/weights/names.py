@@ -1,4 +1,4 @@
-"""The canonical tensor names (those of Hugging Face checkpoints) and the shapes a spec implies."""
+"""Canonical tensor names (those of Hugging Face) and the shapes of a spec."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 ROPE_FACTORS = "rope_factors.weight"
-"""Only GGUF files have it; see TensorScaling."""
+"""In GGUF files only; see TensorScaling."""
 
 
 def layer_prefix(layer: int) -> str:
-    """What the names of a layer's tensors start with."""
+    """Return the prefix of the tensor names of a layer."""
     return f"model.layers.{layer}."
 
 
 def model_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor the decoder reads, in the order it reads them."""
+    """Return the shape of every tensor of the decoder, in reading order."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
         prefix = layer_prefix(layer)

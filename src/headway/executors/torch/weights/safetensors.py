@@ -1,4 +1,4 @@
-"""Checkpoints as Hugging Face lays them out: config.json beside one or more safetensors files."""
+"""Hugging Face checkpoints: config.json and safetensors files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _shards(folder: Path, weight_map: dict[str, str]) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Which shard has which tensor; empty without an index."""
+    """Return the shard of each tensor; empty without an index."""
     if not index.is_file():
         return {}
     weight_map = _read_json(index).get("weight_map")
@@ -91,7 +91,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_shard_name(index: Path, tensor: str, name: Any) -> None:
-    """Refuse a shard that is not a plain file name: the index comes with the model."""
+    """Refuse a shard that is not a plain file name: the index is untrusted."""
     is_plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
     if not is_plain or not name.endswith(".safetensors"):
         raise ModelLoadError(
