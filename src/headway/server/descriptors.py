@@ -66,16 +66,16 @@ def raise_descriptor_limit() -> int:
     """Raise the soft limit of open files; return the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Some systems have no limit, or a limit of a billion, which is no basis for sizes.
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError) as error:
         logger.warning("the limit of open files stays at %d: %s", soft, error)
         return soft
-    logger.info("raised the limit of open files from %d to %d", soft, wanted)
-    return wanted
+    logger.info("raised the limit of open files from %d to %d", soft, limit)
+    return limit
 
 
 def num_open_descriptors() -> int:

@@ -103,22 +103,22 @@ class Directory:
         is_alone = len(self._listed) == 2 and record.tenant.name in self._listed
         return self.is_open or record.tenant.is_admin or is_alone
 
-    def find_named(self, name: str, by: TenantRecord) -> TenantRecord:
-        """Return the record of the tenant that the gateway `by` names.
+    def find_named(self, name: str, gateway: TenantRecord) -> TenantRecord:
+        """Return the record of the tenant that `gateway` names.
 
-        A tenant that is in no file gets the terms of `by`, with a share and quotas of its own. If
-        there are too many such tenants, the record is that of `by` itself.
+        A tenant that is in no file gets the terms of the gateway, with a share and quotas of its
+        own. If there are too many such tenants, the record is that of the gateway itself.
         """
         known = self._listed.get(name)
         if known is not None:
-            return known if by.tenant.is_admin else known.without_admin()
+            return known if gateway.tenant.is_admin else known.without_admin()
         unlisted = self._unlisted.get(name)
         if unlisted is not None:
             self._unlisted.move_to_end(name)
             return unlisted
         if len(self._unlisted) >= MAX_UNLISTED and not self._evict_unlisted():
-            return by.without_admin()
-        unlisted = self._unlisted_record(name, by.tenant, self._draining.pop(name, None))
+            return gateway.without_admin()
+        unlisted = self._unlisted_record(name, gateway.tenant, self._draining.pop(name, None))
         self._unlisted[name] = unlisted
         return unlisted
 
@@ -155,9 +155,9 @@ class Directory:
             digest: (digest, self._listed[name]) for digest, name in (digests | self.keys).items()
         }
         for name, unlisted in unlisted_before.items():
-            by = self._listed.get(unlisted.gateway or "")
-            if by is not None and name not in self._listed:
-                self._unlisted[name] = self._unlisted_record(name, by.tenant, unlisted)
+            gateway = self._listed.get(unlisted.gateway or "")
+            if gateway is not None and name not in self._listed:
+                self._unlisted[name] = self._unlisted_record(name, gateway.tenant, unlisted)
         self._draining = {
             name: one
             for name, one in before.items()
@@ -165,9 +165,12 @@ class Directory:
             if not one.meter.is_idle
         }
 
-    def _unlisted_record(self, name: str, by: Tenant, before: TenantRecord | None) -> TenantRecord:
+    def _unlisted_record(
+        self, name: str, gateway: Tenant, before: TenantRecord | None
+    ) -> TenantRecord:
         """Return the record of an unlisted tenant, on its gateway's terms."""
-        return replace(self._make_record(_tenant_named_by(name, by), before), gateway=by.name)
+        record = self._make_record(_tenant_named_by(name, gateway), before)
+        return replace(record, gateway=gateway.name)
 
     def _evict_unlisted(self) -> bool:
         """Evict the least recently named idle unlisted tenant; return False if none is found.
@@ -194,8 +197,8 @@ class Directory:
         return TenantRecord(tenant, terms, meter, tier.permissions)
 
 
-def _tenant_named_by(name: str, by: Tenant) -> Tenant:
+def _tenant_named_by(name: str, gateway: Tenant) -> Tenant:
     # A disabled gateway is refused by its own record; this tenant may also use another gateway.
     return replace(
-        by, name=name, key_digests=(), cache_group=None, is_admin=False, is_disabled=False
+        gateway, name=name, key_digests=(), cache_group=None, is_admin=False, is_disabled=False
     )

@@ -309,9 +309,9 @@ class AsyncEngine:
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(report, at)
-        taken, stopped = await self._emit_all(report.tokens)
+        delivered, stopped = await self._emit_all(report.tokens)
         # Listeners count delivered tokens only.
-        report = replace(report, tokens=taken)
+        report = replace(report, tokens=delivered)
         for event in report.finished:
             self._aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)
@@ -383,17 +383,17 @@ class AsyncEngine:
         self, tokens: Sequence[events.TokensEmitted]
     ) -> tuple[list[events.TokensEmitted], set[str]]:
         """Deliver tokens; return the delivered events and the samples that a stop string ended."""
-        taken: list[events.TokensEmitted] = []
+        delivered: list[events.TokensEmitted] = []
         stopped: set[str] = set()
         for event in tokens:
             try:
                 if self._has_consumer(event.request_id):
-                    taken.append(event)
+                    delivered.append(event)
                 if await self._emit(event):
                     stopped.add(event.request_id)
             except Exception:
                 self._note_broken(event.request_id)
-        return taken, stopped
+        return delivered, stopped
 
     def _record_admission(self, admission: events.Admitted) -> None:
         owner = self._stream_of.get(admission.request_id)

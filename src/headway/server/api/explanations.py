@@ -73,16 +73,16 @@ class _Finder:
             raise ApiError(_UNREADABLE)
         self._num_busy += 1
         loop = asyncio.get_running_loop()
-        found = loop.run_in_executor(self._pool, ledger.find_stored, request_id, tenant)
-        found.add_done_callback(self._leave)
+        lookup = loop.run_in_executor(self._pool, ledger.find_stored, request_id, tenant)
+        lookup.add_done_callback(self._end_lookup)
         try:
             # The client may leave, but the thread stays busy until the database answers.
-            return await asyncio.shield(found)
+            return await asyncio.shield(lookup)
         except LedgerError as error:
             logger.warning("%s", error)
             raise ApiError(_UNREADABLE) from error
 
-    def _leave(self, found: asyncio.Future[RequestAccount | None]) -> None:
+    def _end_lookup(self, lookup: asyncio.Future[RequestAccount | None]) -> None:
         self._num_busy -= 1
-        if not found.cancelled():
-            found.exception()  # marks it as retrieved: the client may have left
+        if not lookup.cancelled():
+            lookup.exception()  # marks it as retrieved: the client may have left

@@ -114,7 +114,7 @@ def facts_of(context: ServerContext, limits: RequestLimits, has_keys: bool) -> A
 def document(facts: ApiFacts) -> dict[str, Any]:
     """Return the whole document; it is cached, so the caller must not change it."""
     components: dict[str, Any] = {"schemas": _schemas(facts)}
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": __version__},
         "paths": _paths(facts),
@@ -122,8 +122,8 @@ def document(facts: ApiFacts) -> dict[str, Any]:
     }
     if facts.has_keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        made["security"] = [{"bearer": []}]
-    return made
+        result["security"] = [{"bearer": []}]
+    return result
 
 
 def _schemas(facts: ApiFacts) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _schemas(facts: ApiFacts) -> dict[str, Any]:
         *((model, "validation") for model in REQUESTS),
         *((model, "validation") for model in ANSWERS),
     ]
-    _, made = models_json_schema(models, ref_template="#/components/schemas/{model}")
-    schemas = _settle(made["$defs"], facts)
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    schemas = _settle(definitions["$defs"], facts)
     for kind in REQUESTS:
         fields = schemas[kind.__name__]["properties"]
         fields["model"] = {"enum": [*facts.model_names, None]}

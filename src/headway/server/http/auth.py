@@ -84,9 +84,9 @@ class Authentication:
     def _by_key(self, scope: Scope) -> TenantRecord:
         if self._directory.is_open:
             return self._directory.anonymous
-        offered = [value for name, value in scope["headers"] if name == b"authorization"]
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
         # With several headers, a proxy may have checked another one than this server would.
-        scheme, _, secret = (offered[0] if len(offered) == 1 else b"").partition(b" ")
+        scheme, _, secret = (values[0] if len(values) == 1 else b"").partition(b" ")
         record = self._directory.by_digest(digest_of(secret.strip()))
         if record is None or scheme.lower() != b"bearer":
             raise ApiError(_REFUSAL)

@@ -49,6 +49,7 @@ class Edge:
             await INTERNAL_ERROR.response()(scope, receive, send_with_id)
 
 
-def _request_id(offered: str) -> str:
-    is_usable = 0 < len(offered) <= MAX_ID_CHARS and offered.isascii() and offered.isprintable()
-    return offered if is_usable else uuid.uuid4().hex
+def _request_id(client_id: str) -> str:
+    is_short = 0 < len(client_id) <= MAX_ID_CHARS
+    is_usable = is_short and client_id.isascii() and client_id.isprintable()
+    return client_id if is_usable else uuid.uuid4().hex
