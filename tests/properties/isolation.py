@@ -253,7 +253,9 @@ class Run:
         )
         weights = self._scenario.weights
         own_share = terms.weight / sum(weights.values())
-        share = TenantShare(own_share, share.demand or NO_DEMAND, share.owed_s, share.decode_s)
+        share = TenantShare(
+            own_share, share.demand or NO_DEMAND, share.owed_s, share.decode_s, share.lost_speed
+        )
         speed = pacer.speed(bool(scheduler.running))
         full = replace(speed, step_s=speed.full_step_s)
         # Beside a machine that others have reserved for ever: only the share is left.

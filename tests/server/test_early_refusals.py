@@ -12,8 +12,7 @@ import pytest
 
 from headway.core.events import Stepped
 from headway.core.params import SamplingParams
-from headway.core.slo.demand import Points
-from headway.core.slo.forecast import Demand, Forecast, TenantForecast
+from headway.core.slo.forecast import DemandSample, Forecast, TenantForecast
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from headway.engine.client.forecast_reader import ForecastReader
@@ -108,10 +107,11 @@ async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer)
 async def test_demand_of_others_leaves_a_tenant_its_share_here_too(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer, "fair")
     local.process.is_paused = True
-    full = Demand(Points([0.5], [20.0]), Points([0.1], [20.0]))
+    full = DemandSample([0, 0, 20_000], [20_000], {})
     forecast = replace(local.process.scheduler.forecast(0.0), demand=full)
     terms = replace(HURRIED, tenant="t")
-    own = {"t": TenantForecast(0.5, full), "u": TenantForecast(0.5)}
+    at = forecast.made_at
+    own = {"t": TenantForecast(0.5, full, made_at=at), "u": TenantForecast(0.5, made_at=at)}
     told(local, replace(forecast, tenants=own))
     with pytest.raises(DeadlineError):
         await local.engine.submit("over", [65] * 2, PARAMS, terms=terms)

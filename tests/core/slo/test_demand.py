@@ -16,6 +16,7 @@ from headway.core.slo.demand import (
     OutputLengths,
     RunningWork,
     TighterLoad,
+    points_of_sample,
     round_down,
 )
 from headway.core.slo.steptime import StepCost, StepShape
@@ -60,7 +61,7 @@ def test_a_table_is_the_sum_of_what_was_added_and_not_removed():
             table.due(COST)
         table.check(entries)
         seconds = sum(COST.work_s(shape) for one in entries for _, shape in one.demands)
-        assert sum(table.due(COST).seconds) == pytest.approx(seconds)
+        assert table.due(COST).total == pytest.approx(seconds)
         assert list(table.due(COST).times) == sorted(table.due(COST).times)
     table.set_running(running := RunningWork())
     running.due.append((3.5, 7.0))
@@ -80,13 +81,26 @@ def test_an_entry_without_work_leaves_the_others_alone():
     table.check([])
 
 
-def test_points_as_durations_from_now():
+def test_a_sample_has_the_work_due_within_each_horizon():
     table = DemandTable()
     for at in (1.0, 2.0, 5.0):
-        table.add(DemandEntry(((at, StepShape(0, 4)),), at, StepShape(), 0.0))
-    points = table.due(COST).since(2.5)
-    assert points.times == [0.0, 2.5]
-    assert points.seconds == pytest.approx([2e-3, 1e-3])
+        table.add(DemandEntry(((at, StepShape(0, 4000)),), at, StepShape(), 0.0))
+    sampled = table.due(COST).sampled_ms(1.5)
+    points = points_of_sample(sampled)
+    assert sampled == [1000, 1000, 2000, 2000, 2000, 2000, 2000, 2000, 3000]
+    assert points.until(0.4) == 1.0
+    assert points.until(0.6) == 2.0
+    assert points.until(3.5) == 2.0, "work counts from the next horizon on"
+    assert points.until(4.0) == points.total == 3.0
+    assert table.starts(COST).sampled_ms(1.5) == []
+
+
+def test_points_plus_pairs_are_the_points_of_all_pairs():
+    table = DemandTable()
+    table.add(DemandEntry(((1.0, StepShape(0, 4)), (3.0, StepShape(0, 8))), 0.0, StepShape(), 0.0))
+    points = table.due(COST).plus([(2.0, 0.5), (3.0, 0.25)])
+    assert points.times == [1.0, 2.0, 3.0, 3.0]
+    assert points.totals == pytest.approx([1e-3, 0.501, 0.503, 0.753])
 
 
 def test_output_lengths_are_those_of_the_tenant_and_at_first_of_its_tier():

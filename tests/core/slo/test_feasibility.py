@@ -249,11 +249,17 @@ def test_a_tenant_keeps_its_share_of_a_machine_that_others_have_reserved():
     others = [waiting(BATCH, num_prompt=3000, num_output=1000) for _ in range(14)]
     own = [waiting(BATCH, num_prompt=3000, num_output=1000) for _ in range(4)]
     half = TenantShare(0.5, demand_of(own))
-    verdict = verdict_on(waiting(BATCH), [*others, *own], half)
-    # Four times 4 s of work at half of 0.98 of the machine's time.
-    assert isinstance(verdict, Feasible)
-    assert verdict.share_start_s == pytest.approx(16 / 0.49, rel=0.01)
+    assert verdict_on(waiting(BATCH), [*others, *own], half) == Feasible(is_by_share=True)
     full = TenantShare(0.5, demand_of(own * 2))
     assert isinstance(verdict_on(waiting(BATCH), [*others, *own], full), Infeasible)
     spot = TenantShare(0.0, NO_DEMAND)
     assert isinstance(verdict_on(waiting(BATCH), [*others, *own], spot), Infeasible)
+
+
+def test_speed_lost_to_the_targets_of_a_tenant_is_taken_from_its_share():
+    others = [waiting(BATCH, num_prompt=3000, num_output=1000) for _ in range(14)]
+    own = [waiting(BATCH, num_prompt=3000, num_output=1000) for _ in range(4)]
+    # 16 s of work in 60 s need a speed of 0.27 of the 0.40 that are left of half the machine.
+    for lost_speed, kind in ((0.05, Feasible), (0.2, Infeasible), (0.9, Infeasible)):
+        tenant = TenantShare(0.5, demand_of(own), lost_speed=lost_speed)
+        assert isinstance(verdict_on(waiting(BATCH), [*others, *own], tenant), kind)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.slo.steptime import shape_of
 from headway.core.terms import Targets, Terms
 from tests.core.slo.paced import COST, Paced
@@ -143,8 +144,31 @@ def test_the_forecast_carries_the_demand_as_durations():
     engine.step()
     forecast = engine.seen(Stepped)[-1].forecast
     assert forecast is not None
-    due = forecast.demand.due
-    assert due == forecast.tenants["a"].demand.due
-    assert 0.0 < min(due.times) <= max(due.times) <= 20.0
-    assert sum(due.seconds) == pytest.approx(6 * 0.11, rel=0.4)
+    due = forecast.demand.demand().due
+    assert due == forecast.tenants["a"].demand.demand().due
+    assert due.until(10.0) == 0.0
+    assert due.until(25.0) == due.total == pytest.approx(6 * 0.11, rel=0.4)
     assert forecast.active_weight == 1.0
+
+
+def test_a_step_makes_the_forecast_of_a_few_tenants_and_keeps_the_others():
+    engine = Paced(scheduling_policy="fair", max_num_seqs=2)
+    num_tenants = 3 * TENANTS_PER_STEP
+    for number in range(num_tenants):
+        engine.ask(f"r{number}", 20, 10, tenant=f"t{number}", deadline_s=60.0)
+    for num_steps in range(1, 6):
+        engine.step()
+        forecast = engine.seen(Stepped)[-1].forecast
+        assert forecast is not None
+        assert len(forecast.tenants) == min(num_tenants, num_steps * TENANTS_PER_STEP)
+        new = [one for one in forecast.tenants.values() if one.made_at == forecast.made_at]
+        assert len(new) == TENANTS_PER_STEP
+    ages_s = [forecast.made_at - one.made_at for one in forecast.tenants.values()]
+    oldest_s = max(ages_s)
+    assert oldest_s > 0.0
+    oldest = next(
+        one for one in forecast.tenants.values() if forecast.made_at - one.made_at == oldest_s
+    )
+    assert oldest.demand.demand(oldest_s).due.times[0] == pytest.approx(
+        oldest.demand.demand().due.times[0] - oldest_s
+    )

@@ -1,9 +1,9 @@
 """Work of the open SLO requests by due time, in total and by tenant.
 
-Waiting requests are kept incrementally: when one is added, starts, is preempted or ends, a few
-entries change. Due times are rounded down to a grid of 1/32 of their horizon, so that thousands of
-requests share a few hundred entries. The work of running requests is set anew once per step. An
-arrival then costs time in proportion to the entries, not to the open requests.
+The work of waiting requests is updated when a request is added, starts, is preempted or ends. Due
+times are rounded down to 1/32 of their horizon, so thousands of requests share a few hundred
+entries. The work of running requests is replaced once per step. The cost of an arrival grows with
+the entries, not with the open requests.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from headway.core.slo.steptime import StepCost, StepShape
 
 GRID = 32
 """Entries per octave of the horizon."""
+HORIZONS_S = tuple(0.25 * 2.0 ** (step / 2) for step in range(24))
+"""Horizons at which a forecast has the demand: 0.25 s to 12 minutes, two per octave."""
 MIN_EXPONENT = -4
 """Horizons below 2 ** MIN_EXPONENT seconds share the grid of that octave."""
 RATE_WINDOW_S = 20.0
 MIN_WINDOW_S = 2.0
-ENTITLED = -2
-"""Tightness of work that fits only into its tenant's share: all other tenants leave room for it."""
+BY_SHARE = -2
+"""Tightness of work admitted by its tenant's share: test (a) reserves room for it always."""
 LENGTH_SMOOTHING = 0.02
 LENGTH_MARGIN = 1.2
 MAX_TENANTS = 4096
-"""Tenants whose output lengths are remembered; beyond, the longest unseen are forgotten."""
+"""Most tenants whose output lengths are remembered; the least recently updated go first."""
 
 
 def round_down(at: float, now: float) -> float:
-    """A time rounded down to 1/32 of its horizon; -inf if it has passed."""
+    """Return a time rounded down to 1/32 of its horizon; -inf if it has passed."""
     horizon_s = at - now
     if horizon_s <= 0.0:
         return -inf
@@ -42,59 +44,88 @@ def round_down(at: float, now: float) -> float:
 
 
 class Points(NamedTuple):
-    """Seconds of work at increasing times."""
+    """Seconds of work up to each of some increasing times."""
 
     times: Sequence[float] = ()
-    seconds: Sequence[float] = ()
+    totals: Sequence[float] = ()
+    """Cumulative: the work of a time includes that of all earlier times."""
+
+    @property
+    def total(self) -> float:
+        """All seconds of work."""
+        return self.totals[-1] if self.totals else 0.0
 
     def until(self, at: float) -> float:
-        """Seconds of work at or before a time."""
-        return sum(self.seconds[: bisect_right(self.times, at)])
+        """Return the seconds of work at or before a time."""
+        end = bisect_right(self.times, at)
+        return self.totals[end - 1] if end else 0.0
 
-    def cumulated_from(self, at: float) -> tuple[Sequence[float], Sequence[float]]:
-        """The times from `at` on, each with the seconds of all work up to it."""
+    def since(self, at: float) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the times from `at` on, and their totals."""
         start = bisect_left(self.times, at)
-        return self.times[start:], list(accumulate(self.seconds))[start:]
+        return self.times[start:], self.totals[start:]
 
     def plus(self, pairs: Sequence[tuple[float, float]]) -> Points:
-        """These and further pairs of a time and seconds of work."""
-        merged = sorted([*zip(self.times, self.seconds, strict=True), *pairs])
-        return Points([at for at, _ in merged], [seconds for _, seconds in merged])
+        """Return these points and further pairs of a time and seconds of work."""
+        totals = self.totals
+        seconds = [total - before for total, before in zip(totals, (0.0, *totals), strict=False)]
+        return points_of(sorted([*zip(self.times, seconds, strict=True), *pairs]))
 
-    def since(self, now: float) -> Points:
-        """The same as durations from now; what has passed is one entry at 0."""
-        start = bisect_right(self.times, now)
-        times = [at - now for at in self.times[start:]]
-        seconds = list(self.seconds[start:])
-        if start:
-            return Points([0.0, *times], [sum(self.seconds[:start]), *seconds])
-        return Points(times, seconds)
+    def sampled_ms(self, now: float) -> list[int]:
+        """Return the totals at HORIZONS_S from now, in milliseconds.
+
+        The list ends with the horizon that includes all work. Totals are rounded down.
+        """
+        times, totals, found, end = self.times, self.totals, list[int](), 0
+        if not times:
+            return found
+        for horizon_s in HORIZONS_S:
+            end = bisect_right(times, now + horizon_s, end)
+            found.append(int(1000.0 * totals[end - 1]) if end else 0)
+            if end == len(times):
+                break
+        return found
+
+
+def points_of(pairs: Sequence[tuple[float, float]]) -> Points:
+    """Return the points of sorted pairs of a time and seconds of work."""
+    return Points([at for at, _ in pairs], list(accumulate([seconds for _, seconds in pairs])))
+
+
+def points_of_sample(totals_ms: Sequence[int], age_s: float = 0.0) -> Points:
+    """Return the points of a sample made `age_s` ago, as durations from now."""
+    times = [horizon_s - age_s for horizon_s in HORIZONS_S[: len(totals_ms)]]
+    return Points(times, [total / 1000.0 for total in totals_ms])
 
 
 class _Column:
-    """Work by time: of waiting requests kept by grid time, of running ones replaced per step."""
+    """Work by time: of waiting requests by grid time, of running requests replaced per step."""
 
-    __slots__ = ("_cost", "_points", "_running", "_waiting")
+    __slots__ = ("_cost", "_points", "_running", "_seconds", "_times", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: dict[float, StepShape] = {}
-        self._running: list[tuple[float, float]] = []
-        self._points: tuple[list[float], list[float]] | None = None
+        self._times: list[float] = []
+        self._seconds: list[float] = []
+        """Of the waiting work, at `_cost`."""
         self._cost: StepCost | None = None
+        self._running: list[tuple[float, float]] = []
+        self._points: Points | None = None
 
     def add(self, at: float, work: StepShape) -> None:
         if not any(work):
             return
         before = self._waiting.get(at)
         self._waiting[at] = work if before is None else before.plus(work)
-        if self._points is not None and self._cost is not None:
-            times, seconds = self._points
-            place, added_s = bisect_left(times, at), self._cost.work_s(work)
-            if place < len(times) and times[place] == at:
-                seconds[place] += added_s
-            else:
-                times.insert(place, at)
-                seconds.insert(place, added_s)
+        self._points = None
+        if self._cost is None:
+            return
+        index, added_s = bisect_left(self._times, at), self._cost.work_s(work)
+        if before is not None:
+            self._seconds[index] += added_s
+        else:
+            self._times.insert(index, at)
+            self._seconds.insert(index, added_s)
 
     def remove(self, at: float, work: StepShape) -> None:
         if not any(work):
@@ -102,29 +133,37 @@ class _Column:
         a, b, c, d = self._waiting[at]
         e, f, g, h = work
         left = StepShape(a - e, b - f, c - g, d - h)
+        self._points = None
+        index = bisect_left(self._times, at)
         if any(left):
             self._waiting[at] = left
-        else:
-            del self._waiting[at]
-        self._points = None
+            if self._cost is not None:
+                self._seconds[index] = self._cost.work_s(left)
+            return
+        del self._waiting[at]
+        if self._cost is not None:
+            del self._times[index], self._seconds[index]
 
     def set_running(self, running: list[tuple[float, float]]) -> None:
-        self._running = running
-        self._points = None
+        if running or self._running:
+            self._running = running
+            self._points = None
 
     def points(self, cost: StepCost) -> Points:
-        if self._points is None or cost is not self._cost:
-            work_s = cost.work_s
-            pairs = [(at, work_s(work)) for at, work in self._waiting.items()]
-            pairs += self._running
-            pairs.sort()
-            self._points = [at for at, _ in pairs], [seconds for _, seconds in pairs]
-            self._cost = cost
-        return Points(*self._points)
+        if cost is not self._cost:
+            self._times, self._cost, self._points = sorted(self._waiting), cost, None
+            self._seconds = [cost.work_s(self._waiting[at]) for at in self._times]
+        if self._points is None:
+            if self._running:
+                waiting = zip(self._times, self._seconds, strict=True)
+                self._points = points_of(sorted([*waiting, *self._running]))
+            else:
+                self._points = Points(self._times[:], list(accumulate(self._seconds)))
+        return self._points
 
     @property
     def work(self) -> StepShape:
-        """All of it that waits."""
+        """All waiting work."""
         total = StepShape()
         for one in self._waiting.values():
             total = total.plus(one)
@@ -132,7 +171,7 @@ class _Column:
 
 
 class DemandEntry(NamedTuple):
-    """What one waiting request adds to a table."""
+    """Work that one waiting request adds to a table."""
 
     demands: tuple[tuple[float, StepShape], ...]
     """Work by rounded due time."""
@@ -140,11 +179,11 @@ class DemandEntry(NamedTuple):
     """Rounded planned start."""
     prefill: StepShape
     num_tokens: float
-    """Weighted tokens that its tenant will be charged."""
+    """Weighted tokens that the tenant will be charged."""
 
 
 class RunningWork:
-    """What the running SLO requests add to a table, collected once per step."""
+    """Work of the running SLO requests, collected once per step."""
 
     __slots__ = ("due", "num_tokens", "starts")
 
@@ -155,7 +194,7 @@ class RunningWork:
 
 
 class DemandTable:
-    """The work of open SLO requests of one tenant, or of all."""
+    """Work of the open SLO requests of one tenant, or of all."""
 
     __slots__ = ("_due", "_running_tokens", "_starts", "_waiting_tokens", "num_waiting", "tighter")
 
@@ -166,7 +205,7 @@ class DemandTable:
         self.tighter = TighterLoad()
 
     def add(self, entry: DemandEntry) -> None:
-        """A request waits."""
+        """Add the work of a request that waits."""
         for due_at, work in entry.demands:
             self._due.add(due_at, work)
         self._starts.add(entry.start_at, entry.prefill)
@@ -174,7 +213,7 @@ class DemandTable:
         self.num_waiting += 1
 
     def remove(self, entry: DemandEntry) -> None:
-        """A request waits no longer."""
+        """Remove the work of a request that no longer waits."""
         for due_at, work in entry.demands:
             self._due.remove(due_at, work)
         self._starts.remove(entry.start_at, entry.prefill)
@@ -193,15 +232,15 @@ class DemandTable:
         return self._running_tokens + self._waiting_tokens
 
     def due(self, cost: StepCost) -> Points:
-        """Seconds of work by due time."""
+        """Return the seconds of work by due time."""
         return self._due.points(cost)
 
     def starts(self, cost: StepCost) -> Points:
-        """Seconds of prefill by planned start."""
+        """Return the seconds of prefill by planned start."""
         return self._starts.points(cost)
 
     def check(self, entries: Sequence[DemandEntry]) -> None:
-        """The table is the sum of the entries of the requests that wait."""
+        """Check that the table is the sum of the entries of the waiting requests."""
         due = start = StepShape()
         for entry in entries:
             start = start.plus(entry.prefill)
@@ -214,8 +253,8 @@ class DemandTable:
 class OutputLengths:
     """Output lengths as a share of max_tokens, learned by tenant.
 
-    Most requests allow far more tokens than they produce. A tenant that has finished nothing yet
-    is taken to be like its tier.
+    Most requests allow far more tokens than they produce. A tenant without finished requests has
+    the value of its tier.
     """
 
     def __init__(self) -> None:
@@ -223,7 +262,7 @@ class OutputLengths:
         self._tiers: dict[str, float] = {}
 
     def observe(self, tenant: str, tier: str, num_tokens: int, max_tokens: int) -> None:
-        """A request ended after `num_tokens`."""
+        """Add a request that ended after `num_tokens`."""
         measured = num_tokens / max(1, max_tokens)
         before = self._tenants.pop(tenant, measured)
         self._tenants[tenant] = before + LENGTH_SMOOTHING * (measured - before)
@@ -233,18 +272,18 @@ class OutputLengths:
             self._tenants.popitem(last=False)
 
     def share(self, tenant: str, tier: str) -> float:
-        """Expected share of max_tokens, the margin included."""
+        """Return the expected share of max_tokens, the margin included."""
         return LENGTH_MARGIN * self._tenants.get(tenant, self._tiers.get(tier, 1.0))
 
     def expected_left(self, tenant: str, tier: str, num_output: int, max_tokens: int) -> int:
-        """Expected tokens to come."""
+        """Return the expected number of further tokens."""
         return expected_left(self.share(tenant, tier), num_output, max_tokens)
 
 
 def expected_left(share: float, num_output: int, max_tokens: int) -> int:
-    """Expected tokens to come, if outputs are `share` of max_tokens long.
+    """Return the expected number of further tokens if outputs are `share` of max_tokens.
 
-    A request that has outlived the guess is taken to be half-way to the end.
+    A request beyond that length is expected to produce half of the tokens that are left.
     """
     num_left = share * max_tokens - num_output
     if num_left < 1:
@@ -255,9 +294,9 @@ def expected_left(share: float, num_output: int, max_tokens: int) -> int:
 class TighterLoad:
     """Recent rate of admitted work by tightness, in seconds of work per second.
 
-    Requests with looser targets leave room for as much again: else batch work admitted now would
-    be the reason to refuse an interactive request in half a minute. Only admitted work counts, so
-    that requests that are refused cost nobody anything.
+    Requests with looser targets leave room for as much again. Without that room, batch work
+    admitted now is the reason to refuse an interactive request half a minute later. Only admitted
+    work counts: refused requests cost other tenants nothing.
     """
 
     __slots__ = ("_seconds", "_updated_at", "_work_s")
@@ -265,17 +304,17 @@ class TighterLoad:
     def __init__(self) -> None:
         self._work_s: dict[int, float] = {}
         self._seconds = 0.0
-        """Length of the window that the sums are over, with the same decay."""
+        """Length of the window of the sums, with the same decay."""
         self._updated_at: float | None = None
 
     def add(self, horizon_s: float, work_s: float, now: float) -> None:
-        """Work with this horizon was admitted."""
+        """Add admitted work with this horizon."""
         self._decay(now)
         key = tightness(horizon_s)
         self._work_s[key] = self._work_s.get(key, 0.0) + work_s
 
     def rates(self, now: float) -> dict[int, float]:
-        """Seconds of work per second, by tightness."""
+        """Return the seconds of work per second, by tightness."""
         self._decay(now)
         window_s = max(self._seconds, MIN_WINDOW_S)
         return {key: work_s / window_s for key, work_s in self._work_s.items()}
@@ -289,7 +328,7 @@ class TighterLoad:
 
 
 def tightness(horizon_s: float) -> int:
-    """The octave of a horizon: targets within a factor of two are about as tight."""
+    """Return the octave of a horizon; BY_SHARE for a horizon of 0."""
     if horizon_s <= 0.0:
-        return ENTITLED
+        return BY_SHARE
     return min(16, int(horizon_s).bit_length()) if horizon_s >= 1.0 else -1

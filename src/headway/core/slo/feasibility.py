@@ -1,18 +1,20 @@
-"""Admission control: can the targets of a request be met?
+"""SLO admission control: can the targets of a request be met?
 
-Pure functions over plain values. The engine judges with its exact tables and has the last word;
-the API process judges with the forecast that the engine exported after its last step.
+Pure functions over plain values. The engine judges with its exact tables and decides; the API
+process judges with the forecast that the engine exported after its last step.
 
 Each request needs some of the machine's time before each of its due times. A request is feasible if
 
     (a) for every due time from its own on, the admitted work due by then fits into the time until
-        then, with a margin, and with a reserve for requests with tighter targets; or
+        then, with a margin and with room for requests with tighter targets; or
     (b) the same holds for the admitted work of its tenant alone, at the tenant's share of the
-        machine: weight by the sum of the weights of all tenants with requests here.
+        machine: its weight over the weights of all tenants with requests here.
 
-By (a) a new request never breaks a target that was admitted before. By (b) no other tenant can
-reserve more than its share at the cost of this one: what others admitted beyond their share while
-they were alone gives way.
+A request admitted by (a) breaks no target that was admitted before. By (b) a tenant has its share
+whatever other tenants have reserved. The shares add up to the machine: the speed that is lost to
+short steps is taken from the share of the tenant whose TPOT target asks for them. So requests
+admitted by (b) fit together, and the order of latest starts serves them all in time. Only targets
+that other tenants were admitted by (a), beyond their share, can be missed for (b).
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from headway.core.slo.steptime import StepCost
 from headway.core.slo.targets import RemainingWork
 
 MARGIN = 0.1
-"""Share of the machine's time that is not given away: predictions err."""
+"""Part of the machine's time that is not reserved: predictions err."""
+SHARE_MARGIN = 0.09
+"""Further part of a tenant's share that is not reserved: bursts of several tenants coincide."""
+MIN_SPEED = 0.05
+MIN_PREFILL_SHARE = 0.1
+"""Least part of the speed that prefill has beside decodes."""
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
@@ -34,15 +41,13 @@ MAX_RETRY_AFTER_S = 60.0
 class Feasible:
     """The targets can be met."""
 
-    share_start_s: float | None = None
-    """None if the request fits beside all admitted demand. Else it fits only into its tenant's
-    share: after so many seconds a machine of that size, with the tenant's requests alone, would
-    start it, and requests of other tenants that start later give way."""
+    is_by_share: bool = False
+    """Whether the request fits into its tenant's share only, by test (b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """The targets cannot be met, or only by breaking those of others."""
+    """The targets cannot be met, or only by missing targets admitted before."""
 
     message: str
     retry_after_s: float
@@ -50,15 +55,17 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What one tenant is entitled to, and what it has admitted."""
+    """Share of the machine and admitted demand of one tenant."""
 
     share: float = 1.0
     demand: Demand | None = None
-    """None if the policy knows no shares: then only test (a) applies."""
+    """None if the policy has no shares: then only test (a) applies."""
     owed_s: float = 0.0
     """Work of other tenants that goes first, because this tenant is ahead of its share."""
     decode_s: float = 0.0
     """Seconds of each step that the tenant's present decodes with TPOT targets take."""
+    lost_speed: float = 0.0
+    """Speed that the machine loses to short steps for this tenant's TPOT targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class _Late:
 def judge(
     work: RemainingWork, engine: EngineSpeed, demand: Demand, tenant: TenantShare, now: float
 ) -> Feasible | Infeasible:
-    """Whether the targets of a request can be met beside all admitted demand."""
+    """Return whether the targets of a request can be met, by tests (a) and (b)."""
     cost, tpot_s = engine.cost, work.targets.tpot_s
     if not cost.is_known:
         return Feasible()
@@ -98,19 +105,24 @@ def judge(
     if late is None:
         return Feasible()
     if tenant.demand is not None and tenant.share > 0.0:
-        speed = tenant.share * engine.full_speed
-        decode_share = tenant.decode_s / max(engine.step_s, engine.cost.constant_s, 1e-9)
-        part = _Part(speed, max(0.1 * speed, speed - decode_share), tenant.demand)
+        part = _tenant_part(engine, tenant, tenant.demand)
         own_late = _lateness(work, engine, part, tenant.owed_s, now)
         if own_late is None:
-            due_at = min(work.next_due_at, work.last_due_at)
-            return Feasible(tenant.demand.due.until(due_at) / speed)
+            return Feasible(is_by_share=True)
         late = min(late, own_late, key=lambda one: one.late_s)
     return _infeasible(late)
 
 
+def _tenant_part(engine: EngineSpeed, tenant: TenantShare, demand: Demand) -> _Part:
+    """Return a tenant's part of the machine; the parts of all tenants fit together."""
+    entitled = tenant.share * engine.full_speed - tenant.lost_speed
+    speed = max(MIN_SPEED * tenant.share, entitled) * (1.0 - SHARE_MARGIN)
+    decode_share = tenant.decode_s / max(engine.step_s, engine.cost.constant_s, 1e-9)
+    return _Part(speed, max(MIN_PREFILL_SHARE * speed, speed - decode_share), demand)
+
+
 def step_floor_s(cost: StepCost, own_decode_s: float, share: float, free_step_s: float) -> float:
-    """The shortest step that a tenant's TPOT target may ask for.
+    """Return the shortest step that a tenant's TPOT target may ask for.
 
     Short steps waste capacity, because each has a constant cost c. Unconstrained steps of T0 do
     rho0 = 1 - c / T0 seconds of work per second. In a step of T the other tenants get T - c - h,
@@ -122,15 +134,15 @@ def step_floor_s(cost: StepCost, own_decode_s: float, share: float, free_step_s:
 
 
 def unconstrained_speed(cost: StepCost, free_step_s: float) -> float:
-    """Seconds of work done per second in steps of `free_step_s`."""
+    """Return the seconds of work done per second in steps of `free_step_s`."""
     return 1.0 - cost.constant_s / max(free_step_s, cost.constant_s, 1e-9)
 
 
 def _prefill_speed(engine: EngineSpeed) -> float:
     cost = engine.cost
     step_s = max(engine.step_s, 2 * cost.constant_s)
-    # Decodes leave prefill a part of each step, however many they are.
-    return max(0.1, 1.0 - (cost.constant_s + engine.decode_s) / step_s)
+    # Each step has prefill, however many decodes there are.
+    return max(MIN_PREFILL_SHARE, 1.0 - (cost.constant_s + engine.decode_s) / step_s)
 
 
 def expected_ttft_s(
@@ -140,16 +152,16 @@ def expected_ttft_s(
     owed_s: float = 0.0,
     prefill_speed: float | None = None,
 ) -> float:
-    """Seconds from now to the first token.
+    """Return the expected seconds from now to the first token.
 
-    Ahead of the request are the prefills that are planned before it and the work that other tenants
-    are owed. Decodes have their part of every step.
+    The prefills that are planned earlier and the work that other tenants are owed go first. Decodes
+    take their part of every step.
     """
     cost = engine.cost
     start_at = work.planned_start_at(cost, engine.step_s)
     ahead_s = demand.starts.until(start_at) + cost.work_s(work.prefill) + owed_s
     # About half of the step that is running is still to come, if one is.
-    busy_s = max(engine.busy_s, cost.constant_s + engine.decode_s) + sum(demand.starts.seconds)
+    busy_s = max(engine.busy_s, cost.constant_s + engine.decode_s) + demand.starts.total
     running_s = min(max(engine.step_s, 2 * cost.constant_s) / 2, busy_s)
     return running_s + ahead_s / (prefill_speed or _prefill_speed(engine))
 
@@ -157,7 +169,7 @@ def expected_ttft_s(
 def _lateness(
     work: RemainingWork, engine: EngineSpeed, part: _Part, owed_s: float, now: float
 ) -> _Late | None:
-    """By how much the targets would be missed in this part of the machine; None if they are met."""
+    """Return by how much a target would be missed in this part; None if all are met."""
     demand = part.demand
     ttft_s = expected_ttft_s(work, engine, demand, owed_s, part.prefill_speed) / (1.0 - MARGIN)
     if now + ttft_s > work.next_due_at:
@@ -179,14 +191,14 @@ def _lateness(
 def _lateness_s(
     work: RemainingWork, cost: StepCost, demand: Demand, speed: float, now: float
 ) -> float:
-    """By how much work exceeds time at the worst due time from this request's first on."""
+    """Return by how much work exceeds time at the worst due time from the request's first on."""
     own = [(due_at, cost.work_s(shape)) for due_at, shape in work.demands]
     first_at, first_s = own[0]
     last_at, last_s = own[1] if len(own) > 1 else (inf, 0.0)
-    times, sums = demand.due.cumulated_from(first_at)
+    times, totals = demand.due.since(first_at)
     late_s = 0.0
-    # A request that is late already has no claim on the others; its work is still to be done.
-    for due_at, others_s in zip(times, sums, strict=True):
+    # A due time that has passed refuses nothing; the work is still to be done.
+    for due_at, others_s in zip(times, totals, strict=True):
         work_s = others_s + (first_s + last_s if due_at >= last_at else first_s)
         if due_at > now and work_s / speed - (due_at - now) > late_s:
             late_s = work_s / speed - (due_at - now)
@@ -201,7 +213,7 @@ def _lateness_s(
 def _own_lateness_s(
     work: RemainingWork, cost: StepCost, demand: Demand, speed: float, now: float
 ) -> float:
-    """The same at this request's last due time, at the speed that tighter requests leave."""
+    """Return the lateness of the last token at the speed that tighter requests leave."""
     due_at = work.last_due_at
     if due_at == inf:
         return 0.0

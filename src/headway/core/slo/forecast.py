@@ -1,14 +1,16 @@
-"""The engine's forecast: what the API process needs to refuse hopeless requests at once.
+"""The engine's forecast: state by which the API process refuses infeasible requests.
 
-A frozen value, exported after each step. All times in it are durations from the end of that step,
-so that the reader needs no common clock.
+A frozen value, exported after each step. Demand is sampled at fixed horizons, as durations from the
+time of the sample, so the reader needs no common clock. A step makes new samples for a few tenants
+only; those of the others are some steps old.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from headway.core.slo.demand import Points, tightness
+from headway.core.slo.demand import Points, points_of_sample, tightness
 from headway.core.slo.steptime import StepCost
 
 
@@ -20,7 +22,7 @@ class EngineSpeed:
     step_s: float
     """Target time of a step."""
     full_step_s: float
-    """Time of a step that fills the token budget: what steps take if nobody has targets."""
+    """Time of a step that fills the token budget, as without targets."""
     decode_s: float = 0.0
     """Seconds of each step that the present decodes take."""
     busy_s: float = 0.0
@@ -53,7 +55,7 @@ class Demand:
     """Recent rate of admitted work by tightness, in seconds per second."""
 
     def reserved(self, horizon_s: float) -> float:
-        """Share of the time that requests with clearly tighter targets have been using."""
+        """Return the recent rate of work with clearly tighter targets."""
         key = tightness(horizon_s)
         return sum([rate for other, rate in self.rates.items() if other < key])
 
@@ -61,32 +63,60 @@ class Demand:
 NO_DEMAND = Demand()
 
 
-@dataclass(frozen=True, slots=True)
-class TenantForecast:
-    """What one tenant has admitted, and its share of the machine."""
+class DemandSample(NamedTuple):
+    """Demand at fixed horizons, as sent to the API process."""
+
+    due_ms: list[int]
+    """Milliseconds of work due within each of HORIZONS_S."""
+    starts_ms: list[int]
+    """Milliseconds of prefill planned to start within each of HORIZONS_S."""
+    rates: dict[int, float]
+
+    def demand(self, age_s: float = 0.0) -> Demand:
+        """Return the demand of a sample made `age_s` ago, as durations from now."""
+        due, starts = (points_of_sample(one, age_s) for one in (self.due_ms, self.starts_ms))
+        return Demand(due, starts, self.rates)
+
+
+NO_SAMPLE = DemandSample([], [], {})
+
+
+def sample_of(demand: Demand, now: float) -> DemandSample:
+    """Return the demand at fixed horizons from now."""
+    return DemandSample(demand.due.sampled_ms(now), demand.starts.sampled_ms(now), demand.rates)
+
+
+class TenantForecast(NamedTuple):
+    """Admitted demand of one tenant, and its share of the machine."""
 
     share: float
-    """Weight by the weights of all tenants with requests here."""
-    demand: Demand = NO_DEMAND
+    """Weight over the weights of all tenants with requests here."""
+    demand: DemandSample = NO_SAMPLE
     owed_s: float = 0.0
     """Work of other tenants that goes first, because this tenant is ahead of its share."""
     length_share: float = 1.0
     """Expected output length as a share of max_tokens."""
+    lost_speed: float = 0.0
+    """Speed that the machine loses to short steps for this tenant's TPOT targets."""
+    made_at: float = 0.0
+    """By the engine's clock, as in Forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The state of the engine by which SLO admission is judged."""
+    """State of the engine by which the API process judges SLO admission."""
 
     speed: EngineSpeed
-    demand: Demand = NO_DEMAND
+    demand: DemandSample = NO_SAMPLE
     tenants: dict[str, TenantForecast] = field(default_factory=dict[str, TenantForecast])
-    """Tenants with open SLO requests; some may be left out."""
+    """Tenants that have asked for targets lately; some may be left out."""
     active_weight: float = 0.0
     """Sum of the weights of the tenants with requests here."""
+    made_at: float = 0.0
+    """By the engine's clock: only differences of such times have a meaning elsewhere."""
 
     def without_demand(self) -> Forecast:
-        """The same engine with nothing to do."""
+        """Return the forecast of the same engine without requests."""
         speed = self.speed
         idle = EngineSpeed(speed.cost, speed.full_step_s, speed.full_step_s)
         return Forecast(idle)

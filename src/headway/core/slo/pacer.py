@@ -1,18 +1,19 @@
 """SLO admission control, per-step limits and deferred decodes, for the scheduler.
 
 Owns the step-time model, the controller of step limits, and the demand of the open SLO requests.
-Targets count only under the SLO-aware policies; under the others they shape nothing here. Where no
-request has targets all this costs next to nothing.
+Targets have an effect under the SLO-aware policies only. Without targets the cost is next to
+nothing.
 
-What one tenant asks for must not cost the others more than its share. So the step target of a
-tenant is never below its step floor (headway.core.slo.feasibility), and the capacity that shorter
-steps lose is charged to the tenant that asked for them.
+The targets of one tenant must not cost other tenants more than its share. So the step target of a
+tenant is never below its step floor (headway.core.slo.feasibility), and the capacity lost to short
+steps is charged to the tenant whose target asks for them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -34,7 +35,15 @@ from headway.core.slo.feasibility import (
     step_floor_s,
     unconstrained_speed,
 )
-from headway.core.slo.forecast import NO_DEMAND, Demand, EngineSpeed, Forecast, TenantForecast
+from headway.core.slo.forecast import (
+    NO_DEMAND,
+    NO_SAMPLE,
+    Demand,
+    EngineSpeed,
+    Forecast,
+    TenantForecast,
+    sample_of,
+)
 from headway.core.slo.step_limits import AIM, Controller, StepLimits, StepLoad
 from headway.core.slo.steptime import StepCost, StepShape, StepTimeModel, shape_of
 from headway.core.slo.targets import RemainingWork, remaining_work, slack_s
@@ -47,28 +56,32 @@ MAX_DEFERRED_STEPS = 8
 MAX_PREFILL_SHARE = 0.7
 """Most of a step's time that decodes leave to urgent prefill."""
 MOST_CATCH_UP = 0.5
-"""Steps are shortened to at most this share of a TPOT target for a request that is late; one that
-needs more is not going to meet it."""
+"""Least share of a TPOT target to which steps are shortened for a late request; a request that
+needs shorter steps will miss its target."""
 ON_ITS_OWN = 0.95
-"""A late request that needs no less than this share of its TPOT target catches up without help:
-steps are planned to take less than that anyway."""
-MAX_TENANTS = 32
-"""Most tenants in a forecast, the latest to ask; requests of the others are judged by the engine
-alone."""
+"""Share of a TPOT target above which a late request needs no shorter steps: steps are planned to
+take less."""
+MAX_TENANTS = 64
+"""Most tenants in a forecast, the latest to ask; the engine alone judges the other tenants."""
 FORECAST_S = 60.0
 """How long a tenant that has asked for targets stays in the forecast."""
+TENANTS_PER_STEP = 8
+"""Most tenants whose forecast is made anew in a step: it bounds the cost of a forecast."""
+COST_TOLERANCE = 0.01
+"""Relative change of a cost coefficient that is ignored in the demand tables: a new cost means
+computing all of their entries again."""
 SharesOf = Callable[[Iterable[str]], Shares]
 """How far tenants are ahead of their share."""
 ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class _StepTarget(NamedTuple):
-    """What limits the next step, and which tenant asked for it."""
+    """TPOT target that limits the next step, and its tenant."""
 
     tightest_s: float
     """The smallest TPOT target, not below the tenant's step floor."""
     pace_s: float
-    """The smallest time per token needed from now on, not below the floor either."""
+    """The smallest time per token needed from now on, not below that floor."""
     tenant: str
 
 
@@ -78,11 +91,13 @@ class Pacer:
     def __init__(
         self, config: SchedulerConfig, accounts: Accounts, find_cached: Callable[[Request], int]
     ) -> None:
-        """`find_cached` counts the tokens of a request that are in the prefix cache."""
+        """Start idle; `find_cached` counts a request's tokens in the prefix cache."""
         self.model = StepTimeModel()
         self.cost: StepCost = self.model.cost
         """Coefficients for the next step."""
         self._slow_cost = self.model.slow_cost
+        self._table_cost = self._slow_cost
+        """The slow cost, changed only if it moves by more than COST_TOLERANCE."""
         self._config = config
         self._accounts = accounts
         self._is_slo_aware = config.scheduling_policy in SLO_AWARE_POLICIES
@@ -90,29 +105,31 @@ class Pacer:
         self._controller = Controller(config)
         self._lengths = OutputLengths()
         self._open: dict[str, Request] = {}
-        """The live requests that have targets."""
+        """Live requests with targets."""
         self._first_token_at: dict[str, float] = {}
         self._find_cached = find_cached
         self._num_cached: dict[str, int] = {}
         """Tokens of open requests that were cached when they arrived."""
         self._entries: dict[str, DemandEntry] = {}
-        """What each open request that waits adds to the tables."""
+        """Table entries of the open requests that wait."""
         self._table = DemandTable()
         self._tables: dict[str, DemandTable] = {}
         """By tenant."""
         self._running_ids: set[str] = set()
         """Open requests that were running when the tables were last refreshed."""
         self._is_stale = True
-        """Whether requests may have started, left or progressed since then."""
+        """Whether requests may have started, ended or progressed since then."""
         self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
         """When each tenant last asked for targets and on which terms, the latest last."""
+        self._forecasts: OrderedDict[str, TenantForecast | None] = OrderedDict()
+        """Forecasts of the tenants in `_asked`; the next to be made anew first."""
         self._num_deferred: dict[str, int] = {}
         self._last_step = StepShape()
         self._step_target: _StepTarget | None = None
         self._free_step_s = 0.0
         self._idle = StepLoad(0, StepShape())
         self.limits: StepLimits = self._controller.decide(self._idle, self.cost)
-        """Those of the step that is planned or running."""
+        """Limits of the step that is planned or running."""
 
     @property
     def has_slo_requests(self) -> bool:
@@ -120,7 +137,7 @@ class Pacer:
         return bool(self._open)
 
     def speed(self, has_running: bool) -> EngineSpeed:
-        """What the engine can do, as of the last step."""
+        """Return the speed of the engine as of the last step."""
         cost, step_s = self._slow_cost, self.limits.step_s
         full_step_s = cost.constant_s + cost.prefill_s(self.limits.max_num_batched_tokens)
         if step_s is None:
@@ -141,9 +158,9 @@ class Pacer:
         now: float,
         is_resent: bool = False,
     ) -> Feasible | Infeasible:
-        """Judge a request; if it is feasible, note its latest start and its demand.
+        """Judge a request; if it is feasible, set its latest start and add its demand.
 
-        A request that an earlier engine had admitted is not judged again.
+        A request that an earlier engine admitted is not judged again.
         """
         terms = request.terms
         if terms.targets == NO_TARGETS or not self._is_slo_aware:
@@ -152,8 +169,10 @@ class Pacer:
         tenant = terms.tenant
         self._asked[tenant] = now, terms
         self._asked.move_to_end(tenant)
+        self._forecasts.setdefault(tenant, None)
+        self._forecasts.move_to_end(tenant, last=False)
         if len(self._asked) > MAX_TENANTS:
-            self._asked.popitem(last=False)
+            self._drop_oldest_forecast()
         self._num_cached[request.id] = self._find_cached(request)
         work, speed = self._work(request), self.speed(bool(running))
         verdict: Feasible | Infeasible = Feasible()
@@ -164,13 +183,10 @@ class Pacer:
             del self._num_cached[request.id]
             return verdict
         request.start_by = work.planned_start_at(speed.cost, speed.step_s)
-        if verdict.share_start_s is not None:
-            # Others reserved the time that this tenant is entitled to.
-            request.start_by = min(request.start_by, now + verdict.share_start_s)
-        self._admit(request, work, verdict.share_start_s is not None, now)
+        self._admit(request, work, verdict.is_by_share, now)
         return verdict
 
-    def _admit(self, request: Request, work: RemainingWork, is_entitled: bool, now: float) -> None:
+    def _admit(self, request: Request, work: RemainingWork, is_by_share: bool, now: float) -> None:
         self._open[request.id] = request
         self._first_token_at.pop(request.id, None)  # an earlier request may have had this id
         self._enter(request, now)
@@ -178,11 +194,11 @@ class Pacer:
         cost = self._slow_cost
         if horizon_s < inf and cost.is_known:
             work_s = cost.work_s(work.prefill) + cost.work_s(work.decodes)
-            self._table.tighter.add(0.0 if is_entitled else horizon_s, work_s, now)
+            self._table.tighter.add(0.0 if is_by_share else horizon_s, work_s, now)
             self._tables[request.terms.tenant].tighter.add(horizon_s, work_s, now)
 
     def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
-        """Further samples of a prompt begin, with its targets."""
+        """Add further samples of a prompt, with the prompt's targets."""
         if parent.id in self._open:
             for child in children:
                 self._open[child.id] = child
@@ -190,7 +206,7 @@ class Pacer:
             self._is_stale = True
 
     def leave(self, request: Request) -> None:
-        """A request has ended: it has no demand any more, and its length is known."""
+        """Remove the demand of a request that has ended, and learn its length."""
         self._num_cached.pop(request.id, None)
         if self._open.pop(request.id, None) is None:
             return
@@ -210,16 +226,26 @@ class Pacer:
         if table is not None:
             demand = self._demand(table, now)
         decode_s = self._decode_s(terms.tenant, running, self._slow_cost)
-        return TenantShare(share, demand if self._has_shares else None, owed_s, decode_s)
+        lost_speed = self._lost_speed(terms.tenant, bool(running))
+        own = demand if self._has_shares else None
+        return TenantShare(share, own, owed_s, decode_s, lost_speed)
+
+    def _lost_speed(self, tenant: str, has_running: bool) -> float:
+        """Return the speed lost to short steps, if this tenant's target asks for them."""
+        target = self._step_target
+        if target is None or target.tenant != tenant:
+            return 0.0
+        speed = self.speed(has_running)
+        return max(0.0, speed.full_speed - speed.speed)
 
     def _owed_s(self, tenant: str, table: DemandTable | None, shares: Shares) -> float:
         num_ahead = 0.0 if table is None else table.num_tokens
         return shares.owed(tenant, num_ahead) * self._slow_cost.per_prefill_token_s
 
     def _decode_s(self, tenant: str, running: Sequence[Request], cost: StepCost) -> float:
-        """Seconds of each step that decodes with TPOT targets of a tenant take.
+        """Return the seconds of each step for a tenant's decodes with TPOT targets.
 
-        Its other decodes can be deferred.
+        Other decodes of the tenant can be deferred.
         """
         own = [
             one
@@ -230,7 +256,7 @@ class Pacer:
         return cost.per_decode_s * len(own) + cost.per_context_token_s * num_context
 
     def _demand(self, table: DemandTable, now: float) -> Demand:
-        cost = self._slow_cost
+        cost = self._table_cost
         return Demand(table.due(cost), table.starts(cost), table.tighter.rates(now))
 
     def _work(self, request: Request) -> RemainingWork:
@@ -244,7 +270,7 @@ class Pacer:
     # ------------------------------------------------------------------ demand
 
     def _enter(self, request: Request, now: float) -> None:
-        """A request waits: its work is in the tables."""
+        """Add the work of a waiting request to the tables."""
         work = self._work(request)
         demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
         start_at = round_down(request.start_by, now) if request.start_by < inf else inf
@@ -254,14 +280,14 @@ class Pacer:
         self._tables.setdefault(request.terms.tenant, DemandTable()).add(entry)
 
     def _exit(self, request: Request) -> None:
-        """A request waits no longer."""
+        """Remove the work of a request that no longer waits from the tables."""
         entry = self._entries.pop(request.id, None)
         if entry is not None:
             self._table.remove(entry)
             self._tables[request.terms.tenant].remove(entry)
 
     def refresh(self, running: Iterable[Request], now: float) -> None:
-        """Bring the tables up to date with what started, was preempted or progressed."""
+        """Update the tables with requests that started, were preempted or progressed."""
         if not self._is_stale:
             return
         self._is_stale = False
@@ -300,38 +326,44 @@ class Pacer:
         own.num_tokens += _num_tokens(work)
 
     def forecast(self, running: Sequence[Request], shares: SharesOf, now: float) -> Forecast:
-        """The state by which the API process refuses what would be refused here."""
-        speed = self.speed(bool(running))
+        """Return the state by which the API process refuses infeasible requests."""
+        speed, active_weight = self.speed(bool(running)), self._accounts.active_weight
         while self._asked and next(iter(self._asked.values()))[0] < now - FORECAST_S:
-            self._asked.popitem(last=False)
+            self._drop_oldest_forecast()
         if not self._asked and not self._open:
-            return Forecast(speed, active_weight=self._accounts.active_weight)
+            return Forecast(speed, active_weight=active_weight, made_at=now)
         self.refresh(running, now)
-        leads = shares(self._asked)
-        tenants = {
-            tenant: self._tenant_forecast(terms, leads, now)
-            for tenant, (_, terms) in self._asked.items()
-        }
-        demand = self._exported(self._table, now)
-        return Forecast(speed, demand, tenants, self._accounts.active_weight)
+        chosen = list(islice(self._forecasts, TENANTS_PER_STEP))
+        leads = shares(chosen)
+        for tenant in chosen:
+            terms = self._asked[tenant][1]
+            self._forecasts[tenant] = self._tenant_forecast(terms, leads, bool(running), now)
+            self._forecasts.move_to_end(tenant)
+        tenants = {name: one for name, one in self._forecasts.items() if one is not None}
+        demand = sample_of(self._demand(self._table, now), now)
+        return Forecast(speed, demand, tenants, active_weight, now)
 
-    def _tenant_forecast(self, terms: Terms, shares: Shares, now: float) -> TenantForecast:
+    def _drop_oldest_forecast(self) -> None:
+        tenant, _ = self._asked.popitem(last=False)
+        del self._forecasts[tenant]
+
+    def _tenant_forecast(
+        self, terms: Terms, shares: Shares, has_running: bool, now: float
+    ) -> TenantForecast:
         table = self._tables.get(terms.tenant)
         return TenantForecast(
             self._accounts.share(terms),
-            NO_DEMAND if table is None else self._exported(table, now),
+            NO_SAMPLE if table is None else sample_of(self._demand(table, now), now),
             self._owed_s(terms.tenant, table, shares),
             self._lengths.share(terms.tenant, terms.tier),
+            self._lost_speed(terms.tenant, has_running),
+            now,
         )
-
-    def _exported(self, table: DemandTable, now: float) -> Demand:
-        demand = self._demand(table, now)
-        return Demand(demand.due.since(now), demand.starts.since(now), demand.rates)
 
     # ------------------------------------------------------------------- steps
 
     def begin(self, running: list[Request], num_waiting: int, now: float) -> list[Request]:
-        """Set the limits of the next step; the running requests that take part in it."""
+        """Set the limits of the next step; return the running requests in it."""
         self._step_target = None
         self._is_stale = True
         if not self._open and self._config.mode != "latency":
@@ -363,7 +395,7 @@ class Pacer:
     def _unconstrained_step_s(
         self, running: Sequence[Request], decoding: Sequence[Request], num_waiting: int
     ) -> float:
-        """How long the next step would take without targets: the budget full, if prompts wait."""
+        """Return the time of the next step without targets: a full budget if prompts wait."""
         cost, config = self.cost, self._config
         shape = StepShape(len(decoding), 0, sum([one.num_computed for one in decoding]))
         has_room = num_waiting > 0 and self._accounts.num_running < config.max_num_seqs
@@ -374,7 +406,7 @@ class Pacer:
     def _find_step_target(
         self, running: Sequence[Request], decoding: Sequence[Request], now: float
     ) -> _StepTarget | None:
-        """The shortest step that any tenant's TPOT targets ask for, within its share."""
+        """Return the shortest step that a tenant's TPOT targets ask for, within its share."""
         wanted: dict[str, tuple[float, float, Terms]] = {}
         for request in running:
             terms = request.terms
@@ -395,7 +427,7 @@ class Pacer:
         return found
 
     def _pace_s(self, request: Request, tpot_s: float, now: float) -> float:
-        """The time per token that a request needs from now on to meet its TPOT target."""
+        """Return the time per token needed from now on to meet the TPOT target."""
         first_at = self._first_token_at.get(request.id)
         if first_at is None:
             return tpot_s
@@ -411,15 +443,15 @@ class Pacer:
         return min(tpot_s, needed_s / ON_ITS_OWN)
 
     def by_urgency(self, prefilling: list[Request]) -> list[Request]:
-        """Requests with prompts to compute, the earliest latest start first."""
+        """Return requests in prefill, the earliest latest start first."""
         return sorted(prefilling, key=_start_by) if self.has_slo_requests else prefilling
 
     def _defer(
         self, decoding: Sequence[Request], prefill_s: float, step_s: float, now: float
     ) -> dict[str, int]:
-        """Decodes with the most slack that leave the step, until it is expected to end in time.
+        """Return decodes to defer, the most slack first, until the step ends in time.
 
-        For each, the number of consecutive steps that it has been deferred.
+        The values count the consecutive steps that a decode has been deferred.
         """
         if self._config.mode not in ("auto", "latency"):
             return {}
@@ -430,7 +462,7 @@ class Pacer:
             return deferred
         slacks = [slack_s(self._work(one), now, cost, step_s) for one in decoding]
         ranked = sorted(zip(slacks, decoding, strict=True), key=_slack, reverse=True)
-        for slack, request in ranked[:-1]:  # one stays: a step without work would be no step
+        for slack, request in ranked[:-1]:  # a step needs at least one request
             if excess_s <= 0.0 or slack < step_s:
                 break
             num_deferred = self._num_deferred.get(request.id, 0)
@@ -442,7 +474,7 @@ class Pacer:
     def _urgent_prefill_s(
         self, running: Sequence[Request], num_waiting: int, step_s: float, now: float
     ) -> float:
-        """Seconds of this step that prefills need so that each is done when it is due."""
+        """Return the seconds of this step that prefills need to be done when they are due."""
         num_free = self.limits.max_num_seqs - self._accounts.num_running
         is_prefilling = any(len(one.token_ids) - one.num_computed > 1 for one in running)
         if not is_prefilling and (num_waiting == 0 or num_free <= 0):
@@ -457,12 +489,14 @@ class Pacer:
         return min(needed_s, MAX_PREFILL_SHARE * step_s)
 
     def end(self, plan: StepPlan, elapsed_s: float, now: float) -> None:
-        """Learn from a step that was measured."""
+        """Update the model and the open requests after a measured step."""
         shape = shape_of(plan)
         self._charge_lost(shape, elapsed_s)
         self.model.observe(shape, elapsed_s)
         self._controller.observe(shape, elapsed_s)
         self.cost, self._slow_cost = self.model.cost, self.model.slow_cost
+        if not self._slow_cost.is_close(self._table_cost, COST_TOLERANCE):
+            self._table_cost = self._slow_cost
         self._is_stale = True
         num_deferred = len(self._num_deferred)
         self._last_step = shape._replace(num_decodes=shape.num_decodes + num_deferred)
@@ -473,7 +507,7 @@ class Pacer:
                     self._follow(request, now)
 
     def _charge_lost(self, shape: StepShape, elapsed_s: float) -> None:
-        """Charge the capacity that a shortened step lost to the tenant that asked for it."""
+        """Charge the capacity lost to a short step to the tenant whose target set it."""
         target, cost, step_s = self._step_target, self.cost, self.limits.step_s
         if target is None or step_s is None or step_s >= self._free_step_s:
             return
@@ -489,12 +523,12 @@ class Pacer:
         if request.state is RequestState.FINISHED:
             self.leave(request)
         elif request.num_output_tokens and request.id not in self._first_token_at:
-            # One that was continued after a crash has had others; it is taken to be on time.
+            # A request continued after a crash has earlier tokens; they count as on time.
             had_s = (request.num_output_tokens - 1) * (request.terms.targets.tpot_s or 0.0)
             self._first_token_at[request.id] = now - had_s
 
     def check(self) -> None:
-        """The tables hold the requests that wait, in total and by tenant."""
+        """Check that the tables hold the waiting requests, in total and by tenant."""
         self._table.check(list(self._entries.values()))
         if not self._entries.keys() <= self._open.keys():
             raise AssertionError("demand of requests that have ended")
@@ -503,7 +537,7 @@ class Pacer:
 
 
 def _num_tokens(work: RemainingWork) -> float:
-    """Weighted tokens that the tenant will be charged."""
+    """Return the weighted tokens that the tenant will be charged."""
     num_output = work.num_samples * work.num_output_left
     return PROMPT_COST * work.num_prefill_left + OUTPUT_COST * num_output
 

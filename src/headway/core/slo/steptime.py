@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import NamedTuple
 
 from headway.core.plan import StepPlan
@@ -93,6 +94,17 @@ class StepCost:
     def is_known(self) -> bool:
         """Whether enough steps were measured to decide anything by the coefficients."""
         return self.num_steps >= MIN_STEPS
+
+    def is_close(self, other: StepCost, tolerance: float) -> bool:
+        """Return whether all coefficients are within a relative tolerance of the other's."""
+        return (
+            self.is_known == other.is_known
+            and isclose(self.constant_s, other.constant_s, rel_tol=tolerance)
+            and isclose(self.per_decode_s, other.per_decode_s, rel_tol=tolerance)
+            and isclose(self.per_prefill_token_s, other.per_prefill_token_s, rel_tol=tolerance)
+            and isclose(self.per_context_token_s, other.per_context_token_s, rel_tol=tolerance)
+            and isclose(self.per_attended_s, other.per_attended_s, rel_tol=tolerance)
+        )
 
     def predict(self, shape: StepShape) -> float:
         """Seconds a step of this shape takes."""

@@ -1,8 +1,8 @@
 """Early refusals in the API process, based on the forecast that the engine exports.
 
-The engine judges every request, and its decision is final. But the engine takes requests between
-two steps only, and a step can take longer than a refusal should. So the API process refuses at once
-a request that is infeasible in the most favourable case; the engine judges the rest.
+The engine decides on every request, but reads requests only between two steps. A step can take
+longer than a refusal should. So the API process refuses at once the requests that are infeasible in
+the most favourable case; the engine judges the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headway.core.slo.demand import expected_left
 from headway.core.slo.feasibility import Infeasible, TenantShare, judge
-from headway.core.slo.forecast import Demand, Forecast, TenantForecast
+from headway.core.slo.forecast import NO_DEMAND, Demand, Forecast, TenantForecast
 from headway.core.slo.steptime import StepCost
 from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS, Terms
@@ -22,36 +22,40 @@ from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
 from headway.errors import DeadlineError
 
 MIN_UNCACHED = 2
-"""Prompt tokens that are computed even if all of the prompt is cached."""
+"""Prompt tokens that are computed even if the whole prompt is cached."""
 
 
 class _Sent(NamedTuple):
-    """A request sent after the forecast was made."""
+    """Request that the forecast does not include yet."""
 
     tenant: str
     work: RemainingWork
 
 
 class ForecastReader:
-    """Refuses requests whose targets the engine of the latest forecast cannot meet."""
+    """Refuses requests that are infeasible by the latest forecast."""
 
     def __init__(self) -> None:
         self._forecast: Forecast | None = None
+        self._demand = NO_DEMAND
+        """Demand of all tenants in the forecast."""
         self._received_at = 0.0
         self._sent: dict[str, _Sent] = {}
-        """Requests sent since the forecast was made; their demand is added to the forecast's."""
+        """Requests sent since the forecast: their demand is added to it."""
 
     def observe(self, batch: EventBatch, now: float) -> None:
-        """Store the latest forecast; it includes the requests that arrived before it."""
+        """Replace the forecast by the latest, which includes requests that arrived before it."""
         for event in (*batch.arrived, *batch.refused, *batch.finished):
             self._sent.pop(event.request_id, None)
-        if batch.stepped:
-            self._forecast, self._received_at = batch.stepped[-1].forecast, now
-        if batch.idled and self._forecast is not None:
-            self._forecast, self._received_at = self._forecast.without_demand(), now
+        forecast = batch.stepped[-1].forecast if batch.stepped else self._forecast
+        if batch.idled and forecast is not None:
+            forecast = forecast.without_demand()
+        if forecast is not self._forecast:
+            self._forecast, self._received_at = forecast, now
+            self._demand = NO_DEMAND if forecast is None else forecast.demand.demand()
 
     def reset(self) -> None:
-        """Drop the forecast, because another engine takes over."""
+        """Forget the forecast, because another engine takes over."""
         self._forecast = None
         self._sent.clear()
 
@@ -65,18 +69,22 @@ class ForecastReader:
         # All times count from the forecast: the engine has worked since then.
         tenant = forecast.tenants.get(terms.tenant, _favourable(terms, forecast))
         work = _work(command, tenant.length_share, info.has_prefix_cache, now - self._received_at)
-        demand, own = forecast.demand, tenant.demand
+        demand, own = self._demand, tenant.demand.demand(forecast.made_at - tenant.made_at)
         if self._sent:
             demand, own = self._with_sent(demand, None), self._with_sent(own, terms.tenant)
-        has_shares = info.scheduling_policy == "fair"
-        share = TenantShare(tenant.share, own if has_shares else None, tenant.owed_s)
+        share = TenantShare(
+            tenant.share,
+            own if info.scheduling_policy == "fair" else None,
+            tenant.owed_s,
+            lost_speed=tenant.lost_speed,
+        )
         verdict = judge(work, forecast.speed, demand, share, 0.0)
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
         self._sent[command.id] = _Sent(terms.tenant, work._replace(arrived_at=now))
 
     def _with_sent(self, demand: Demand, tenant: str | None) -> Demand:
-        """Return `demand` plus the requests sent since, of one tenant or of all (None)."""
+        """Return a demand plus that of requests sent since, of one tenant or of all."""
         if self._forecast is None:
             return demand
         speed, origin = self._forecast.speed, self._received_at
@@ -94,13 +102,13 @@ class ForecastReader:
 def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:
     """Return the best case for a tenant that is not in the forecast."""
     share = 0.0 if terms.is_spot else terms.weight / max(terms.weight, forecast.active_weight)
-    return TenantForecast(share, length_share=0.0)
+    return TenantForecast(share, length_share=0.0, made_at=forecast.made_at)
 
 
 def _work(
     command: AddRequest, length_share: float, has_prefix_cache: bool, arrived_at: float
 ) -> RemainingWork:
-    """Return the work of a request; with a prefix cache, its prompt counts as cached."""
+    """Return the work of a request; with a prefix cache the prompt counts as cached."""
     num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
     num_prefill = min(MIN_UNCACHED, num_prompt) if has_prefix_cache else num_prompt
     num_output = 1 if length_share == 0.0 else expected_left(length_share, 0, max_tokens)
