@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Event, Finished, Preempted, Refused, TokensEmitted
@@ -16,7 +16,8 @@ from headway.sim.records import Record
 from headway.sim.steps import CannedExecutor, StepProfile, TimedExecutor
 
 
-class SimulatedStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
     """A step, with the prediction of the step-time model."""
 
     began_at: float

@@ -11,7 +11,7 @@ measured copies; both are passed in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headway.core.causes import PreemptionMethod
 from headway.errors import ConfigError
@@ -39,7 +39,8 @@ class TokenCost:
         return self.per_token_s * num_tokens
 
 
-class Tail(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tail:
     """The blocks to free at the end of a table, and the slots behind them."""
 
     start: int
@@ -52,7 +53,8 @@ class Tail(NamedTuple):
     num_slot_tokens: int = 0
 
 
-class PreemptionCosts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PreemptionCosts:
     """Costs and free slots that the choice depends on."""
 
     prefill: PrefillCost
@@ -61,7 +63,8 @@ class PreemptionCosts(NamedTuple):
     block_size: int
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """A method, its total cost in seconds, and the tokens to recompute."""
 
     method: PreemptionMethod
