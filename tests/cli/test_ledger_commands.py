@@ -121,7 +121,7 @@ def test_a_locked_ledger_says_to_try_again(url: str) -> None:
         other.execute("BEGIN EXCLUSIVE")
         for command in (["usage"], ["explain", "cmpl-3"]):
             said = str(headway(*command, "--ledger-url", url).exception)
-            assert "database is locked; somebody else is busy with it; try again" in said
+            assert "database is locked; another process is using it; try again" in said
 
 
 @pytest.mark.parametrize("content", [b"[1]", b"{}", b"not JSON"])
