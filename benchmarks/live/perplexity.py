@@ -1,4 +1,4 @@
-"""How well a model predicts a fixed text: the measure behind the quality gates.
+"""Perplexity of a model on a fixed text, for the quality gates.
 
 The text is cut into consecutive windows, each a context of its own that starts at position 0.
 A window is prefilled in chunks, so that every chunk after the first reads the earlier keys and

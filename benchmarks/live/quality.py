@@ -1,4 +1,4 @@
-"""What each form of weights and KV cache costs in quality, against fp32 in plain torch.
+"""Quality loss of each data type of weights and KV cache, against fp32 in plain torch.
 
     python -m benchmarks.live.quality MODEL [--max-tokens N] [--json FILE]
     python -m benchmarks.live.quality MODEL --prompts 64 [--json FILE]

@@ -1,4 +1,4 @@
-"""Pace and promises over real sockets: a real server and a real model, judged by the client.
+"""TPOT and SLO targets of a real server and model, measured by the client.
 
     python -m benchmarks.live.served_pace control MODEL [--phase 40] [--target-ms T] [--rounds 1]
                                                    [--fixed 16,512 32,256 ...]

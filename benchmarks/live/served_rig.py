@@ -1,4 +1,4 @@
-"""A real server under the requests of the virtual benchmarks of pace.
+"""A real server under the requests of sim/control.py and sim/deadlines.py.
 
 Shared by the commands of benchmarks/live/served_pace.py. The requests are those that
 sim/control.py and sim/deadlines.py draw, with random prompts; what became of them is

@@ -1,4 +1,4 @@
-"""What HTTP costs: the same requests offline, and as streams of concurrent clients.
+"""Cost of HTTP: the same requests offline, and as streams of concurrent clients.
 
 python -m benchmarks.live.serving MODEL [--rounds 3] [--clients 64] [--requests 256]
     [--json out.json]

@@ -35,7 +35,7 @@ def open_ledger(url: str | None) -> Generator[OpenLedger, None, None]:
     try:
         yield OpenLedger(ledger, store)
     except LedgerError as error:
-        hint = "a server with a ledger writes one; --ledger-url names another"
+        hint = "start a server with a ledger, or set --ledger-url"
         if "is locked" in str(error):
             hint = "another process is using it; try again shortly"
         raise LedgerError(f"{error}; {hint}") from error
