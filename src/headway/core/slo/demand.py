@@ -76,15 +76,12 @@ class Points(NamedTuple):
 
         The list ends with the horizon that includes all work. Totals are rounded down.
         """
-        times, totals, found, end = self.times, self.totals, list[int](), 0
+        times, totals = self
         if not times:
-            return found
-        for horizon_s in HORIZONS_S:
-            end = bisect_right(times, now + horizon_s, end)
-            found.append(int(1000.0 * totals[end - 1]) if end else 0)
-            if end == len(times):
-                break
-        return found
+            return []
+        num_horizons = bisect_left(HORIZONS_S, times[-1] - now) + 1
+        ends = [bisect_right(times, now + one) for one in HORIZONS_S[:num_horizons]]
+        return [int(1000.0 * totals[end - 1]) if end else 0 for end in ends]
 
 
 def points_of(pairs: Sequence[tuple[float, float]]) -> Points:

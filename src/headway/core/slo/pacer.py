@@ -65,7 +65,7 @@ MAX_TENANTS = 64
 """Most tenants in a forecast, the latest to ask; the engine alone judges the other tenants."""
 FORECAST_S = 60.0
 """How long a tenant that has asked for targets stays in the forecast."""
-TENANTS_PER_STEP = 8
+TENANTS_PER_STEP = 4
 """Most tenants whose forecast is made anew in a step: it bounds the cost of a forecast."""
 COST_TOLERANCE = 0.01
 """Relative change of a cost coefficient that is ignored in the demand tables: a new cost means
