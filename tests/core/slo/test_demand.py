@@ -93,6 +93,10 @@ def test_a_sample_has_the_work_due_within_each_horizon():
     assert points.until(3.5) == 2.0, "work counts from the next horizon on"
     assert points.until(4.0) == points.total == 3.0
     assert table.starts(COST).sampled_ms(1.5) == []
+    later = points_of_sample(sampled, age_s=0.6)
+    assert later.until(0.0) == 0.0, "work that was due since the sample counts as done"
+    assert later.until(3.4) == later.total == 1.0
+    assert points_of_sample(sampled, age_s=9.0) == points_of_sample([], age_s=9.0) == ([], [])
 
 
 def test_points_plus_pairs_are_the_points_of_all_pairs():
