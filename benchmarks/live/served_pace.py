@@ -209,8 +209,8 @@ def measure_capacity(site: ServerParts, duration_s: float, seed: int) -> dict[st
     settings = {**deadlines.POLICIES["fcfs"], "max_num_seqs": NUM_SEATS}
 
     async def measure(served: Served) -> LoadRun:
-        await site.warm_up(served, deadlines.unpromised)
-        return await served.send(site.mix(deadlines.unpromised, NUM_SEATS), duration_s, seed)
+        await site.warm_up(served, deadlines.without_targets)
+        return await served.send(site.mix(deadlines.without_targets, NUM_SEATS), duration_s, seed)
 
     with site.server(settings, deadlines.TIER_NAMES) as served:
         run = proc_stats.run_client(measure(served))
@@ -243,7 +243,7 @@ async def run_level(
     site: ServerParts, served: Served, rate: float, duration_s: float, seed: int
 ) -> tuple[LoadRun, proc_stats.Scrape]:
     """The requests, and the server's metrics at the moment when the sending ends."""
-    await site.warm_up(served, deadlines.unpromised)
+    await site.warm_up(served, deadlines.without_targets)
     mix = site.mix(partial(deadlines.arrivals, rate, duration_s))
 
     async def look() -> proc_stats.Scrape:

@@ -2,14 +2,13 @@
 
     python -m benchmarks.sim.control [--phase 120] [--target 0.1] [--json FILE] [--plot FILE]
 
-Callers ask again as soon as they are answered; each is promised a time per output token. For a
-third of the time there are 4 of them, then 64, then 4 again. The fixed settings are pairs of a
-limit on running requests and a token budget; `auto` begins with the server's default of both.
-The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (headway.sim).
+Each caller sends its next request when the last is finished; all requests have a TPOT target. For a
+third of the time there are 4 callers, then 64, then 4 again. The fixed settings are pairs of a
+running limit and a token budget; `auto` begins with the server's default of both. The engine core
+with its real scheduler on a virtual clock; steps take as long as on the real model (headway.sim).
 
 Throughput counts output tokens over the whole run. p95 TPOT is over the requests that began in
-the middle phase, and over those of the others.
+the middle phase, and over the requests of the other phases.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from headway.sim import Record, Simulation, percentile
 
 FEW, MANY = 4, 64
 TARGET_S = 0.1
-"""Promised to every caller: time per output token."""
+"""TPOT target of every request."""
 FIXED = ((16, 128), (16, 512), (32, 128), (32, 256), (32, 512), (64, 128), (64, 256), (64, 512))
 FIXED += ((64, 1024),)
-"""Running requests, and tokens of a step."""
+"""Running limit, and token budget."""
 FOLLOWING = ("auto", "throughput")
-"""Modes in which a step's size is not fixed."""
+"""Modes in which the size of a step is not fixed."""
 MIN_THROUGHPUT = 0.95
 PROMPT, OUTPUT = 250, 80
 
@@ -53,7 +52,7 @@ def settings_of(name: str, limits: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
-    """Requests for callers to take from, without end."""
+    """Yield requests of the callers, without end."""
     draw = random.Random(f"callers/{seed}")
     tier = Tier("callers", 1.0, PROMPT, OUTPUT, Targets(tpot_s=target_s))
     for number in count(1):
@@ -61,7 +60,7 @@ def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
 
 
 def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int) -> dict[str, Any]:
-    """The three phases under one setting."""
+    """Run the three phases under one setting."""
     asked = asked_for(target_s, seed)
     rig = make_simulation(settings, seed)
 
@@ -113,7 +112,7 @@ def report_of(records: Sequence[Record], phase_s: float, target_s: float) -> dic
 
 
 def trace_of(rig: Simulation) -> list[tuple[float, float, int, int]]:
-    """About one step in a hundred: when it began, how long it took, running, limit."""
+    """Return begin, duration, running requests and limit of about 400 steps."""
     chosen = rig.steps[:: max(1, len(rig.steps) // 400)]
     return [(step.began_at, step.elapsed_s, step.num_running, step.max_num_seqs) for step in chosen]
 
@@ -128,7 +127,7 @@ def run(phase_s: float, seeds: int, target_s: float) -> dict[str, Any]:
             key: statistics.fmean(one[key] for one in found) for key in found[0] if key != "trace"
         }
         rows[name] = merged
-        if name == "auto":  # the one that is drawn
+        if name == "auto":  # the picture shows this trace
             rows[name]["trace"] = found[0]["trace"]
         print(row_of(name, rows[name], target_s), flush=True)
     return {"target_s": target_s, "phase_s": phase_s, "rows": rows}

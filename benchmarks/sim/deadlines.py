@@ -2,24 +2,22 @@
 
     python -m benchmarks.sim.deadlines [--duration 240] [--seeds 3] [--json FILE] [--plot FILE]
 
-The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (headway.sim). Capacity is what a full engine finishes under fcfs without
-promises, as many callers as seats. Then Poisson arrivals of a mix of tiers: interactive (tight
-first token and pace), standard (looser), batch (a deadline only). Each policy gets the same
-requests at the same times:
+The engine core with its real scheduler on a virtual clock; steps take as long as on the real model
+(headway.sim). Capacity is the rate of requests that a full engine finishes under fcfs without
+targets. Then requests of three tiers arrive as a Poisson process: interactive (tight TTFT and
+TPOT), standard (looser), batch (a deadline only). Each policy gets the same requests at the same
+times:
 
     fcfs        first come, first served
     priority    interactive before standard before batch
-    fair        by tenants' shares (each tier is a tenant's here), within a tenant by slack
-    deadline    by slack alone
+    fair        by tenants' shares (each tier is one tenant), within a tenant by latest start
+    deadline    by latest start alone
 
-The last two promise something only where it can be kept. The first two are also shown with the
-bounds in front of them that the server has by default (256 requests, 10 s of expected wait), which
-keep the queue, and with it the wait, from growing without end.
+The last two admit only requests whose targets can be met. The first two also run with the bounds
+that the server has by default (256 requests, 10 s of expected wait), which limit the queue.
 
-A request is good if it finished within every one of its targets. Rates are per second of the
-sending. Those refused count as not good; those of a policy that makes no promises were not
-"admitted as feasible", so that share is shown for all requests that were let in.
+A request is good if it finished within all of its targets. Rates are per second of arrivals.
+Refused requests are not good. "kept" is the share of the admitted requests that are good.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def draw_tier(draw: random.Random) -> Tier:
 
 
 class Bounds:
-    """The bounds of the server's gate: requests waiting, and the wait that is to be expected."""
+    """Bounds of the server's queue: waiting requests, and the expected wait."""
 
     def __init__(self, rig: Simulation) -> None:
         self._rig = rig
@@ -103,8 +101,8 @@ class Bounds:
         self._rate.observe(rig.engine.clock.now(), num_left, rig.engine.num_queued)
 
 
-def unpromised(seed: int) -> Iterator[Record]:
-    """Requests of the mix without promises and without end, for callers to take from."""
+def without_targets(seed: int) -> Iterator[Record]:
+    """Yield requests of the mix without targets, without end."""
     draw = random.Random(f"capacity/{seed}")
     for number in count():
         plain = replace(draw_tier(draw), targets=NO_TARGETS)
@@ -112,7 +110,7 @@ def unpromised(seed: int) -> Iterator[Record]:
 
 
 def arrivals(rate: float, duration_s: float, seed: int) -> Iterator[Record]:
-    """Requests of the mix at the times of a Poisson process."""
+    """Yield requests of the mix at the times of a Poisson process."""
     draw = random.Random(f"arrivals/{seed}")
     at = draw.expovariate(rate)
     for number in count():
@@ -123,9 +121,9 @@ def arrivals(rate: float, duration_s: float, seed: int) -> Iterator[Record]:
 
 
 def full_engine(duration_s: float, seed: int) -> list[Record]:
-    """What an engine with every seat taken finished after a ramp."""
+    """Return the requests that a full engine finished after a ramp."""
     records: list[Record] = []
-    asked = unpromised(seed)
+    asked = without_targets(seed)
 
     def ask(at: float) -> Record:
         records.append(replace(next(asked), arrived_at=at))
@@ -148,12 +146,12 @@ def per_second(done: Sequence[Record], duration_s: float) -> float:
 
 
 def measure_capacity(duration_s: float, seed: int) -> float:
-    """Requests per second that a full engine finishes."""
+    """Return the requests per second that a full engine finishes."""
     return per_second(full_engine(duration_s, seed), duration_s)
 
 
 def run_level(policy: str, rate: float, duration_s: float, seed: int) -> dict[str, Any]:
-    """One policy at one rate of arrivals."""
+    """Run one policy at one rate of arrivals."""
     rig = make_simulation(POLICIES[policy], seed)
     if "bounded" in policy:
         Bounds(rig)
@@ -163,7 +161,7 @@ def run_level(policy: str, rate: float, duration_s: float, seed: int) -> dict[st
 
 
 def requests_report(records: Sequence[Record], duration_s: float) -> dict[str, Any]:
-    """What became of the requests of one level."""
+    """Return goodput, refusals and tiers of one level."""
     let_in = [one for one in records if not one.is_refused]
     return {
         "offered_per_s": len(records) / duration_s,
@@ -201,7 +199,7 @@ def tier_report(records: Sequence[Record], tier: Tier) -> dict[str, Any]:
 
 
 def merge(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the seeds; the least of the shares that have a bar of their own."""
+    """Return means over the seeds, and the least kept share."""
     merged = {
         name: statistics.fmean(level[name] for level in levels)
         for name, value in levels[0].items()
@@ -217,7 +215,7 @@ def merge(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_tier(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts are of all seeds together; percentiles are means of each seed's."""
+    """Return counts summed over the seeds, and means of the percentiles."""
     merged: dict[str, Any] = {
         name: sum(one[name] for one in reports) for name in ("offered", "let_in", "good")
     }
@@ -261,7 +259,7 @@ def row_of(load: float, policy: str, level: Mapping[str, Any]) -> str:
 
 
 def gain_over(level: Mapping[str, Any], ours: str, policy: str) -> float:
-    """Our goodput by that of a policy."""
+    """Return our goodput over that of a policy."""
     return level[ours]["goodput_per_s"] / max(level[policy]["goodput_per_s"], 1e-9)
 
 
@@ -270,7 +268,7 @@ def failures_in(
     all_ours: Sequence[str] = OURS,
     baselines: Sequence[str] = BASELINES,
 ) -> list[str]:
-    """What of a report must not be."""
+    """Return the bars that a report misses."""
     found: list[str] = []
     for level, ours in product(report["levels"], all_ours):
         load, kept = level["load"], level[ours]["kept_least"]
@@ -280,14 +278,16 @@ def failures_in(
             if gain < least:
                 found.append(f"load {load:g}: {ours} has {gain:.2f} times the goodput of {policy}")
         if kept < MIN_KEPT:
-            found.append(f"load {load:g}: {kept:.1%} of the promises of {ours} kept")
+            found.append(
+                f"load {load:g}: {kept:.1%} of the requests admitted by {ours} met their targets"
+            )
         if level[ours]["model_error"] > MAX_MODEL_ERROR:
             found.append(f"load {load:g}: the model errs by {level[ours]['model_error']:.1%}")
     return found
 
 
 def draw(path: Path, report: Mapping[str, Any]) -> None:
-    """Goodput and kept promises by load."""
+    """Draw goodput and the kept share by load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,28 +1,33 @@
-"""Isolation: what a hostile tenant asks for costs the others no more than its share.
+"""Isolation: the requests of a hostile tenant cost other tenants no more than its share.
 
-A scenario is run twice on a virtual clock, with the real scheduler under `fair` and a linear
-step-cost model: with the asks of the hostile tenant (targets, priorities, samples), and with the
-same arrivals stripped of targets and priorities. The hostile tenant floods the engine either way.
+A scenario runs twice on a virtual clock, with the real scheduler under `fair` and a linear
+step-cost model: with the targets and priorities of the hostile tenant, and without them. Both runs
+have the same arrivals. There are three kinds of scenario:
 
-Two things must hold for the victims, which are all other tenants.
+    flood     random loads, targets (feasible and infeasible), priorities and samples
+    kv_quota  the same, and the hostile tenant has a backlog behind a KV quota
+    tpot      other tenants keep the engine full; the hostile tenant has one long request with a
+              TPOT target that asks for short steps
 
-    service   Weighted tokens that a victim gets in the run are no less than in the stripped run,
-              and no less than its demand or its fair share of the unconstrained capacity,
-              whichever is smaller, minus the bound below.
-    refusals  A request of a victim that fits into the victim's share is not refused: none is
-              refused that the same test admits with the victim's own demand alone. What the
-              victim owes others, being ahead of its share by more than the lead, counts.
+Two properties must hold for the victims, which are all other tenants.
 
-The bound, in weighted tokens, is that of headway.core.waiting.fair for two tenants that wait
-without a break, plus the lead that SLO requests may take:
+    service   The weighted tokens of a victim are no less than its demand or its fair share of the
+              unconstrained capacity, whichever is smaller, minus the bound below. Where the hostile
+              tenant floods the engine in both runs, they are also no less than without targets.
+    refusals  A request of a victim that fits into the victim's share is not refused: test (b)
+              with the victim's own demand alone decides. Service that the victim owes other
+              tenants counts.
 
-    LEAD w + w_p L + w_q M
+The bound, in weighted tokens over the weight, is that of headway.core.waiting.fair for two tenants
+that wait without a break, plus the lead of SLO requests:
 
-L is the longest prompt, M the tokens that requests of all running slots come to at their end, and
-w the weight of the victim by the least weight. Both runs may be off by it in opposite directions,
-so the comparison of the runs has twice the bound. Steps that are shorter than unconstrained ones
-lose capacity; the step floor bounds the loss by the share of the tenant that asked for them, so it
-is inside the fair share and adds nothing here.
+    LEAD + w_p L + w_q M
+
+L is the longest prompt. M is the most output tokens that the running requests of one tenant come
+to: the sum of its longest outputs, as many as there are running slots. Both runs may be off by the
+bound in opposite directions, so the comparison of floods has twice the bound. Steps shorter than
+unconstrained ones lose capacity; the step floor bounds the loss by the share of the tenant that
+asks for them, so the loss is inside the fair share.
 """
 
 from __future__ import annotations
@@ -54,9 +59,11 @@ CAPACITY = Capacity(num_blocks=4000, block_size=16, max_model_len=8192)
 MAX_NUM_SEQS = 24
 DURATION_S = 10.0
 LEAD = 1024.0
-"""In the place of URGENT_LEAD, so that the bound is small beside the service of a run."""
+"""Replaces URGENT_LEAD, which is more than the service of a victim in a run of this length."""
 WARM_UP_STEPS = 64
 HOSTILE = "hostile"
+KINDS = {3: "kv_quota", 4: "tpot"}
+"""Kinds of scenario by seed modulo 5; the others are floods."""
 SAMPLE = Sample((7,))
 
 
@@ -75,19 +82,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Tenants by weight, KV quotas, and what arrives."""
+    """Weights and KV quotas of tenants, and the arrivals."""
 
     weights: dict[str, float]
     arrivals: tuple[Arrival, ...]
     kv_shares: dict[str, float] = field(default_factory=dict[str, float])
-
-    @property
-    def has_kv_quota(self) -> bool:
-        """Whether the hostile tenant has a backlog behind a KV quota."""
-        return bool(self.kv_shares)
+    kind: str = "flood"
 
     def stripped(self) -> Scenario:
-        """The same arrivals, without the targets and priorities of the hostile tenant."""
+        """Return the scenario without the targets and priorities of the hostile tenant."""
         return replace(
             self,
             arrivals=tuple(
@@ -100,19 +103,28 @@ class Scenario:
     def bound(self) -> float:
         """Service by which a victim may fall short, over its weight (see above)."""
         longest = max(one.num_prompt for one in self.arrivals)
-        most = MAX_NUM_SEQS * max(one.num_prompt + one.max_tokens for one in self.arrivals)
+        most = max(self._max_running_output(tenant) for tenant in self.weights)
         return LEAD + PROMPT_COST * longest + OUTPUT_COST * most
 
+    def _max_running_output(self, tenant: str) -> int:
+        outputs = [
+            one.max_tokens for one in self.arrivals for _ in range(one.n) if one.tenant == tenant
+        ]
+        return sum(sorted(outputs)[-MAX_NUM_SEQS:])
 
-def draw_scenario(seed: int, has_kv_quota: bool = False) -> Scenario:
-    """A random scenario; the hostile tenant floods, the others have loads of all kinds."""
+
+def draw_scenario(seed: int, kind: str | None = None) -> Scenario:
+    """Return a random scenario; of five seeds one is `kv_quota` and one is `tpot`."""
+    kind = kind or KINDS.get(seed % 5, "flood")
     draw = random.Random(f"isolation/{seed}")
     names = [f"victim{number}" for number in range(draw.randint(1, 5))]
     weights = {name: draw.choice([0.5, 1.0, 1.0, 2.0, 4.0]) for name in [HOSTILE, *names]}
     arrivals: list[Arrival] = []
+    sizes = [(20, 20), (30, 15)] if kind == "tpot" else [(20, 40), (100, 60), (600, 20), (60, 200)]
+    loads = [1.5] if kind == "tpot" else [0.3, 0.8, 1.5]
     for name in names:
-        prompt, output = draw.choice([(20, 40), (100, 60), (600, 20), (60, 200)])
-        rate = draw.choice([0.3, 0.8, 1.5]) / len(names) / work_s(prompt, output)
+        prompt, output = draw.choice(sizes)
+        rate = draw.choice(loads) / len(names) / work_s(prompt, output)
         targets = draw.choice(
             [
                 NO_TARGETS,
@@ -121,17 +133,29 @@ def draw_scenario(seed: int, has_kv_quota: bool = False) -> Scenario:
                 Targets(ttft_s=3.0),
             ]
         )
+        if kind == "tpot":
+            targets = NO_TARGETS
         arrivals += _poisson(draw, name, rate, (prompt, output), targets)
+    if kind == "tpot":
+        weights = dict.fromkeys(weights, 1.0)
+        tpot_s = draw.choice([0.0095, 0.011, 0.013, 0.016])
+        arrivals.append(Arrival(0.5, HOSTILE, 8, 900, targets=Targets(tpot_s=tpot_s)))
+    else:
+        arrivals += _flood(draw)
+    kv_shares = {HOSTILE: 0.05} if kind == "kv_quota" else {}
+    return Scenario(weights, tuple(sorted(arrivals, key=lambda one: one.at)), kv_shares, kind)
+
+
+def _flood(draw: random.Random) -> list[Arrival]:
+    """Return the requests of a hostile tenant that floods the engine."""
     prompt, output = draw.choice([(8, 300), (100, 100), (1500, 10)])
     rate = draw.choice([0.05, 0.5, 2.0]) / work_s(prompt, output)
-    hostile = _poisson(draw, HOSTILE, max(rate, 0.5), (prompt, output), NO_TARGETS)
-    arrivals += [_hostile_ask(draw, one) for one in hostile]
-    kv_shares = {HOSTILE: 0.05} if has_kv_quota else {}
-    return Scenario(weights, tuple(sorted(arrivals, key=lambda one: one.at)), kv_shares)
+    plain = _poisson(draw, HOSTILE, max(rate, 0.5), (prompt, output), NO_TARGETS)
+    return [_hostile(draw, one) for one in plain]
 
 
 def work_s(num_prompt: int, num_output: int) -> float:
-    """Seconds of work of one request, the constant part of steps left out."""
+    """Return the seconds of work of one request, without the constant part of steps."""
     return COST.work_s(StepShape(num_output, num_prompt))
 
 
@@ -148,8 +172,8 @@ def _poisson(
     return found
 
 
-def _hostile_ask(draw: random.Random, one: Arrival) -> Arrival:
-    """Feasible and infeasible targets, extreme priorities, several samples."""
+def _hostile(draw: random.Random, one: Arrival) -> Arrival:
+    """Return the request with random targets, an extreme priority and several samples."""
     kinds = (
         NO_TARGETS,
         Targets(tpot_s=draw.choice([1e-6, 0.009, 0.012, 0.016, 0.02, 0.05])),
@@ -180,7 +204,7 @@ class _Executor:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the tenants got in one run."""
+    """Service and refusals of the tenants in one run."""
 
     service: dict[str, float]
     wrongly_refused: list[str]
@@ -205,7 +229,7 @@ class Run:
         self.outcome = Outcome({}, [], {})
 
     def play(self) -> Outcome:
-        """Serve what arrives for DURATION_S; what each tenant got by then."""
+        """Serve the arrivals for DURATION_S; return the outcome at its end."""
         upcoming = list(enumerate(self._scenario.arrivals))[::-1]
         while self._clock.now() < DURATION_S:
             while upcoming and upcoming[-1][1].at <= self._clock.now():
@@ -244,7 +268,7 @@ class Run:
         self._core.add(request)
 
     def _fits_into_share(self, request: Request) -> bool:
-        """Whether the victim's own admitted demand plus this request fits into its share."""
+        """Return whether the victim's admitted demand plus this request fits into its share."""
         pacer, scheduler, now = self.scheduler.pacer, self.scheduler, self._clock.now()
         pacer.refresh(scheduler.running, now)
         terms = request.terms
@@ -258,7 +282,7 @@ class Run:
         )
         speed = pacer.speed(bool(scheduler.running))
         full = replace(speed, step_s=speed.full_step_s)
-        # Beside a machine that others have reserved for ever: only the share is left.
+        # Test (a) fails beside a demand without end: only the share is left.
         full_up = Points([-inf], [1e9])
         demand = Demand(full_up, full_up)
         return isinstance(judge(pacer._work(request), full, demand, share, now), Feasible)
@@ -278,13 +302,13 @@ class Verdict:
     """How close a scenario came to the bound."""
 
     worst_ratio: float
-    """Service that a victim missed by the bound; above 1 isolation is broken."""
+    """Missing service of a victim over the bound; above 1 isolation is broken."""
     wrongly_refused: int
     num_victim_refusals: int
 
 
 def judge_scenario(scenario: Scenario) -> Verdict:
-    """Run a scenario with and without the hostile asks, and compare what the victims got."""
+    """Run a scenario with and without hostile targets, and compare the victims' service."""
     with (
         patch("headway.core.waiting.fair.URGENT_LEAD", LEAD),
         patch("headway.core.waiting.queue.URGENT_LEAD", LEAD),
@@ -297,15 +321,17 @@ def judge_scenario(scenario: Scenario) -> Verdict:
             continue
         bound = scenario.bound * max(1.0, weight / min(weights.values()))
         missing = stripped.service[tenant] - asked.service[tenant]
-        # A victim that has more admitted without the asks loses only what is beyond its share.
+        # A victim may lose service beyond its fair share: the hostile tenant uses its own share.
         below_fair = fair[tenant] - asked.service[tenant]
-        worst = max(worst, min(missing, below_fair) / bound, missing / (2 * bound))
+        worst = max(worst, min(missing, below_fair) / bound)
+        if scenario.kind != "tpot":
+            worst = max(worst, missing / (2 * bound))
     victims = [count for name, count in asked.num_refused.items() if name != HOSTILE]
     return Verdict(worst, len(asked.wrongly_refused), sum(victims))
 
 
 def _fair_service(scenario: Scenario) -> dict[str, float]:
-    """Each tenant's demand or its share of the unconstrained capacity, whichever is smaller."""
+    """Return the lesser of a tenant's demand and its share of the unconstrained capacity."""
     demand: dict[str, float] = dict.fromkeys(scenario.weights, 0.0)
     seconds: dict[str, float] = dict.fromkeys(scenario.weights, 0.0)
     for one in scenario.arrivals:

@@ -139,6 +139,7 @@ async def test_a_prompt_counts_as_cached_and_the_engine_decides(
     await local.engine.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("num_open", [1000, 5000])
 def test_an_early_refusal_costs_the_same_however_many_requests_are_open(num_open: int):
     engine = Paced(scheduling_policy="fair")
@@ -159,7 +160,7 @@ def test_an_early_refusal_costs_the_same_however_many_requests_are_open(num_open
         reader.check(command, info, 0.0)
         best_s = min(best_s, time.process_time() - began_at)
         reader._sent.clear()
-    assert best_s < 0.3e-3, "0.1 ms on an idle machine"
+    assert best_s < 0.2e-3
 
 
 def test_the_forecast_survives_the_wire():

@@ -102,11 +102,11 @@ def test_prefill_that_cannot_be_cut_any_further_does():
     assert settle(controller(), load(15, 0.04), 0.045, 100).max_num_seqs < 15
 
 
-def test_while_decodes_give_way_the_limit_does_not_rise():
+def test_while_decodes_are_deferred_the_limit_does_not_rise():
     control = controller()
     low = settle(control, load(60), 0.15, COOLDOWN_STEPS, SLOW).max_num_seqs
-    held = StepLoad(low - 10, StepShape(low - 10, 0, 0), 0.1, num_held=10)
-    assert settle(control, held, 0.08, 5 * COOLDOWN_STEPS).max_num_seqs == low
+    deferred = StepLoad(low - 10, StepShape(low - 10, 0, 0), 0.1, num_deferred=10)
+    assert settle(control, deferred, 0.08, 5 * COOLDOWN_STEPS).max_num_seqs == low
     assert settle(control, load(low), 0.08, COOLDOWN_STEPS).max_num_seqs == low + 1
 
 

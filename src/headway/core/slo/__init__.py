@@ -1,10 +1,13 @@
-"""SLOs: what can be promised, and how steps are sized to keep it.
+"""SLOs: admission control, and step limits that meet the admitted targets.
 
 Owns the step-time model, SLO admission and the limits of each step. Must not import running or the
-scheduler; it reads requests and changes none but their latest start. In reading order:
+scheduler. It reads requests and writes only their latest start. In reading order:
 
-    steptime.py     the step-cost model, fitted online
-    feasibility.py  can a request meet its targets beside those admitted
+    steptime.py     the step-time model, fitted online
+    targets.py      due times and remaining work of one request
+    demand.py       work of the open SLO requests by due time
+    forecast.py     the state that the engine exports after each step
+    feasibility.py  can the targets of a request be met
     step_limits.py  token budget and running limit of the next step
-    pacer.py        Pacer: what the scheduler uses
+    pacer.py        Pacer: the interface of the scheduler
 """

@@ -76,15 +76,12 @@ class Points(NamedTuple):
 
         The list ends with the horizon that includes all work. Totals are rounded down.
         """
-        times, totals, found, end = self.times, self.totals, list[int](), 0
+        times, totals = self
         if not times:
-            return found
-        for horizon_s in HORIZONS_S:
-            end = bisect_right(times, now + horizon_s, end)
-            found.append(int(1000.0 * totals[end - 1]) if end else 0)
-            if end == len(times):
-                break
-        return found
+            return []
+        num_horizons = bisect_left(HORIZONS_S, times[-1] - now) + 1
+        ends = [bisect_right(times, now + one) for one in HORIZONS_S[:num_horizons]]
+        return [int(1000.0 * totals[end - 1]) if end else 0 for end in ends]
 
 
 def points_of(pairs: Sequence[tuple[float, float]]) -> Points:
@@ -93,9 +90,14 @@ def points_of(pairs: Sequence[tuple[float, float]]) -> Points:
 
 
 def points_of_sample(totals_ms: Sequence[int], age_s: float = 0.0) -> Points:
-    """Return the points of a sample made `age_s` ago, as durations from now."""
-    times = [horizon_s - age_s for horizon_s in HORIZONS_S[: len(totals_ms)]]
-    return Points(times, [total / 1000.0 for total in totals_ms])
+    """Return the points of a sample made `age_s` ago, as durations from now.
+
+    Work that was due since then counts as done.
+    """
+    start = bisect_right(HORIZONS_S, age_s)
+    done_ms = totals_ms[min(start, len(totals_ms)) - 1] if start and totals_ms else 0
+    times = [horizon_s - age_s for horizon_s in HORIZONS_S[start : len(totals_ms)]]
+    return Points(times, [(total - done_ms) / 1000.0 for total in totals_ms[start:]])
 
 
 class _Column:

@@ -65,7 +65,7 @@ MAX_TENANTS = 64
 """Most tenants in a forecast, the latest to ask; the engine alone judges the other tenants."""
 FORECAST_S = 60.0
 """How long a tenant that has asked for targets stays in the forecast."""
-TENANTS_PER_STEP = 8
+TENANTS_PER_STEP = 4
 """Most tenants whose forecast is made anew in a step: it bounds the cost of a forecast."""
 COST_TOLERANCE = 0.01
 """Relative change of a cost coefficient that is ignored in the demand tables: a new cost means
@@ -122,7 +122,7 @@ class Pacer:
         self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
         """When each tenant last asked for targets and on which terms, the latest last."""
         self._forecasts: OrderedDict[str, TenantForecast | None] = OrderedDict()
-        """Forecasts of the tenants in `_asked`; the next to be made anew first."""
+        """Forecasts of the tenants in `_asked`, oldest first; None before the first."""
         self._num_deferred: dict[str, int] = {}
         self._last_step = StepShape()
         self._step_target: _StepTarget | None = None
@@ -169,8 +169,9 @@ class Pacer:
         tenant = terms.tenant
         self._asked[tenant] = now, terms
         self._asked.move_to_end(tenant)
-        self._forecasts.setdefault(tenant, None)
-        self._forecasts.move_to_end(tenant, last=False)
+        if tenant not in self._forecasts:
+            self._forecasts[tenant] = None
+            self._forecasts.move_to_end(tenant, last=False)
         if len(self._asked) > MAX_TENANTS:
             self._drop_oldest_forecast()
         self._num_cached[request.id] = self._find_cached(request)

@@ -1,10 +1,9 @@
-"""How large a step may be: closed-loop control of the token budget and the running limit.
+"""Limits of a step: closed-loop control of the token budget and the running limit.
 
-The aim is a step no longer than the tightest promise that is active. Prefill gets what the model
-predicts to fit beside the decodes. Where that is no more than the least it must have, and measured
-steps are too long all the same, the limit on running requests comes down, at once and by a share;
-it goes up one by one when decodes leave room again. Between the two lies a band in which nothing
-changes.
+A step should take no longer than the tightest TPOT target of the running requests. Prefill gets the
+time that the model predicts to be left beside the decodes. If prefill is at its floor and measured
+steps are still too long, the running limit falls at once by a factor. The running limit rises by
+one when decodes leave room again. Between the two thresholds the limit stays.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from headway.core.budget import TokenBudget
 from headway.core.slo.steptime import StepCost, StepShape
 
 AIM = 0.9
-"""Share of a target that a step is planned to take: predictions err."""
+"""Share of a target for which a step is planned: predictions err."""
 LOW = 0.8
 """Decodes predicted to take less than this share of a step leave room for one more request."""
 DECREASE = 0.85
 COOLDOWN_STEPS = 8
-"""Steps between two changes of the limit, so that a change is seen before the next."""
+"""Steps between two changes of the running limit, to measure a change before the next."""
 SMOOTHING = 0.2
 MIN_RUNNING = 4
 THROUGHPUT_FACTOR = 4
-"""How many times the token budget a step may have when only throughput counts."""
+"""Factor of the token budget in throughput mode."""
 LATENCY_TARGET_S = 0.1
-"""The aim of the latency mode where no request has a target of its own."""
+"""Step target of the latency mode if no running request has a TPOT target."""
 
 
 class StepLimits(NamedTuple):
-    """What one step may hold."""
+    """Token budget and running limit of one step."""
 
     max_num_batched_tokens: int
     prefill_floor: int
     prefill_cap: int
     max_num_seqs: int
     step_s: float | None = None
-    """How long the step should take at most; None if that is nobody's concern."""
+    """Target time of the step; None without a target."""
 
     @property
     def budget(self) -> TokenBudget:
@@ -48,24 +47,24 @@ class StepLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What the next step is for."""
+    """Running requests of the next step, and their targets."""
 
     num_running: int
-    """Those who have a part in it."""
+    """Requests that take part in the step."""
     decodes: StepShape
     tightest_s: float | None = None
-    """The smallest time per output token that was promised to anyone running."""
+    """The smallest TPOT target of the running requests."""
     prefill_start: int = 0
-    """Tokens already computed of the prompt that has most: attention to them is work too."""
+    """Most tokens computed of a prompt in prefill: attention to them is work too."""
     pace_s: float | None = None
-    """The smallest that anyone running needs from now on: less than promised for those who are
-    late."""
-    num_held: int = 0
-    """Decodes that give way in this step: running as well."""
+    """The smallest time per token that a running request needs from now on; below its target if
+    the request is late."""
+    num_deferred: int = 0
+    """Deferred decodes: running, but not in this step."""
 
 
 class Controller:
-    """Decides the limits of each step from the load, the model and the steps measured."""
+    """Sets the limits of each step from the load, the model and measured steps."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -77,21 +76,21 @@ class Controller:
         )
         self._running_limit = float(config.max_num_seqs)
         self._step_s: float | None = None
-        """Smoothed measured time of steps that had decodes in them."""
+        """Smoothed measured time of steps with decodes."""
         self._num_since_change = 0
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
-        """A step was measured. Those without decodes keep nobody waiting for a token."""
+        """Add a measured step; steps without decodes delay no token and do not count."""
         if not shape.num_decodes:
             return
         before = elapsed_s if self._step_s is None else self._step_s
         # One slow step must not look like a slow machine.
-        seen_s = min(elapsed_s, 3.0 * before)
-        self._step_s = before + SMOOTHING * (seen_s - before)
+        bounded_s = min(elapsed_s, 3.0 * before)
+        self._step_s = before + SMOOTHING * (bounded_s - before)
         self._num_since_change += 1
 
     def decide(self, load: StepLoad, cost: StepCost) -> StepLimits:
-        """The limits of the next step."""
+        """Return the limits of the next step."""
         mode, fixed = self._config.mode, self._fixed
         if mode == "throughput":
             most = THROUGHPUT_FACTOR * fixed.max_num_batched_tokens
@@ -112,26 +111,28 @@ class Controller:
         )
 
     def _adapt(self, load: StepLoad, target_s: float, cost: StepCost) -> None:
-        """Additive increase, multiplicative decrease of the limit on running requests. There is
-        room when decodes alone leave some. Prefill is sized to fill whatever there is; while it
-        can be cut, a step that is too long is no reason to run fewer."""
+        """Change the running limit: additive increase, multiplicative decrease.
+
+        The limit rises if decodes alone leave room, because prefill fills any step. The limit falls
+        only if prefill is at its floor: before that, prefill can be cut.
+        """
         if self._step_s is None or self._num_since_change < COOLDOWN_STEPS:
             return
         limit, most, step_s = self._running_limit, self._config.max_num_seqs, AIM * target_s
-        num_running = load.num_running + load.num_held
+        num_running = load.num_running + load.num_deferred
         is_cut = largest_chunk(load, cost, step_s) <= self._fixed.prefill_floor
-        has_room = not load.num_held and cost.predict(load.decodes) < LOW * step_s
+        has_room = not load.num_deferred and cost.predict(load.decodes) < LOW * step_s
         if self._step_s > target_s and is_cut and num_running > MIN_RUNNING:
             limit = max(MIN_RUNNING, DECREASE * min(limit, num_running))
         elif has_room and num_running >= int(limit):
             limit = min(most, limit + 1)
         if limit != self._running_limit:
             self._running_limit, self._num_since_change = min(limit, most), 0
-            self._step_s = None  # how long steps were before says nothing of those to come
+            self._step_s = None  # steps under the old limit do not predict steps under the new one
 
 
 def largest_chunk(load: StepLoad, cost: StepCost, step_s: float) -> int:
-    """Most prefill tokens with which the step is predicted to take at most `step_s`."""
+    """Return the most prefill tokens with which a step is predicted to take `step_s`."""
     left_s = step_s - cost.predict(load.decodes)
     linear = cost.per_prefill_token_s + cost.per_attended_s * load.prefill_start
     square = cost.per_attended_s / 2

@@ -1,10 +1,9 @@
-"""Predicts how long a step takes, from the steps that were measured.
+"""Step-time model: predicts the duration of a step from measured steps.
 
-A step's time is a sum of non-negative parts: a constant, the tokens and rows it computes, the
-context its decodes read and the attention of its prefill chunks. The coefficients are a
-non-negative least squares fit over the recent past, in relative error, so that short steps count
-as much as long ones. One factor, which moves much faster than the fit, follows a machine that as a
-whole becomes slower or faster.
+A step's time is a sum of non-negative parts: a constant, its decodes and prefill tokens, the
+context that decodes read, and the attention of prefill chunks. The coefficients are a non-negative
+least squares fit over recent steps, in relative error, so that short steps count as much as long
+steps. A separate factor follows changes of the machine's speed much faster than the fit.
 """
 
 from __future__ import annotations
@@ -19,50 +18,50 @@ from typing import NamedTuple
 from headway.core.plan import StepPlan
 
 FORGETTING = 0.998
-"""What a step weighs after the next one; about the last 500 count."""
+"""Decay of a step's weight per step: about the last 500 steps count."""
 RIDGE = 0.5
-"""Steps of evidence that each coefficient of the prior is worth."""
+"""Weight of the prior of each coefficient, in steps."""
 FOLLOWING = 0.4
-"""Smoothing of the factor from step to step: what slows a machine down mostly lasts for a few."""
+"""Smoothing of the factor from step to step: slow phases mostly last for several steps."""
 SLOW_FOLLOWING = 0.02
 """Smoothing of the factor for predictions over many steps."""
 MAX_RATIO = 1.5
-"""A step further off than this counts as if it had been off by this much."""
+"""Largest ratio of measured to predicted time that counts; larger ratios are cut."""
 NUM_ERRORS = 128
 MIN_STEPS = 16
 
 
 class StepShape(NamedTuple):
-    """The properties of a step that its time depends on."""
+    """Properties of a step that determine its time."""
 
     num_decodes: int = 0
     num_prefill_tokens: int = 0
     num_context_tokens: int = 0
-    """Tokens of context that the decodes read, over all of them."""
+    """Context tokens that all decodes read together."""
     prefill_work: int = 0
-    """For every prefill token, the tokens it attends to."""
+    """Sum over prefill tokens of the tokens attended to."""
 
     def plus_prefill(self, num_tokens: int, start: int = 0) -> StepShape:
-        """The same step with one more prefill chunk."""
+        """Return the step with one more prefill chunk."""
         return self._replace(
             num_prefill_tokens=self.num_prefill_tokens + num_tokens,
             prefill_work=self.prefill_work + prefill_work(num_tokens, start),
         )
 
     def plus(self, other: StepShape) -> StepShape:
-        """The work of both."""
+        """Return the sum of both shapes."""
         a, b, c, d = self
         e, f, g, h = other
         return StepShape(a + e, b + f, c + g, d + h)
 
 
 def prefill_work(num_tokens: int, start: int = 0) -> int:
-    """Tokens attended to by a chunk that begins at position `start`."""
+    """Return the tokens attended to by a chunk that begins at position `start`."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """The shape of a planned step. A chunk of one token costs what a decode costs."""
+    """Return the shape of a planned step; a chunk of one token counts as a decode."""
     num_decodes = num_context = work = 0
     for item in plan.scheduled:
         count = len(item.token_ids)
@@ -78,7 +77,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 class StepCost:
     """Step-cost coefficients in seconds, and the error of their predictions.
 
-    A plain value, so that another process can predict as well as the one that measures.
+    A plain value, so that other processes can predict steps too.
     """
 
     constant_s: float = 0.008
@@ -92,7 +91,7 @@ class StepCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps were measured to decide anything by the coefficients."""
+        """Whether enough steps were measured to use the coefficients."""
         return self.num_steps >= MIN_STEPS
 
     def is_close(self, other: StepCost, tolerance: float) -> bool:
@@ -107,11 +106,11 @@ class StepCost:
         )
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds a step of this shape takes."""
+        """Return the predicted seconds of a step."""
         return self.constant_s + self.work_s(shape)
 
     def work_s(self, shape: StepShape) -> float:
-        """Seconds that this work adds to the steps it is part of."""
+        """Return the seconds that this work adds to its steps."""
         num_decodes, num_prefill, num_context, attended = shape
         return (
             self.per_decode_s * num_decodes
@@ -121,12 +120,12 @@ class StepCost:
         )
 
     def prefill_s(self, num_tokens: int, start: int = 0) -> float:
-        """Seconds that a prefill adds to the steps it is part of."""
+        """Return the seconds that a prefill adds to its steps."""
         work = self.per_attended_s * prefill_work(num_tokens, start)
         return self.per_prefill_token_s * num_tokens + work
 
     def decode_s(self, num_context_tokens: float) -> float:
-        """Seconds that one decode adds to a step."""
+        """Return the seconds that one decode adds to a step."""
         return self.per_decode_s + self.per_context_token_s * num_context_tokens
 
 
@@ -143,8 +142,8 @@ class StepTimeModel:
             cost.per_attended_s,
         )
         size = len(self._prior)
-        # In units of the prior: each feature is the time it stands for there, each coefficient
-        # begins at 1, and the fit is a matter of shares of a step's time.
+        # In units of the prior: each feature is its time by the prior, each coefficient begins
+        # at 1, and the fit works on shares of a step's time.
         self._squares = [[0.0] * size for _ in range(size)]
         self._products = [0.0] * size
         self._weights = [1.0] * size
@@ -155,7 +154,7 @@ class StepTimeModel:
 
     @property
     def error(self) -> float:
-        """Median relative error of the last predictions, each made before its step was seen."""
+        """Median relative error of the last predictions, made before their steps."""
         count = len(self._sorted_errors)
         return self._sorted_errors[count // 2] if count else 1.0
 
@@ -177,14 +176,14 @@ class StepTimeModel:
         return StepCost(a, b, c, d, e, self.error, self._num_steps)
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
-        """Learn from a step of this shape that took `elapsed_s`."""
+        """Update the fit with a step of this shape that took `elapsed_s`."""
         if not elapsed_s > 0.0:
             return
         features = self._features(shape)
         pairs = zip(self._weights, features, strict=True)
         base_s = max(sum([weight * value for weight, value in pairs]), 1e-9)
         ratio = elapsed_s / (self._factor * base_s)
-        if self._num_steps == 0:  # nothing is known of the machine's speed before its first step
+        if self._num_steps == 0:  # the first step sets the machine's speed
             self._factor, ratio = ratio, 1.0
             self._slow_factor = self._factor
         else:
@@ -202,8 +201,10 @@ class StepTimeModel:
         return (a, b * decodes, c * tokens, d * context, e * work)
 
     def _fit(self, shares: Sequence[float], ratio: float) -> None:
-        """One sweep of coordinate descent over the sums of squares. It starts from the last
-        solution, so that a sweep a step is enough to stay at the optimum."""
+        """Do one sweep of coordinate descent over the sums of squares.
+
+        The sweep starts from the last solution, so one per step stays near the optimum.
+        """
         products, weights = self._products, self._weights
         for at, (row, share) in enumerate(zip(self._squares, shares, strict=True)):
             products[at] = FORGETTING * products[at] + share * ratio

@@ -1,4 +1,4 @@
-"""The targets of one request: when its tokens are due, what work is left, and `met`.
+"""The targets of one request: due times, remaining work, and `met`.
 
 The first token is due `ttft_s` after arrival, each further one `tpot_s` after the one before it.
 The deadline is the due time of the last token.
@@ -14,14 +14,14 @@ from headway.core.slo.steptime import StepCost, StepShape, prefill_work
 from headway.core.terms import Targets
 
 EARLIER = 0.2
-"""Share of the time until the latest start that is kept in hand."""
+"""Share of the time until the latest start by which the planned start is earlier."""
 
 
 def met(targets: Targets, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
-    """Whether the measured times are within every target.
+    """Return whether the measured times are within every target.
 
-    A request without a first token has no TTFT and no request that is still open has an E2E time:
-    both miss their target. An answer of one token has no TPOT and meets any.
+    A missing TTFT or E2E time misses its target. An output of one token has no TPOT and meets any
+    TPOT target.
     """
     if targets.ttft_s is not None and (ttft_s is None or ttft_s > targets.ttft_s):
         return False
@@ -31,23 +31,23 @@ def met(targets: Targets, ttft_s: float | None, tpot_s: float | None, e2e_s: flo
 
 
 class RemainingWork(NamedTuple):
-    """The work that is left of a request, and its targets."""
+    """Remaining work of a request, and its targets."""
 
     arrived_at: float
     targets: Targets
     num_prefill_left: int
     num_output: int
     num_output_left: int
-    """Expected, the last one included."""
+    """Expected further tokens, the last included."""
     num_context: int
-    """Tokens known: what a decode reads."""
+    """Tokens known, which a decode reads."""
     first_token_at: float | None = None
     num_samples: int = 1
-    """Samples that will decode, each of them as long."""
+    """Samples that will decode, all of the same expected length."""
 
     @property
     def next_due_at(self) -> float:
-        """When the next token is due; infinity without a target for it."""
+        """When the next token is due; infinity without a target."""
         targets = self.targets
         if self.first_token_at is None:
             return inf if targets.ttft_s is None else self.arrived_at + targets.ttft_s
@@ -68,7 +68,7 @@ class RemainingWork(NamedTuple):
 
     @property
     def prefill(self) -> StepShape:
-        """The prefill that is left."""
+        """Remaining prefill."""
         count = self.num_prefill_left
         if count <= 0:
             return StepShape()
@@ -76,14 +76,14 @@ class RemainingWork(NamedTuple):
 
     @property
     def decodes(self) -> StepShape:
-        """The decodes that are left, of all samples; the prefill gives the first token."""
+        """Remaining decodes of all samples; prefill produces the first token."""
         count = max(0, self.num_output_left - (1 if self.num_prefill_left > 0 else 0))
         num_context = count * self.num_context + count * count // 2
         return StepShape(self.num_samples * count, 0, self.num_samples * num_context)
 
     @property
     def demands(self) -> tuple[tuple[float, StepShape], ...]:
-        """Pairs of a due time and the work due by then; those without a due time are left out."""
+        """Pairs of a due time and the work due by then; work without a due time is left out."""
         prefill, decodes = self.prefill, self.decodes
         next_due_at, last_due_at = self.next_due_at, self.last_due_at
         if next_due_at < last_due_at:
@@ -93,16 +93,16 @@ class RemainingWork(NamedTuple):
         return tuple([pair for pair in pairs if pair[0] < inf])
 
     def latest_start_at(self, cost: StepCost, step_s: float) -> float:
-        """The last moment to start that meets the targets, alone and with steps of `step_s`."""
+        """Return the latest start that meets the targets, alone and with steps of `step_s`."""
         prefill_s = cost.work_s(self.prefill)
         next_at = self.next_due_at - prefill_s
         last_at = self.last_due_at - prefill_s - self.num_output_left * step_s
         return min(next_at, last_at)
 
     def planned_start_at(self, cost: StepCost, step_s: float) -> float:
-        """When the request should start, by which requests are ordered.
+        """Return the start by which requests are ordered.
 
-        Somewhat before the last moment: what follows will not go as expected either.
+        It is earlier than the latest start, because predictions err.
         """
         latest_at = self.latest_start_at(cost, step_s)
         if latest_at == inf:
@@ -116,9 +116,9 @@ def remaining_work(
     first_token_at: float | None = None,
     num_cached: int = 0,
 ) -> RemainingWork:
-    """The work left of a request that is expected to produce `num_output_left` more tokens.
+    """Return the remaining work of a request with `num_output_left` expected tokens.
 
-    `num_cached` tokens of its prompt need not be computed; they count until it is started.
+    `num_cached` tokens of the prompt are in the prefix cache; they count until the request starts.
     """
     num_left = request.num_tokens - request.num_computed
     if num_cached and not request.num_computed:
@@ -136,6 +136,6 @@ def remaining_work(
 
 
 def slack_s(work: RemainingWork, now: float, cost: StepCost, step_s: float) -> float:
-    """Seconds for which a request can be deferred; negative if it is late already."""
+    """Return the seconds for which a request can be deferred; negative if it is late."""
     slack = work.latest_start_at(cost, step_s) - now
     return slack if work.num_prefill_left > 0 else min(slack, work.next_due_at - now - step_s)
