@@ -1,12 +1,16 @@
-"""The waiting queue: who is admitted next, and why the others wait.
+"""The waiting queue: which request is admitted next, and why each of the others waits.
 
-Owns the order of waiting requests, service counters per tenant, aging, KV quotas of waiting tenants
-and wait attribution. Must not import slo, running or the scheduler. In reading order:
+Owns the order of waiting requests, aging, suspension of tenants at their KV quota, service accounts
+of tenants, and the attribution of waiting time to causes. Takes no blocks and changes no request's
+state: core/running does. Must not import slo, running or the scheduler. In reading order:
 
-    queue.py          the policy port, sort keys, a heap
-    policies.py       policies by name
-    accounts.py       service per tenant, in weighted tokens
-    fair.py           the fair policy: least service for its weight goes first
-    aging.py          requests that waited too long
-    attribution.py    the cause of every waiting second
+    queue.py         WaitingQueue: what the scheduler calls
+    policies.py      the policies by name; add yours here
+    sort_key.py      SortKey: the order of two requests
+    keyed.py         KeyedQueue: policies that are a function from request to key
+    fair.py          FairQueue: the tenant with the least service is next
+    accounts.py      service given to each tenant
+    aging.py         requests that have waited longer than max_wait_s
+    attribution.py   seconds of each wait by cause
+    request_heap.py  a heap with removal
 """
