@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +106,7 @@ def test_bench_offline_compares_modes(model_path: Path, tmp_path: Path):
     report, picture = tmp_path / "report.json", tmp_path / "picture.png"
     flags = ("--workload", "mixed-16", "--batching", "static,continuous", "--rounds", "1")
     files = ("--json", str(report), "--plot", str(picture))
-    environ = {**os.environ, "HEADWAY_DTYPE": "fp32"}
-    result = headway("bench", "offline", str(model_path), *flags, *files, env=environ)
+    result = headway("bench", "offline", str(model_path), *flags, *files)
     assert result.returncode == 0, result.stderr
     assert "identical tokens in all 2 runs: 100.0%" in result.stdout
     modes = json.loads(report.read_text())["modes"]

@@ -112,7 +112,7 @@ def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
         path.write_text(content)
         said = str(headway("usage", "--ledger-url", f"sqlite://{path}").exception)
         assert str(path) in said
-        assert said.endswith("--ledger-url names another")
+        assert said.endswith("set --ledger-url")
 
 
 def test_a_locked_ledger_says_to_try_again(url: str) -> None:

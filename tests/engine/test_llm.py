@@ -22,7 +22,6 @@ def llm(model_path: Path) -> Iterator[LLM]:
     progress: list[tuple[int, int]] = []
     llm = LLM(
         str(model_path),
-        dtype="fp32",
         kv_cache_memory_bytes="64M",
         progress=lambda *done: progress.append(done),
     )
@@ -111,7 +110,7 @@ def test_a_full_cache_preempts_and_still_answers_the_same(llm: LLM, model_path: 
     prompts = [f"{number} is a number that" for number in range(12)]
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     expected = llm.generate(prompts, params)
-    small = LLM(str(model_path), dtype="fp32", kv_cache_memory_bytes="24M", max_num_seqs=12)
+    small = LLM(str(model_path), kv_cache_memory_bytes="12M", max_num_seqs=12)
     outputs = small.generate(prompts, params)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]

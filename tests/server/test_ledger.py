@@ -96,6 +96,7 @@ async def test_an_answer_of_the_last_moment_has_its_row(launch, tmp_path: Path) 
     assert row["output_tokens"] == answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.timing
 async def test_an_answer_not_read_to_its_end_counts_its_output(launch, tmp_path: Path) -> None:
     """The engine is held, so that there is nothing on the way when the client leaves."""
     server = launch(step_s=0.01, server={"ledger_url": ledger_url(tmp_path)}).wait_ready()

@@ -54,7 +54,7 @@ async def test_64_streams_make_the_same_tokens_as_offline(
     ) as client:
         model = (await client.models.list()).data[0].id
         served = await asyncio.gather(*(_stream(client, model, prompt) for prompt in prompts))
-    llm = LLM(str(model_path), dtype="fp32", kv_cache_memory_bytes="256M")
+    llm = LLM(str(model_path), kv_cache_memory_bytes="256M")
     offline = llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
     llm.close()
     for (text, tokens), expected in zip(served, offline, strict=True):

@@ -199,6 +199,7 @@ async def test_a_second_signal_ends_it_at_once(launch) -> None:
     wait_gone(engine_pid(server))
 
 
+@pytest.mark.timing
 def test_statistics_are_logged_and_end_with_an_idle_line(launch) -> None:
     server = launch(step_s=0.002).wait_ready()
     body = {"prompt": "x", "max_tokens": 200}

@@ -14,6 +14,7 @@ from benchmarks.support import proc_stats
 from headway.tenancy.keys import make_key
 
 
+@pytest.mark.timing
 def test_explanations_add_up_and_name_the_true_cause(tmp_path: Path) -> None:
     secrets = {name: make_key() for name in TENANTS}
     with started_with_tenants(None, tmp_path, secrets) as server:
