@@ -86,6 +86,8 @@ def large_target(
     launcher.close()
 
 
+# In seconds, so that the verdict depends on the machine: for scripts/test-slow on a fast one.
+@pytest.mark.full
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_largest_bodies_do_not_block_the_event_loop(name: str, large_target: Target) -> None:
     path, body = SHAPES[name](MAX_BODY_BYTES)
