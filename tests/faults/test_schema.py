@@ -19,6 +19,17 @@ def test_answers_keep_to_the_document(target: Target) -> None:
     assert result.num_requests >= 4 * NUM_EXAMPLES
 
 
+def test_an_invalid_body_above_the_limit_may_be_refused_for_its_size(target: Target) -> None:
+    document = copy.deepcopy(fetch_document(target))
+    document["paths"] = {"/tokenize": document["paths"]["/tokenize"]}
+    large = {"type": "string", "const": "x" * target.max_body_bytes}
+    body = {"type": "object", "required": ["text", "n"], "properties": {"text": large}}
+    body["properties"]["n"] = {"type": "integer"}
+    operation = document["paths"]["/tokenize"]["post"]
+    operation["requestBody"]["content"] = {"application/json": {"schema": body}}
+    assert not fuzz(target, document, NUM_EXAMPLES).failures
+
+
 def test_a_document_that_promises_too_much_is_found_out(target: Target) -> None:
     """Without this, a check that never looks would pass as well."""
     document = copy.deepcopy(fetch_document(target))
