@@ -1,28 +1,39 @@
-"""From a generation to an answer, whole or streamed; shared by chat and completions.
+"""From a request to an answer, whole or streamed; shared by all endpoints that generate text.
 
-The two endpoints differ only in the form of a choice, which the ChoiceFormat defines.
+An endpoint is a GenerationEndpoint: the schema of its body, the prompts, the form of a choice.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.terms import Terms
 from headway.engine.client.outputs import SampleDelta
-from headway.errors import SlowReaderError
+from headway.errors import InvalidRequestError, SlowReaderError
 from headway.server.admission import Reservation
 from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import ScoredToken
-from headway.server.context import ServerContext, run_off_loop
+from headway.server.context import (
+    ServerContext,
+    check_permissions,
+    read_body,
+    run_off_loop,
+    tenant_terms,
+)
 from headway.server.http import sse
 from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import translate
+from headway.server.schema.request import GenerationRequest, RequestLimits, parse
+from headway.text import Tokenizer
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
 @dataclass(slots=True)
@@ -66,7 +77,52 @@ class GenerationJob:
     includes_usage: bool
 
 
-async def start_generation(
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint(Generic[RequestT]):
+    """What an endpoint that generates text has of its own."""
+
+    request: type[RequestT]
+    id_prefix: str
+    encode: Callable[[RequestT, ServerContext], list[list[int]]]
+    """Return the prompts as token ids."""
+    choice_format: Callable[[Tokenizer, GenerationSpec], ChoiceFormat]
+
+    async def respond(
+        self, request: Request, context: ServerContext, limits: RequestLimits
+    ) -> Response:
+        job, generation = await self._begin(request, context, limits)
+        return await answer(request, context, job, generation)
+
+    async def _begin(
+        self, request: Request, context: ServerContext, limits: RequestLimits
+    ) -> tuple[GenerationJob, Generation]:
+        """Read the request and send it to the engine; the body is freed on return."""
+        with context.admit(request) as reservation:
+            body = await read_body(request)
+            payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
+            try:
+                check_permissions(request, payload)
+                job = await self._make_job(payload, len(body), context, tenant_terms(request))
+                return job, await _start(context, job, reservation)
+            except InvalidRequestError as error:
+                error.param = payload.field_for(error.param)
+                raise
+
+    async def _make_job(
+        self, payload: RequestT, num_bytes: int, context: ServerContext, terms: Terms
+    ) -> GenerationJob:
+        model = context.model_name(payload.model)
+        params = payload.params()
+        prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
+        request_id = f"{self.id_prefix}-{context.new_id()}"
+        priority = payload.priority or 0
+        spec = GenerationSpec(request_id, prompts, params, priority, payload.terms(terms))
+        choice_format = self.choice_format(context.engine.tokenizer, spec)
+        is_stream = bool(payload.stream)
+        return GenerationJob(spec, model, choice_format, is_stream, payload.includes_usage)
+
+
+async def _start(
     context: ServerContext, job: GenerationJob, reservation: Reservation
 ) -> Generation:
     """Send the prompts to the engine; the caller must then call `answer`, which ends them."""

@@ -7,21 +7,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.core.terms import Terms
-from headway.errors import InvalidRequestError
-from headway.server.api.answer import ChoicePart, GenerationJob, answer, start_generation
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.answer import ChoicePart, GenerationEndpoint
 from headway.server.api.logprobs import chat_logprobs
-from headway.server.context import (
-    ServerContext,
-    check_permissions,
-    read_body,
-    run_off_loop,
-    tenant_terms,
-)
+from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import ChatRequest
-from headway.server.schema.request import RequestLimits, parse
+from headway.server.schema.request import RequestLimits
 from headway.text import Tokenizer
 
 
@@ -31,44 +22,15 @@ def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        job, generation = await _begin(request, context, limits)
-        return await answer(request, context, job, generation)
+        return await CHAT.respond(request, context, limits)
 
     return router
 
 
-async def _begin(
-    request: Request, context: ServerContext, limits: RequestLimits
-) -> tuple[GenerationJob, Generation]:
-    """Read the request and send it to the engine; the body is freed on return."""
-    with context.admit(request) as reservation:
-        body = await read_body(request)
-        payload = await run_off_loop(len(body), lambda: parse(ChatRequest, body, limits))
-        try:
-            check_permissions(request, payload)
-            job = await _make_job(payload, len(body), context, tenant_terms(request))
-            return job, await start_generation(context, job, reservation)
-        except InvalidRequestError as error:
-            error.param = payload.field_for(error.param)
-            raise
-
-
-async def _make_job(
-    payload: ChatRequest, num_bytes: int, context: ServerContext, terms: Terms
-) -> GenerationJob:
-    model = context.model_name(payload.model)
-    params = payload.params()
-    token_ids = await run_off_loop(num_bytes, lambda: _encode(payload, context))
-    spec_id = f"chatcmpl-{context.new_id()}"
-    spec = GenerationSpec(spec_id, [token_ids], params, payload.priority or 0, payload.terms(terms))
-    choice_format = ChatFormat(context.engine.tokenizer)
-    return GenerationJob(spec, model, choice_format, bool(payload.stream), payload.includes_usage)
-
-
-def _encode(payload: ChatRequest, context: ServerContext) -> list[int]:
+def _encode(payload: ChatRequest, context: ServerContext) -> list[list[int]]:
     text = context.chat_template.render(payload.conversation())
     # The template has already written the special tokens.
-    return context.encode(text, add_special_tokens=False)
+    return [context.encode(text, add_special_tokens=False)]
 
 
 class ChatFormat:
@@ -101,3 +63,8 @@ class ChatFormat:
 
     def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
         return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)
+
+
+CHAT = GenerationEndpoint(
+    ChatRequest, "chatcmpl", _encode, lambda tokenizer, _: ChatFormat(tokenizer)
+)

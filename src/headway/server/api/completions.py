@@ -7,21 +7,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.core.terms import Terms
 from headway.engine.client.outputs import PROMPT_TAIL
-from headway.server.api.answer import ChoicePart, GenerationJob, answer, start_generation
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.answer import ChoicePart, GenerationEndpoint
+from headway.server.api.generation import GenerationSpec
 from headway.server.api.logprobs import CompletionLogprobsWriter
-from headway.server.context import (
-    ServerContext,
-    check_permissions,
-    read_body,
-    run_off_loop,
-    tenant_terms,
-)
+from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.completions import CompletionRequest
-from headway.server.schema.request import RequestLimits, parse
+from headway.server.schema.request import RequestLimits
 from headway.text import Tokenizer
 
 
@@ -31,34 +24,9 @@ def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        job, generation = await _begin(request, context, limits)
-        return await answer(request, context, job, generation)
+        return await COMPLETIONS.respond(request, context, limits)
 
     return router
-
-
-async def _begin(
-    request: Request, context: ServerContext, limits: RequestLimits
-) -> tuple[GenerationJob, Generation]:
-    """Read the request and send it to the engine; the body is freed on return."""
-    with context.admit(request) as reservation:
-        body = await read_body(request)
-        payload = await run_off_loop(len(body), lambda: parse(CompletionRequest, body, limits))
-        check_permissions(request, payload)
-        job = await _make_job(payload, len(body), context, tenant_terms(request))
-        return job, await start_generation(context, job, reservation)
-
-
-async def _make_job(
-    payload: CompletionRequest, num_bytes: int, context: ServerContext, terms: Terms
-) -> GenerationJob:
-    model = context.model_name(payload.model)
-    params = payload.params()
-    prompts = await run_off_loop(num_bytes, lambda: _encode(payload, context))
-    spec_id = f"cmpl-{context.new_id()}"
-    spec = GenerationSpec(spec_id, prompts, params, payload.priority or 0, payload.terms(terms))
-    choice_format = CompletionFormat(context.engine.tokenizer, spec)
-    return GenerationJob(spec, model, choice_format, bool(payload.stream), payload.includes_usage)
 
 
 def _encode(payload: CompletionRequest, context: ServerContext) -> list[list[int]]:
@@ -104,3 +72,6 @@ class CompletionFormat:
             writer = CompletionLogprobsWriter(self._tokenizer, detokenizer)
             self._logprobs[piece.index] = writer
         return writer.write(piece.tokens)
+
+
+COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _encode, CompletionFormat)

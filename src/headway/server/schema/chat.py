@@ -126,7 +126,6 @@ class ChatRequest(GenerationRequest):
         return self.sampling(self.output_limit, (self.top_logprobs or 0) if self.logprobs else None)
 
     def field_for(self, param: str | None) -> str | None:
-        """Return the field of this body that a param of the engine was made from."""
         if param == "max_tokens" and self.max_tokens is None:
             return "max_completion_tokens" if self.max_completion_tokens is not None else "messages"
         return "messages" if param == "prompt" else param

@@ -251,6 +251,14 @@ class GenerationRequest(Fields):
         in_s = {name: value / 1000 for name, value in in_ms.items() if value is not None}
         return replace(terms, targets=replace(terms.targets, **in_s)) if in_s else terms
 
+    def params(self) -> SamplingParams:
+        """Return what the engine needs to sample the output."""
+        raise NotImplementedError
+
+    def field_for(self, param: str | None) -> str | None:
+        """Return the field of this body that a param of the engine was made from."""
+        return param
+
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the sampling fields as checked params."""
         fields: dict[str, Any] = {
