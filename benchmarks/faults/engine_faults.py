@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Battery:
 
 def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     port, admin_port = free_port(), free_port()
-    given = {"port": port, "admin_port": admin_port, "dtype": "fp32", **settings}
+    given = {"port": port, "admin_port": admin_port, "deterministic": True, **settings}
     given["ledger_url"] = f"sqlite://{folder}/ledger.db"
     # How long requests wait on a busy machine is not what is tested here.
     given |= {"kv_cache_memory_bytes": "512M", "max_engine_restarts": 10_000}
@@ -135,14 +135,14 @@ async def run(
     num_streams: int,
     folder: Path,
     kinds: Collection[str] = tuple(KINDS),
-    num_jobs: int = 32,
+    jobs: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     server = start(model, folder)
     try:
         await asyncio.to_thread(server.wait_ready)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
-            jobs = make_jobs(num_jobs)
+            jobs = jobs or make_jobs(32)
             expected = await undisturbed(client, jobs)
             crowd = Crowd(client, jobs, expected, num_streams)
             battery = Battery(server, crowd, folder)

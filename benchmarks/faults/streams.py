@@ -38,7 +38,7 @@ class Tally:
     """When each client last got something."""
 
 
-def make_jobs(num_jobs: int) -> list[dict[str, Any]]:
+def make_jobs(num_jobs: int, max_output: int = 160) -> list[dict[str, Any]]:
     """Prompts of many lengths, greedy and seeded, some with several samples."""
     words = LICENSE.read_text().split()
     draw = random.Random(0)
@@ -47,7 +47,7 @@ def make_jobs(num_jobs: int) -> list[dict[str, Any]]:
         at = draw.randrange(len(words) - 200)
         job: dict[str, Any] = {
             "prompt": " ".join(words[at : at + draw.randint(4, 150)]),
-            "max_tokens": draw.randint(40, 160),
+            "max_tokens": draw.randint(max_output // 4, max_output),
             "temperature": 0.0,
             "ignore_eos": draw.random() < 0.7,
             "n": draw.choice((1, 1, 1, 2, 3)),

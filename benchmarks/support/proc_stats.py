@@ -32,7 +32,7 @@ from headway.workload import Vocabulary
 
 T = TypeVar("T")
 MIB = 2**20
-MODEL_SETTINGS = {"dtype": "fp32", "kv_cache_memory_bytes": "512M"}
+MODEL_SETTINGS = {"deterministic": True, "kv_cache_memory_bytes": "512M"}
 LETTERS = Vocabulary(97, 123)
 """The token ids that the fake server's tiny vocabulary has for sure."""
 QUIET_S = 60.0

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
+from headway.executors.spec import spec_from_config
 from tests.conftest import ROOT
+from tests.support.tiny import CONFIG, tiny_weights
 
 
 def headway(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -101,12 +104,15 @@ def test_a_closed_pipe_is_no_error(model_path: Path):
     assert "Error" not in result.stderr
 
 
-@pytest.mark.model
-def test_bench_offline_compares_modes(model_path: Path, tmp_path: Path):
+def test_bench_offline_compares_modes(tmp_path: Path):
+    config = CONFIG | {"vocab_size": 49_152, "max_position_embeddings": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = tiny_weights(spec_from_config(config))
+    save_file(weights, tmp_path / "model.safetensors")
     report, picture = tmp_path / "report.json", tmp_path / "picture.png"
     flags = ("--workload", "mixed-16", "--batching", "static,continuous", "--rounds", "1")
     files = ("--json", str(report), "--plot", str(picture))
-    result = headway("bench", "offline", str(model_path), *flags, *files)
+    result = headway("bench", "offline", str(tmp_path), *flags, *files)
     assert result.returncode == 0, result.stderr
     assert "identical tokens in all 2 runs: 100.0%" in result.stdout
     modes = json.loads(report.read_text())["modes"]

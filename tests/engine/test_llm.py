@@ -108,7 +108,7 @@ def test_a_bad_request_starts_nothing(llm: LLM):
 
 def test_a_full_cache_preempts_and_still_answers_the_same(llm: LLM, model_path: Path):
     prompts = [f"{number} is a number that" for number in range(12)]
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     expected = llm.generate(prompts, params)
     small = LLM(str(model_path), kv_cache_memory_bytes="12M", max_num_seqs=12)
     outputs = small.generate(prompts, params)

@@ -31,7 +31,7 @@ class Workload:
     prompts: list[Tokens]
     params: list[SamplingParams]
     expected: list[Tokens]
-    """What we make when each prompt runs alone."""
+    """What the model makes of each prompt."""
 
 
 def make_executor(decoder: Decoder, num_blocks: int = 2048, block_size: int = 16) -> TorchExecutor:
@@ -43,10 +43,17 @@ def smollm2_decoder(model_path: Path) -> Decoder:
     return load_decoder(open_checkpoint(locate(str(model_path))), "fp32")
 
 
-def smollm2_workload(executor: TorchExecutor, model_path: Path, num_prompts: int) -> Workload:
-    """Stretches of English, 5 to 400 tokens long, each continued by 32 to 64 tokens."""
+def smollm2_requests(
+    model_path: Path, num_prompts: int
+) -> tuple[list[Tokens], list[SamplingParams]]:
+    """Stretches of English, 5 to 400 tokens long, each to be continued by 32 to 64 tokens."""
     token_ids = Tokenizer.from_path(model_path).encode((ROOT / "LICENSE").read_text())
-    return _run_alone(executor, [prompt for prompt, _ in english_prompts(token_ids, num_prompts)])
+    prompts = [prompt for prompt, _ in english_prompts(token_ids, num_prompts)]
+    return prompts, _params(prompts)
+
+
+def smollm2_workload(executor: TorchExecutor, model_path: Path, num_prompts: int) -> Workload:
+    return _run_alone(executor, smollm2_requests(model_path, num_prompts)[0])
 
 
 def tiny_decoder() -> Decoder:
@@ -70,12 +77,16 @@ def tiny_workload(executor: TorchExecutor, num_prompts: int = 32) -> Workload:
 
 
 def _run_alone(executor: TorchExecutor, prompts: list[Tokens]) -> Workload:
-    params = [
+    params = _params(prompts)
+    alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)
+    return Workload(prompts, params, [alone.of(index) for index in range(len(prompts))])
+
+
+def _params(prompts: list[Tokens]) -> list[SamplingParams]:
+    return [
         SamplingParams(temperature=0.0, max_tokens=64 if index % 8 == 0 else 32)
         for index in range(len(prompts))
     ]
-    alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)
-    return Workload(prompts, params, [alone.of(index) for index in range(len(prompts))])
 
 
 def check_equal(collected: Collected, workload: Workload, samples: Sequence[int] = (0,)) -> None:
