@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.cases import CHAT
-from benchmarks.faults.disconnects import LINGER_NOT, encode
+from benchmarks.faults.disconnects import NO_LINGER, encode
 from benchmarks.support.proc_stats import (
     LETTERS,
     MIB,
@@ -152,7 +152,7 @@ class Readers:
             connection.setblocking(False)
             yield connection
         finally:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
 
     async def read_slowly(self, number: int) -> None:
