@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.support.streamed import Told, ask
+from benchmarks.support.streamed import StreamedAnswer, ask
 from tests.server.test_crash import body, engine_pids, wait_restart
 
 COLUMNS = (
@@ -100,7 +100,7 @@ async def test_an_answer_of_the_last_moment_has_its_row(launch, tmp_path: Path) 
 async def test_an_answer_not_read_to_its_end_counts_its_output(launch, tmp_path: Path) -> None:
     """The engine is held, so that there is nothing on the way when the client leaves."""
     server = launch(step_s=0.01, server={"ledger_url": ledger_url(tmp_path)}).wait_ready()
-    told = Told()
+    told = StreamedAnswer()
     fields = body(1, max_tokens=2000, stream=True)
     async with client_of(server) as client:
         async with client.stream("POST", "/v1/completions", json=fields) as response:
@@ -154,8 +154,8 @@ async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -
     settings = {"ledger_url": ledger_url(tmp_path), "max_engine_restarts": 1000}
     settings |= {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
     server = await asyncio.to_thread(launch(step_s=0.005, server=settings).wait_ready)
-    told: list[Told] = []
-    left: list[Told] = []
+    told: list[StreamedAnswer] = []
+    left: list[StreamedAnswer] = []
     is_over = False
 
     async def keep_asking(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
