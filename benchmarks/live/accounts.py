@@ -35,7 +35,7 @@ import httpx
 from benchmarks.live.account_clients import NUM_SEATS, TENANTS, Caller, Sent, started
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
-from benchmarks.support.wait_books import SECONDS, differ
+from benchmarks.support.wait_checker import SECONDS, differ
 from headway.tenancy.keys import make_key
 
 NUM_CLIENTS = 96
