@@ -38,7 +38,7 @@ EPSILON = 2.0**-8 / math.sqrt(3) * math.sqrt(0.75 / (2 * math.log(2)))
 INT8_STEP = 2.5 / 127 / math.sqrt(12)
 """Of int8 weights: uniform within a step, which is 1/127 of a group's largest weight; that of 32
 normal ones is 2.5 times their root mean square."""
-SEATS = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
+CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
 
 
 def expected_error(dtype: str, num_layers: int) -> float:
@@ -132,7 +132,7 @@ def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list
 def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> list[Tokens]:
     params = [SamplingParams(temperature=0.0, max_tokens=count) for count in counts]
     executor = TorchExecutor(model, WINDOW, SystemClock())
-    collected = run(executor, Schedule(SEATS), prompts, params)
+    collected = run(executor, Schedule(CONFIG), prompts, params)
     return [collected.of(index) for index in range(len(prompts))]
 
 
