@@ -1,4 +1,4 @@
-"""Clocks: one that runs, one that is told."""
+"""The system clock and the virtual clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_the_system_clock_never_runs_backwards():
     assert times == sorted(times)
 
 
-def test_a_virtual_clock_moves_only_when_told():
+def test_a_virtual_clock_moves_only_when_advanced():
     clock = VirtualClock(5.0)
     assert [clock.now(), clock.now()] == [5.0, 5.0]
     clock.advance_to(7.5)

@@ -239,13 +239,13 @@ def test_the_cache_takes_half_of_what_the_weights_leave():
         ({"preemption_store_bytes": 0}, 0, "as set"),
     ],
 )
-def test_the_second_store_is_a_quarter_of_the_cache_or_as_asked(settings, num_slots, why):
+def test_the_offload_store_is_a_quarter_of_the_cache_or_as_asked(settings, num_slots, why):
     choice = resolved(kv_cache_memory_bytes="4M", max_model_len=512, **settings)
     assert choice.num_slots == num_slots
     assert any("offload store" in reason and why in reason for reason in choice.reasons)
 
 
-def test_the_second_store_leaves_most_of_the_memory_alone():
+def test_the_offload_store_leaves_most_of_the_memory_alone():
     machine = Hardware(num_cores=4, available_bytes=4_000_000 + 256 * 64 * 1024)
     choice = resolved(machine, kv_cache_memory_bytes="64M", max_model_len=512)
     assert choice.num_slots == machine.available_bytes // 16 // (64 * 1024)

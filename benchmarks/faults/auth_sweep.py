@@ -1,12 +1,12 @@
-"""Tries to reach every route without a valid key; every attempt must fail.
+"""Requests every route without a valid key; every attempt must fail.
 
     python -m benchmarks.faults.auth_sweep MODEL [--json FILE]
 
-The server has a key. Each route of both listeners, and some that do not exist, is asked for over a
-raw connection: by eight methods, under several spellings of its path, without a key, with wrong
-ones, with crafted Hosts and with headers that ask proxies to see another method or path. The right
-answer is 401, or 400 where the request is refused before anyone looks for a key. Only GET
-/health/live may answer otherwise. With its key, a tenant that is no admin may not read /metrics.
+The server has two keys. The script requests each route of both listeners, and some that do not
+exist, over raw connections: with eight methods, several spellings of the path, no key, wrong keys,
+crafted Hosts, and headers that make proxies see another method or path. The expected answer is 401,
+or 400 if the server refuses the request before it checks the key. Only GET /health/live may answer
+otherwise. With a valid key, a tenant that is no admin may not read /metrics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADERS = {
     "key of another scheme": (f"Authorization: Basic {KEY}",),
     "key as a parameter": ("Authorization: Bearer", f"X-Api-Key: {KEY}"),
     "two keys": (f"Authorization: Bearer {KEY}", "Authorization: Bearer x"),
-    "Host that holds a path": ("Host: localhost/health/live?",),
+    "Host with a path": ("Host: localhost/health/live?",),
     "Host of another site": ("Host: evil.example",),
     "two Hosts": ("Host: localhost", "Host: evil.example"),
     "method override": ("X-HTTP-Method-Override: GET", "X-Method-Override: GET"),
@@ -55,7 +55,7 @@ HEADERS = {
 
 
 def spellings(path: str) -> dict[str, str]:
-    """Ways to write a path that some router or guard might read differently."""
+    """Return spellings of a path that a router or guard might read differently."""
     encoded = "".join(f"%{ord(letter):02x}" if letter.isalpha() else letter for letter in path)
     return {
         "plain": path,
@@ -72,7 +72,7 @@ def spellings(path: str) -> dict[str, str]:
 
 
 def attempts() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    """A name, and the method, path and headers it stands for."""
+    """Yield name, method, path and headers of each attempt."""
     for route in ROUTES:
         for spelling, path in spellings(route).items():
             for method in METHODS:
@@ -83,7 +83,7 @@ def attempts() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def ask(port: int, method: str, path: str, headers: tuple[str, ...]) -> int:
-    """The status of the answer; 0 if the connection was closed without one."""
+    """Return the status of the answer; 0 if the connection closed without one."""
     lines = [f"{method} {path} HTTP/1.1", *headers, "Connection: close"]
     if not any(header.startswith("Host:") for header in headers):
         lines.append("Host: localhost")
@@ -101,13 +101,13 @@ def ask(port: int, method: str, path: str, headers: tuple[str, ...]) -> int:
 def is_right(method: str, path: str, status: int) -> bool:
     if status in (0, 400, 401):
         return True
-    # The path alone says where a request goes, so an absolute URL is the same request.
+    # The path alone determines the route, so an absolute URL is the same request.
     where = path.removeprefix("http://localhost").partition("?")[0]
     return method == "GET" and unquote(where) == LIVE and status == 200
 
 
 def sweep(server: RunningServer) -> dict[str, Any]:
-    """Everything, on both listeners."""
+    """Send all attempts to both listeners; return the report."""
     statuses: Counter[int] = Counter()
     opened = []
     for listener, port in (("public", server.port), ("admin", server.admin_port)):
@@ -118,7 +118,7 @@ def sweep(server: RunningServer) -> dict[str, Any]:
                 opened.append(f"{listener}: {name}: {status}")
         good = (f"Authorization: Bearer {KEY}",)
         if ask(port, "GET", "/version", good) != 200:
-            opened.append(f"{listener}: the right key does not open")
+            opened.append(f"{listener}: the right key is refused")
         # There are two tenants, and neither is an admin; the public listener has no such route.
         expected = 403 if listener == "admin" else 404
         if (status := ask(port, "GET", "/metrics", good)) != expected:

@@ -1,7 +1,4 @@
-"""The corpus of bad inputs, and of unusual inputs that must be accepted.
-
-Checks that no name is used twice.
-"""
+"""The corpus: bad inputs, and unusual inputs that must be accepted."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from benchmarks.faults.cases import Case
 
 
 def corpus() -> list[Case]:
+    """Return all cases; check that their names are unique."""
     cases = [*field_cases(), *content_cases(), *json_cases(), *http_cases()]
     repeated = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
     if repeated:

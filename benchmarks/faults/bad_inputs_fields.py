@@ -219,7 +219,7 @@ def out_of_range() -> Iterator[Case]:
 
 
 def combinations() -> Iterator[Case]:
-    """Each value is fine alone."""
+    """Yield combinations of values that are valid one by one."""
     for endpoint in ENDPOINTS:
         yield endpoint.refused("min_tokens-over-max_tokens", min_tokens=5, max_tokens=4)
         yield endpoint.refused("n-8-over-the-token-budget", n=8, max_tokens=100_000)

@@ -90,7 +90,7 @@ def methods() -> Iterator[Case]:
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE"):
             name = f"{endpoint.name}-method-{method}"
             yield Case(name, (405,), method=method, path=endpoint.path, body=endpoint.body())
-        # Known to the parser as methods, but not of this protocol or not of any resource here.
+        # The parser knows these methods; no route here has them.
         for method in ("PROPFIND", "SEARCH", "PURGE", "MKCOL"):
             name = f"{endpoint.name}-method-{method}"
             yield Case(name, (405, 501), method=method, path=endpoint.path, body=b"")
@@ -117,7 +117,7 @@ def paths() -> Iterator[Case]:
     yield Case("path-of-20000-characters", (404,), path="/" + "a" * 20_000, body=body)
     yield Case("path-of-70000-characters", (400, 414, 431), path="/" + "a" * 70_000, body=body)
     yield Case("path-of-20000-slashes", (404,), path="/" * 20_000, body=body)
-    # The same resource by another spelling: rights hang on the route, so this opens nothing.
+    # Other spellings of the same resource: every route checks keys, so they open nothing.
     for path in (
         "/v1/%63hat/completions",
         CHAT + "?a=b",
@@ -161,7 +161,7 @@ def raw(name: str, request: bytes, *expected: Outcome, half_closed: bool = False
 
 
 def lengths() -> Iterator[Case]:
-    """Lies about how long the body is. Two readers that disagree on it can be made to smuggle."""
+    """Yield requests with a wrong body length, as in request smuggling."""
     for value in (b"-1", b"+5", b"0x10", b"5 5", b"5,5", b"", b"five", b"1e3", b"9" * 30, b"5\x00"):
         head = HEAD + b"Content-Length: " + value + b"\r\n"
         yield raw(f"length-{ascii(value)[2:14]}", head + CLOSE + b"\r\n" + BODY, 400)
@@ -174,13 +174,13 @@ def lengths() -> Iterator[Case]:
     yield raw("chunked-and-length", HEAD + chunked + own + b"\r\n" + whole, 400)
     for coding in (b"identity", b"xchunked", b"chunked, identity", b"gzip", b"chunked\x0b"):
         head = HEAD + b"Transfer-Encoding: " + coding + b"\r\n"
-        # Without a known coding there is no body, or no answer to where it ends.
+        # Without a known coding there is no body, or its end is unknown.
         yield raw(f"coding-{ascii(coding)[2:-1]}", head + CLOSE + b"\r\n" + whole, 400, 501)
     spaced = HEAD + b"Transfer-Encoding : chunked\r\n"
     yield raw("coding-with-a-space-before-the-colon", spaced + b"\r\n" + whole, 400)
     yield raw("accepts-chunked", HEAD + CLOSE + chunked + b"\r\n" + whole, 200)
     short = HEAD + b"Content-Length: 5\r\n\r\n" + BODY
-    # What is left over begins another request, before this one has been answered.
+    # The rest begins another request, before the first has its answer.
     yield raw("length-shorter-than-the-body", short, 400, CLOSED)
     long = HEAD + b"Content-Length: %d\r\n\r\n" % (len(BODY) + 100) + BODY
     yield raw("length-longer-than-the-body", long, CLOSED, half_closed=True)
@@ -201,7 +201,7 @@ def lengths() -> Iterator[Case]:
 
 
 def _many_chunks(path: bytes) -> tuple[bytes, ...]:
-    """More than the largest body limit in use, in chunks that each are small."""
+    """Return a body above the largest limit in use, in small chunks."""
     head = HEAD.replace(COMPLETIONS.encode(), path) + b"Transfer-Encoding: chunked\r\n\r\n"
     return (head, *[(b"1000\r\n" + b" " * 4096 + b"\r\n") * 64] * 40)
 
@@ -278,7 +278,7 @@ BAD_HOSTS = (
 
 
 def hosts() -> Iterator[Case]:
-    """A page of another site reaches a server on this machine under its own name."""
+    """Yield requests with Hosts of other sites, as in DNS rebinding."""
     get = b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n"
     for host in BAD_HOSTS:
         name = f"host-{ascii(host)[1:-1][:40]}"

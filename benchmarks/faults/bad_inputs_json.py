@@ -107,7 +107,7 @@ def broken() -> Iterator[Case]:
 
 
 def nested() -> Iterator[Case]:
-    """Deep bodies; fields differ because each is read by other code."""
+    """Yield deeply nested bodies, in fields that different code reads."""
     for endpoint in ENDPOINTS:
         for depth in (33, 1000, 40_000):
             lists, objects = b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth
@@ -155,7 +155,7 @@ def _of_spaces(factor: int) -> Body:
 
 
 def compressed() -> Iterator[Case]:
-    """Nothing is decompressed, so nothing can grow: the bytes are simply not JSON."""
+    """Yield compressed bodies; the server decompresses nothing, so they are not JSON."""
     zeros = b'{"prompt": "' + b"0" * 50_000_000 + b'"}'
     bombs = {"gzip": gzip.compress(zeros, mtime=0), "deflate": zlib.compress(zeros, 9)}
     for endpoint in ENDPOINTS:

@@ -1,7 +1,7 @@
 """A well-behaved client that measures whether other clients delay it.
 
-It runs in its own process, because threads of other clients would delay it and the server would be
-blamed.
+The bystander runs in its own process. In the process of the other clients, their threads would
+delay it, and the delay would look like the server's.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from benchmarks.faults.exchange import TIMEOUT_S
 
 NUM_TOKENS = 200
 TPOT_MS = 40
-"""What it asks to be promised: 25 tokens a second, faster than anybody reads."""
+"""TPOT target of the bystander: 25 tokens per second, faster than people read."""
 _BODY = {"prompt": "Once upon a time", "max_tokens": NUM_TOKENS, "ignore_eos": True}
 _BUSY_PAUSE_S = 0.2
 
 
 @dataclass(slots=True)
 class Watch:
-    """What the bystander saw during one phase."""
+    """Measurements of the bystander during one phase."""
 
     worst_gap_s: float = 0.0
     num_gaps: int = 0
@@ -39,7 +39,7 @@ class Watch:
 
 
 class Bystander:
-    """The process, seen from the one that does the disturbing."""
+    """Handle of the bystander process, for the process that sends the bad inputs."""
 
     def __init__(self, target: Target) -> None:
         command = [sys.executable, "-m", __name__, target.host, str(target.port)]
@@ -54,8 +54,8 @@ class Bystander:
         self._process.communicate()
 
     @contextmanager
-    def watching(self) -> Iterator[Watch]:
-        """What happens from here to the end of the block is counted apart."""
+    def measure(self) -> Iterator[Watch]:
+        """Measure the time of the with block separately."""
         self._next_watch()
         watch = Watch()
         yield watch
@@ -64,7 +64,7 @@ class Bystander:
             setattr(watch, name, getattr(seen, name))
 
     def _next_watch(self) -> Watch:
-        """What was seen since the last call."""
+        """Return the measurements since the last call."""
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("the bystander has no pipes")
         self._process.stdin.write("\n")
@@ -73,10 +73,10 @@ class Bystander:
 
 
 class _Streamer:
-    """Streams about two hundred tokens, again and again, until it is told to end.
+    """Streams about two hundred tokens, again and again, until its input ends.
 
-    A gap is the time between two events of one stream. The wait for the first one is not a gap:
-    it is spent in the queue.
+    A gap is the time between two events of one stream. The wait for the first event is not a gap,
+    because the request may be waiting in the queue.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -87,7 +87,7 @@ class _Streamer:
         self._is_over = threading.Event()
 
     def serve(self) -> None:
-        """A line on standard input asks for what was seen since the last one; its end, to end."""
+        """Stream until the end of standard input; answer each line with the measurements."""
         thread = threading.Thread(target=self._run)
         thread.start()
         for _ in sys.stdin:
@@ -131,7 +131,7 @@ class _Streamer:
                 continue
             now, last_line = time.monotonic(), line
             if last_at is not None:
-                # The watch may have been exchanged since the last event.
+                # `serve` may have replaced the watch since the last event.
                 watch = self._watch
                 watch.num_gaps += 1
                 watch.worst_gap_s = max(watch.worst_gap_s, now - last_at)

@@ -10,17 +10,17 @@ from typing import Any
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 CLOSED = "closed"
-"""The connection may end without an answer: what came in was not HTTP, or did not end."""
+"""The connection may close without an answer: the request was not HTTP, or incomplete."""
 
 Outcome = int | str
 JSON_TYPE = ("Content-Type", "application/json")
 MAX_TOKENS = 2
-"""Of every body that might be accepted, so that accepting it is cheap."""
+"""max_tokens of every body that the server might accept, so that it is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a case must know of the server it is sent to."""
+    """Address and body limit of the server under test."""
 
     host: str
     port: int
@@ -36,10 +36,10 @@ Body = bytes | Callable[[Target], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request and the outcomes that are right; nearly always a single status.
+    """One request and its expected outcomes, usually a single status.
 
-    `raw` stands for the whole request, for what no HTTP client would send; then the other fields
-    of the request are unused. Its pieces are sent one after the other with `pause_s` between them.
+    `raw` is the whole request, for bytes that no HTTP client would send; then the other fields of
+    the request are unused. Its pieces are sent one after another with `pause_s` between them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Case:
     raw: tuple[bytes, ...] = ()
     pause_s: float = 0.0
     is_half_closed: bool = False
-    """The client says that it will send no more, though its request is not complete."""
+    """The client closes its sending side, though its request is not complete."""
 
     def pieces(self, target: Target) -> tuple[bytes, ...]:
         if self.raw:
@@ -78,14 +78,14 @@ class Endpoint:
         return Case(f"{self.name}-{name}", expected or (400,), path=self.path, body=body)
 
     def refused(self, name: str, **fields: Any) -> Case:
-        """A body with these fields is refused with 400."""
+        """Return a case whose body must be refused with 400."""
         return self.case(name, self.body(**fields))
 
     def accepted(self, name: str, **fields: Any) -> Case:
         return self.case(name, self.body(**fields), 200)
 
     def with_literal(self, name: str, field_name: str, literal: bytes) -> Case:
-        """The field has a value that no JSON writer would write."""
+        """Return a case with a field whose value no JSON writer would write."""
         marker = "@here@"
         body = self.body(**{field_name: marker})
         return self.case(name, body.replace(json.dumps(marker).encode(), literal))

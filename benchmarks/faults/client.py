@@ -11,7 +11,7 @@ from benchmarks.faults.exchange import TIMEOUT_S, Answer
 
 
 class Poster:
-    """One connection, made again when the server closes it. Not to be shared between threads."""
+    """One connection, reopened when the server closes it; not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
@@ -33,7 +33,7 @@ class Poster:
             try:
                 response = self._send(path, body)
             except (http.client.RemoteDisconnected, ConnectionError):
-                # An idle connection may have been closed just before; a new one may not.
+                # The server may have closed an idle connection; it must not close a new one.
                 self._connection.close()
                 response = self._send(path, body)
             content = response.read()

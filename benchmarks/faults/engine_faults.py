@@ -1,10 +1,10 @@
-"""Engine faults under load: lost streams and recovery time.
+"""Injects engine faults under load; measures lost streams and recovery time.
 
     python -m benchmarks.faults.engine_faults MODEL [--each 20] [--streams 16] [--json FILE]
 
-Each kind of fault is injected so many times, in random order and at random moments, under streams
-whose every answer is compared with the one an undisturbed run gave. Ends with 1 if a stream was
-lost that was not itself the target, if a token differed, or if the server process died.
+Each kind of fault is injected `--each` times, in random order and at random moments, under streams.
+Every answer is compared with that of a run without faults. The exit code is 1 if a stream other
+than a target failed, if a token differed, or if the server process died.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import httpx
 import psutil
 
 from benchmarks.faults.injection import FOLDER_VARIABLE, inject, is_pending
-from benchmarks.faults.streams import Crowd, make_jobs, undisturbed
+from benchmarks.faults.streams import StreamClients, expected_answers, make_jobs
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer, free_port, start_process
 
@@ -56,7 +56,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Result:
-    """What became of the faults of one kind."""
+    """Measurements of the faults of one kind."""
 
     num_injected: int = 0
     num_victims: int = 0
@@ -65,11 +65,11 @@ class Result:
 
 
 class Battery:
-    """One server, one crowd, many faults."""
+    """Injects faults into one server under streams."""
 
-    def __init__(self, server: RunningServer, crowd: Crowd, folder: Path) -> None:
+    def __init__(self, server: RunningServer, clients: StreamClients, folder: Path) -> None:
         self._server = server
-        self._crowd = crowd
+        self._clients = clients
         self._folder = folder
         self.results = {kind: Result() for kind in KINDS}
 
@@ -81,10 +81,10 @@ class Battery:
         return engine.pid
 
     async def inject(self, kind: str) -> None:
-        """One fault, from a quiet moment to the next."""
+        """Inject one fault; wait until every stream continues."""
         result = self.results[kind]
         num_restarts = await asyncio.to_thread(self._num_restarts)
-        num_errors = len(self._crowd.tally.errors)
+        num_errors = len(self._clients.tally.errors)
         began_at = time.monotonic()
         if kind in INBOX:
             process, fault = INBOX[kind]
@@ -98,10 +98,10 @@ class Battery:
             await self._until(lambda: self._num_restarts() > num_restarts)
             result.detected_s.append(time.monotonic() - began_at)
         elif KINDS[kind] == "fails one request":
-            await self._until(lambda: len(self._crowd.tally.errors) > num_errors)
-        await self._crowd.settle(time.monotonic())
+            await self._until(lambda: len(self._clients.tally.errors) > num_errors)
+        await self._clients.wait_all_received(time.monotonic())
         result.back_s.append(time.monotonic() - began_at)
-        result.num_victims += len(self._crowd.tally.errors) - num_errors
+        result.num_victims += len(self._clients.tally.errors) - num_errors
 
     async def _until(self, is_so: Any) -> None:
         deadline = time.monotonic() + TIMEOUT_S
@@ -115,7 +115,7 @@ def start(model: Path, folder: Path, **settings: Any) -> RunningServer:
     port, admin_port = free_port(), free_port()
     given = {"port": port, "admin_port": admin_port, "deterministic": True, **settings}
     given["ledger_url"] = f"sqlite://{folder}/ledger.db"
-    # How long requests wait on a busy machine is not what is tested here.
+    # Waits in the queue are not tested here.
     given |= {"kv_cache_memory_bytes": "512M", "max_engine_restarts": 10_000}
     given |= {"max_queue_age_s": 600, "max_queue_wait_s": 600}
     os.environ[FOLDER_VARIABLE] = str(folder)
@@ -143,29 +143,29 @@ async def run(
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
             jobs = jobs or make_jobs(32)
-            expected = await undisturbed(client, jobs)
-            crowd = Crowd(client, jobs, expected, num_streams)
-            battery = Battery(server, crowd, folder)
-            await _inject_all(battery, crowd, [kind for kind in kinds for _ in range(each)])
-            await crowd.call_off()
+            expected = await expected_answers(client, jobs)
+            clients = StreamClients(client, jobs, expected, num_streams)
+            battery = Battery(server, clients, folder)
+            await _inject_all(battery, clients, [kind for kind in kinds for _ in range(each)])
+            await clients.stop()
         server.wait_for("vllm:num_requests_running", 0)
         blocks = server.metric("headway_kv_blocks_used")
-        return _report(battery, crowd, blocks, server.stop(), server.log)
+        return _report(battery, clients, blocks, server.stop(), server.log)
     finally:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
 
 
-async def _inject_all(battery: Battery, crowd: Crowd, faults: list[str]) -> None:
+async def _inject_all(battery: Battery, clients: StreamClients, faults: list[str]) -> None:
     draw = random.Random(7)
     draw.shuffle(faults)
     began_at = time.monotonic()
     for number, kind in enumerate(faults, 1):
-        await crowd.settle(time.monotonic())
+        await clients.wait_all_received(time.monotonic())
         await asyncio.sleep(draw.uniform(0.0, 2.0))
         await battery.inject(kind)
-        tally = crowd.tally
+        tally = clients.tally
         print(
             f"{number}/{len(faults)} {time.monotonic() - began_at:.0f} s: {kind}; "
             f"{tally.num_same} answers the same, {len(tally.different)} different, "
@@ -174,9 +174,11 @@ async def _inject_all(battery: Battery, crowd: Crowd, faults: list[str]) -> None
         )
 
 
-def _report(battery: Battery, crowd: Crowd, blocks: float, code: int, log: str) -> dict[str, Any]:
+def _report(
+    battery: Battery, clients: StreamClients, blocks: float, code: int, log: str
+) -> dict[str, Any]:
     allowed = sum(r.num_injected for k, r in battery.results.items() if "one request" in KINDS[k])
-    tally = crowd.tally
+    tally = clients.tally
     return {
         "kinds": {
             kind: {
@@ -206,18 +208,20 @@ def _median(values: list[float]) -> float | None:
 
 
 def failures_in(report: dict[str, Any]) -> list[str]:
-    """What of a report must not be."""
-    found = []
+    """Return the failures that a report shows."""
+    failures = []
     if report["answers_different"]:
-        found.append(f"{len(report['answers_different'])} answers differ")
+        failures.append(f"{len(report['answers_different'])} answers differ")
     if report["errors"] > report["errors_allowed"]:
-        found.append(f"{report['errors']} streams failed; {report['errors_allowed']} were targets")
+        failures.append(
+            f"{report['errors']} streams failed; {report['errors_allowed']} were targets"
+        )
     if report["blocks_used_at_the_end"] or report["exit_code"] or report["unexpected_tracebacks"]:
-        found.append("blocks were left, or the server did not end cleanly")
+        failures.append("blocks were left, or the server did not end cleanly")
     kill = report["kinds"]["SIGKILL"]["detected_s_worst"]
     if kill is not None and kill > 1.0:
-        found.append(f"a kill took {kill:.2f} s to detect")
-    return found
+        failures.append(f"a kill took {kill:.2f} s to detect")
+    return failures
 
 
 def main() -> int:

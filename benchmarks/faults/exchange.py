@@ -1,6 +1,6 @@
 """Sends cases over plain sockets and checks the responses.
 
-An HTTP client would repair, or refuse to send, much of the corpus.
+An HTTP client would correct, or refuse to send, much of the corpus.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAKS = (b"Traceback", b'File "', b".py", b" at 0x", b"pydantic.dev")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: a status and a body, or in place of a status how the connection ended."""
+    """Status and body of an answer, or how the connection ended without one."""
 
     outcome: Outcome
     content_type: str
@@ -40,10 +40,10 @@ def exchange(case: Case, target: Target) -> Answer:
 
 
 def _send_and_read(case: Case, target: Target) -> bytes | None:
-    """All that was received, or None if the connection was still open when time was up."""
+    """Return all received bytes, or None if the connection was open at the timeout."""
     received = bytearray()
     with socket.create_connection((target.host, target.port), timeout=TIMEOUT_S) as connection:
-        # A server that has seen enough may close while more is being sent.
+        # A server that refuses early may close while the client still sends.
         with contextlib.suppress(OSError):
             for piece in case.pieces(target):
                 connection.sendall(piece)
@@ -62,7 +62,7 @@ def _send_and_read(case: Case, target: Target) -> bytes | None:
 
 
 class _Received:
-    """As much of a socket as http.client reads an answer from."""
+    """The part of a socket that http.client reads an answer from."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -85,7 +85,7 @@ def _read_answer(received: bytes | None, method: str, elapsed_s: float) -> Answe
 
 
 def problems_of(case: Case, answer: Answer) -> list[str]:
-    """What is wrong with the answer; nothing, if it is right."""
+    """Return the problems of an answer to a case; empty if it is right."""
     if answer.outcome not in case.expected:
         expected = " or ".join(map(str, case.expected))
         return [f"expected {expected}, got {answer.outcome}: {answer.body[:200]!r}"]
@@ -93,7 +93,7 @@ def problems_of(case: Case, answer: Answer) -> list[str]:
 
 
 def problems_of_answer(answer: Answer) -> list[str]:
-    """What is wrong with an answer whatever was asked: its shape, and what it gives away."""
+    """Return problems of any answer: a wrong shape, or internal details."""
     if not isinstance(answer.outcome, int):
         return []
     if answer.outcome == 200:

@@ -20,7 +20,7 @@ SLOWNESS = 100
 
 
 class FaultyExecutor:
-    """Passes everything on, and does as it is told in between."""
+    """Passes calls to an executor, and applies injected faults."""
 
     def __init__(self, executor: Executor, inbox: Inbox) -> None:
         self._executor = executor
@@ -66,7 +66,7 @@ class FaultyExecutor:
 
 
 def corrupt_reports(inbox: Inbox) -> None:
-    """On demand, a report that cannot be read."""
+    """Send an invalid report frame when the fault is injected."""
     encode = process.encode
 
     def faulty_encode(report: object) -> bytes:

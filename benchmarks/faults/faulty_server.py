@@ -18,7 +18,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "benchmarks.faults.faulty_engine")
 
 
 def corrupt_commands(inbox: Inbox) -> None:
-    """On demand, a command that cannot be read."""
+    """Send an invalid command frame when the fault is injected."""
     encode = launcher.encode
 
     def faulty_encode(command: object) -> bytes:

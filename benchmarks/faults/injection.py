@@ -1,5 +1,4 @@
-"""Fault injection: a script writes the name of a fault to a file, the process reads and executes
-it."""
+"""Fault injection: a script writes a fault to a file, and the process executes it."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import os
 from pathlib import Path
 
 FOLDER_VARIABLE = "FAULTS_FOLDER"
-"""Tells the processes of a battery where the files are."""
+"""Environment variable with the folder of these files."""
 
 
 def folder() -> Path:
@@ -15,7 +14,7 @@ def folder() -> Path:
 
 
 def inject(where: Path, process: str, fault: str) -> None:
-    """Leave a fault for a process."""
+    """Write a fault for a process."""
     (where / f"{process}.new").write_text(fault)
     (where / f"{process}.new").rename(where / process)
 
@@ -25,13 +24,13 @@ def is_pending(where: Path, process: str) -> bool:
 
 
 class Inbox:
-    """The faults left for this process."""
+    """The faults injected into this process."""
 
     def __init__(self, process: str) -> None:
         self._path = folder() / process
 
     def take(self, *faults: str) -> str:
-        """The fault that is there, if it is one of these; it happens once."""
+        """Remove and return the pending fault, if it is one of these."""
         try:
             fault = self._path.read_text()
             if fault not in faults:

@@ -2,12 +2,11 @@
 
     python -m benchmarks.faults.ledger_outage MODEL [--down 30] [--kills 20] [--json FILE]
 
-A server with the real model keeps its ledger in a PostgreSQL server of the battery's own. Callers
-stream without a break, some with several samples, some leaving halfway, with so few KV blocks that
-requests are preempted. Meanwhile the engine is killed again and again, and after a third of the
-kills PostgreSQL is stopped as by a crash, and comes back after 30 s. At the end each answer that
-was read to its end is compared with its row, and the sum of all rows with the tokens that the
-server counted.
+A server with the real model writes its ledger to a private PostgreSQL server. Clients stream
+without a break, some with several samples, some disconnecting halfway, with so few KV blocks that
+requests are preempted. Meanwhile the script kills the engine again and again. After a third of the
+kills it stops PostgreSQL as by a crash, and starts it after 30 s. At the end it compares each
+complete answer with its row, and the sum of all rows with the tokens that the server counted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import psycopg
 from benchmarks.support import proc_stats
 from benchmarks.support.postgres import PostgresServer, find_binaries
 from benchmarks.support.servers import RunningServer
-from benchmarks.support.streamed import Told, ask
+from benchmarks.support.streamed import StreamedAnswer, ask
 
 SETTINGS: dict[str, object] = {
     "kv_cache_memory_bytes": "12M",
@@ -48,61 +47,63 @@ COLUMNS = ("request_id", "prompt_tokens", "cached_tokens", "output_tokens", "rec
 
 
 @dataclass
-class Callers:
-    """They ask until they are told to stop; every third leaves each second answer halfway."""
+class StreamClients:
+    """Clients that stream until `is_over`; one in three disconnects from each second answer."""
 
     client: httpx.AsyncClient
-    number: int
-    told: list[Told] = field(default_factory=list)
-    left: list[Told] = field(default_factory=list)
+    num_clients: int
+    answers: list[StreamedAnswer] = field(default_factory=list)
+    disconnected: list[StreamedAnswer] = field(default_factory=list)
     is_over: bool = False
 
     def start(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._keep_asking(place)) for place in range(self.number)]
+        return [
+            asyncio.create_task(self._stream_answers(number)) for number in range(self.num_clients)
+        ]
 
-    async def _keep_asking(self, place: int) -> None:
-        draw = random.Random(place)
+    async def _stream_answers(self, number: int) -> None:
+        draw = random.Random(number)
         while not self.is_over:
             prompt = " ".join(str(draw.randrange(1000)) for _ in range(draw.randint(4, 24)))
             fields = {"prompt": prompt, "max_tokens": draw.randint(20, 120), "ignore_eos": True}
-            fields |= {"n": 3 if place % 4 == 1 else 1, "seed": draw.randrange(1000)}
-            self.told.append(await ask(self.client, fields))
-            if place % 3 == 0:
-                self.left.append(await ask(self.client, fields, draw.randint(10, 60)))
+            fields |= {"n": 3 if number % 4 == 1 else 1, "seed": draw.randrange(1000)}
+            self.answers.append(await ask(self.client, fields))
+            if number % 3 == 0:
+                self.disconnected.append(await ask(self.client, fields, draw.randint(10, 60)))
 
 
 async def run(
     server: RunningServer, postgres: PostgresServer, down_s: float, num_kills: int
 ) -> dict[str, Any]:
-    """Ends with PostgreSQL up and the server idle."""
+    """Run the outage and the kills; return the report, with the server idle."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
-        callers = Callers(client, 12)
-        tasks = callers.start()
+        clients = StreamClients(client, 12)
+        tasks = clients.start()
         outage: asyncio.Task[float] | None = None
         for number in range(num_kills):
             if number == num_kills // 3:
-                outage = asyncio.create_task(_take_away(server, postgres, down_s))
-            await _progress(server, tasks)
+                outage = asyncio.create_task(_stop_postgres(server, postgres, down_s))
+            await _wait_progress(server, tasks)
             (engine,) = psutil.Process(server.process.pid).children()
             os.kill(engine.pid, signal.SIGKILL)
             await _until(partial(_has_restarted, server, number), server, tasks)
-            print(f"{number + 1}/{num_kills} kills, {len(callers.told)} answers", flush=True)
+            print(f"{number + 1}/{num_kills} kills, {len(clients.answers)} answers", flush=True)
         num_spooled = await outage if outage is not None else 0.0
-        await _progress(server, tasks)
-        callers.is_over = True
+        await _wait_progress(server, tasks)
+        clients.is_over = True
         await asyncio.gather(*tasks)
     idle = ("vllm:num_requests_running", "headway_ledger_rows_pending")
     await _until(lambda: not any(server.metric(name) for name in idle), server)
-    return report_of(server, callers, rows_in(postgres), down_s, num_spooled)
+    return report_of(server, clients, rows_in(postgres), down_s, num_spooled)
 
 
 def _has_restarted(server: RunningServer, num_before: int) -> bool:
     return server.metric(RESTARTS) > num_before
 
 
-async def _take_away(server: RunningServer, postgres: PostgresServer, down_s: float) -> float:
-    """How many rows waited for PostgreSQL when it came back."""
+async def _stop_postgres(server: RunningServer, postgres: PostgresServer, down_s: float) -> float:
+    """Stop PostgreSQL for a while; return the rows that waited for it."""
     await asyncio.to_thread(postgres.stop, signal.SIGQUIT)
     await asyncio.sleep(down_s)
     num_spooled = await asyncio.to_thread(server.metric, "headway_ledger_rows_pending")
@@ -110,8 +111,8 @@ async def _take_away(server: RunningServer, postgres: PostgresServer, down_s: fl
     return num_spooled
 
 
-async def _progress(server: RunningServer, tasks: list[asyncio.Task[None]]) -> None:
-    """All callers have moved on since: nobody is under suspicion when the next engine is killed."""
+async def _wait_progress(server: RunningServer, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for 300 more tokens, so that no request is a suspect at the next kill."""
     name = "vllm:generation_tokens_total"
     await _until(lambda: server.metric("vllm:num_requests_running") > 0, server, tasks)
     before = await asyncio.to_thread(server.metric, name)
@@ -125,7 +126,7 @@ async def _until(is_so: Any, server: RunningServer, tasks: Any = ()) -> None:
             if task.done():
                 task.result()
         if time.monotonic() > deadline or server.process.poll() is not None:
-            raise TimeoutError(f"nothing moves:\n{server.log[-3000:]}")
+            raise TimeoutError(f"no progress:\n{server.log[-3000:]}")
         await asyncio.sleep(0.05)
 
 
@@ -137,18 +138,18 @@ def rows_in(postgres: PostgresServer) -> list[dict[str, Any]]:
 
 def report_of(
     server: RunningServer,
-    callers: Callers,
+    clients: StreamClients,
     rows: list[dict[str, Any]],
     down_s: float,
     num_spooled: float,
 ) -> dict[str, Any]:
     by_id = {row["request_id"]: row for row in rows}
-    different = [one.id for one in callers.told if not is_same(one, by_id.get(one.id))]
+    different = [one.id for one in clients.answers if not is_same(one, by_id.get(one.id))]
     return {
-        "answers_read_to_the_end": len(callers.told),
-        "answers_left_halfway": len(callers.left),
+        "answers_read_to_the_end": len(clients.answers),
+        "answers_left_halfway": len(clients.disconnected),
         "answers_that_differ_from_their_row": different,
-        "left_without_a_row": [one.id for one in callers.left if one.id not in by_id],
+        "left_without_a_row": [one.id for one in clients.disconnected if one.id not in by_id],
         "rows": len(rows),
         "rows_of_the_same_id": len(rows) - len(by_id),
         "output_tokens_in_rows": sum(row["output_tokens"] for row in rows),
@@ -162,8 +163,8 @@ def report_of(
     }
 
 
-def is_same(told: Told, row: dict[str, Any] | None) -> bool:
-    usage = told.usage
+def is_same(answer: StreamedAnswer, row: dict[str, Any] | None) -> bool:
+    usage = answer.usage
     return row is not None and (
         row["output_tokens"] == usage["completion_tokens"]
         and row["prompt_tokens"] == usage["prompt_tokens"]
@@ -172,18 +173,18 @@ def is_same(told: Told, row: dict[str, Any] | None) -> bool:
 
 
 def failures_in(report: dict[str, Any]) -> list[str]:
-    """What of a report must not be."""
-    found: list[str] = []
+    """Return the failures that a report shows."""
+    failures: list[str] = []
     if report["answers_that_differ_from_their_row"] or report["left_without_a_row"]:
-        found.append("answers are missing from the ledger, or differ")
-    num_asked = report["answers_read_to_the_end"] + report["answers_left_halfway"]
-    if report["rows_of_the_same_id"] or report["rows"] != num_asked:
-        found.append(f"{report['rows']} rows for {num_asked} requests")
+        failures.append("answers are missing from the ledger, or differ")
+    num_requests = report["answers_read_to_the_end"] + report["answers_left_halfway"]
+    if report["rows_of_the_same_id"] or report["rows"] != num_requests:
+        failures.append(f"{report['rows']} rows for {num_requests} requests")
     if report["output_tokens_in_rows"] != report["output_tokens_counted"]:
-        found.append("the rows do not add up to the tokens that were made")
+        failures.append("the rows do not add up to the tokens that were made")
     if report["rows_dropped"] or report["exit_code"]:
-        found.append("rows were dropped, or the server did not end cleanly")
-    return found
+        failures.append("rows were dropped, or the server did not end cleanly")
+    return failures
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Mutates valid bodies by seed, in structure or in bytes.
 
-A mutated body may be accepted, so its output is short.
+The server may accept a mutated body, so its output is kept short.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from benchmarks.faults.exchange import Answer, problems_of_answer
 
 MAX_BODY_BYTES = 64 * 1024
 SHORT = 4
-"""The longest output that a mutated body may be granted, in tokens."""
+"""Longest output of a mutated body, in tokens."""
 GRANTABLE = 1_000_000
-"""No context is as long as this, so a larger limit is refused anyway and can stay."""
+"""Longer than any context: the server refuses a larger limit anyway."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 BUSY = (429, 503)
 
@@ -115,7 +115,7 @@ ODD_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mutated body; the seed and the place in the sequence make it again."""
+    """One mutated body; seed and place in the sequence reproduce it."""
 
     place: int
     path: str
@@ -129,7 +129,7 @@ def mutants(count: int, seed: int) -> Iterator[Mutant]:
 
 
 def problems_of_mutant(answer: Answer) -> list[str]:
-    """Whether it is accepted is its own affair; that it is answered properly is ours."""
+    """Return problems of an answer; the server may accept or refuse the body."""
     if not isinstance(answer.outcome, int):
         return [f"no answer: {answer.outcome}"]
     if answer.outcome >= 500 and not is_busy(answer.outcome):
@@ -142,7 +142,7 @@ def is_busy(outcome: Outcome) -> bool:
 
 
 class Mutator:
-    """Changes one seed body, a few times over."""
+    """Applies a few random changes to one seed body."""
 
     def __init__(self, source: random.Random) -> None:
         self._random = source
@@ -167,7 +167,7 @@ class Mutator:
         if self._random.random() < 0.05 and text.startswith("{") and len(text) > 2:
             odd = json.dumps(self._random.choice(ODD_VALUES))
             key = json.dumps(self._random.choice([*content]))
-            text = f"{{{key}: {odd}, {text[1:]}"  # the same key again; the last one counts
+            text = f"{{{key}: {odd}, {text[1:]}"  # a duplicate key; the last one counts
         return text.encode("utf-8", "surrogatepass")
 
     def _change_structure(self, content: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class Mutator:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with each key in it, the top level first; bounded, for deep values."""
+    """Yield every container with each of its keys, top level first, up to a bound."""
     waiting, num_left = [value], 200
     while waiting and num_left:
         holder = waiting.pop(0)
@@ -243,7 +243,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def shortened(content: Any) -> Any:
-    """The same, unless it could be granted a long output: then with a small limit."""
+    """Return the body, with a small max_tokens if its output could be long."""
     if not isinstance(content, dict):
         return content
     for name in LIMITS:

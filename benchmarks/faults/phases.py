@@ -1,6 +1,6 @@
-"""Phases of a run: the corpus, requests from the OpenAPI document, mutated bodies.
+"""Runs the phases: corpus, requests from the OpenAPI document, mutated bodies.
 
-Each phase returns its findings; it neither starts a server nor decides whether a run passed.
+A phase returns its findings. It does not start a server or judge the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Finding:
-    """One answer that was not right."""
+    """One wrong answer."""
 
     name: str
     problem: str
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """What one phase found."""
+    """Results of one phase."""
 
     num_sent: int = 0
     num_500: int = 0
@@ -63,12 +63,12 @@ def _is_refusal(outcome: Outcome) -> bool:
 
 
 def run_corpus(cases: list[Case], target: Target, progress: Progress) -> Findings:
-    """One after the other, so that the time of a refusal is its own."""
+    """Send cases one after another, so that each refusal is timed alone."""
     findings = Findings()
     for place, case in enumerate(cases):
         progress(f"corpus {place + 1}/{len(cases)}, {findings.num_wrong} wrong")
         answer = _until_not_busy(lambda case=case: exchange(case, target))
-        if case.pause_s:  # its time is the sender's
+        if case.pause_s:  # the pause would count
             answer = Answer(answer.outcome, answer.content_type, answer.body, 0.0)
         findings.add(case.name, answer, problems_of(case, answer))
     return findings
@@ -77,7 +77,7 @@ def run_corpus(cases: list[Case], target: Target, progress: Progress) -> Finding
 def run_mutants(
     count: int, seed: int, concurrency: int, target: Target, progress: Progress
 ) -> Findings:
-    """Several at once. A server that says it is busy is asked again, a bounded number of times."""
+    """Send mutated bodies concurrently; retry a busy server, up to a bound."""
     findings, lock = Findings(), threading.Lock()
     source = mutants(count, seed)
 

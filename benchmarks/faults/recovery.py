@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults.recovery [--streams 16] [--step-s 0.1]
 
-Steps take a fixed time, so the figure says how many of them a recovery takes, whatever else runs on
-the machine. With the real model, `benchmarks.faults.engine_faults` measures it.
+Steps take a fixed time, so the figure gives the number of steps of a recovery, whatever else runs
+on the machine. `benchmarks.faults.engine_faults` measures the recovery with the real model.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from benchmarks.support.servers import Launcher, RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 
 
-async def read(client: httpx.AsyncClient, number: int, heard_at: dict[int, float]) -> None:
+async def read(client: httpx.AsyncClient, number: int, received_at: dict[int, float]) -> None:
     body = {"prompt": f"prompt {number}", "max_tokens": 1500, "seed": number, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                heard_at[number] = time.monotonic()
+                received_at[number] = time.monotonic()
 
 
 async def measure(server: RunningServer, num_streams: int) -> tuple[float, float]:
-    """Seconds until another engine is ready, and from then until every stream goes on."""
-    heard_at: dict[int, float] = {}
+    """Return seconds until a new engine is ready, and from then until all streams continue."""
+    received_at: dict[int, float] = {}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
-        tasks = [asyncio.create_task(read(client, at, heard_at)) for at in range(num_streams)]
+        tasks = [asyncio.create_task(read(client, at, received_at)) for at in range(num_streams)]
         await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", num_streams, 60)
         await asyncio.sleep(4.0)
         os.kill(int(re.findall(r"^engine (\d+)$", server.log, re.MULTILINE)[-1]), signal.SIGKILL)
@@ -45,7 +45,7 @@ async def measure(server: RunningServer, num_streams: int) -> tuple[float, float
         while "the engine is back" not in server.log:
             await asyncio.sleep(0.01)
         back_at = time.monotonic()
-        while min(heard_at.values()) <= back_at:
+        while min(received_at.values()) <= back_at:
             await asyncio.sleep(0.01)
         all_at = time.monotonic()
         for task in tasks:
@@ -55,7 +55,7 @@ async def measure(server: RunningServer, num_streams: int) -> tuple[float, float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--step-s", type=float, default=0.1)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Runs all bad inputs beside a bystander, which must not be delayed:
+"""Sends all bad inputs beside a bystander, which they must not delay.
 
 python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
     [--schemathesis-examples N] [--json FILE]
@@ -38,26 +38,38 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="a server that runs already")
+    where.add_argument("--url", help="a running server")
     where.add_argument("--model", help="start a server with this model file")
     where.add_argument("--fake", action="store_true", help="start the fake server (the default)")
     parser.add_argument("--admin-url", help="admin address of the server at --url")
     parser.add_argument("--mutated", type=int, default=50_000, help="mutated bodies")
     parser.add_argument("--schemathesis-examples", type=int, default=500, help="per operation")
-    parser.add_argument("--concurrency", type=int, default=8, help="of mutated bodies")
-    parser.add_argument("--seed", type=int, default=0, help="of mutated bodies")
-    parser.add_argument("--undisturbed-s", type=float, default=20.0, help="watch before the start")
-    parser.add_argument("--max-gap-ratio", type=float, default=3.0, help="disturbed : undisturbed")
+    parser.add_argument("--concurrency", type=int, default=8, help="mutated bodies at a time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutated bodies")
     parser.add_argument(
-        "--min-gap-s", type=float, default=0.1, help="shorter gaps are no disturbance at any ratio"
+        "--undisturbed-s",
+        type=float,
+        default=20.0,
+        help="seconds of measuring the bystander before the first phase",
     )
-    parser.add_argument("--max-refusal-s", type=float, default=0.25, help="of the corpus")
+    parser.add_argument(
+        "--max-gap-ratio",
+        type=float,
+        default=3.0,
+        help="largest allowed ratio of disturbed to undisturbed gap",
+    )
+    parser.add_argument(
+        "--min-gap-s", type=float, default=0.1, help="gaps below this pass at any ratio"
+    )
+    parser.add_argument(
+        "--max-refusal-s", type=float, default=0.25, help="longest refusal of the corpus"
+    )
     parser.add_argument("--json", help="write the result here")
     return parser.parse_args()
 
 
 def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """Every phase, each with what the bystander saw of it; `failures` is empty if all is well."""
+    """Run every phase beside the bystander; return the report with its failures."""
     target, progress, cases = under_test.target, _progress_line(), corpus()
     before, started_at = under_test.health(), time.monotonic()
     phases: dict[str, Callable[[], Findings | SchemaResult]] = {
@@ -70,11 +82,11 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
     failures: list[str] = []
     with Bystander(target) as bystander:
         time.sleep(1.0)  # the first streams of a new server are slower
-        with bystander.watching() as watches["undisturbed"]:
+        with bystander.measure() as watches["undisturbed"]:
             progress("undisturbed")
             time.sleep(args.undisturbed_s)
         for name, phase in phases.items():
-            with bystander.watching() as watches[name]:
+            with bystander.measure() as watches[name]:
                 try:
                     results[name] = phase()
                 except NoDocument as error:

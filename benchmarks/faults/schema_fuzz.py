@@ -1,6 +1,6 @@
-"""Requests made from the OpenAPI document of the server, valid and invalid.
+"""Sends valid and invalid requests made from the server's OpenAPI document.
 
-Responses are checked against the document too.
+Checks the answers against the document too.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ GENERATING = (CHAT, COMPLETIONS)
 
 
 class NoDocument(Exception):
-    """The server does not describe itself, or not in a way that can be read."""
+    """The server has no OpenAPI document, or an unreadable one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFailure:
-    """One answer that breaks the document."""
+    """One answer that contradicts the document."""
 
     operation: str
     mode: str
@@ -86,7 +86,7 @@ def fuzz(
     num_examples: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> SchemaResult:
-    """Send `num_examples` of each mode to every operation."""
+    """Send `num_examples` requests of each mode to every operation."""
     result = SchemaResult()
     schema = schemathesis.openapi.from_dict(document)
     refusal = schema.config.checks.negative_data_rejection
@@ -106,7 +106,7 @@ def fuzz(
 
 
 def _takes_input(operation: schemathesis.APIOperation) -> bool:
-    """An operation without input cannot be asked wrongly."""
+    """Whether the operation has input; without input no request is invalid."""
     return bool(operation.body or operation.path_parameters or operation.query)
 
 
@@ -141,7 +141,7 @@ def _fuzz_operation(
             problem = f"{response.status_code}: {_message(error)}"[:600]
             result.add(SchemaFailure(operation.label, mode.value, request, problem))
 
-    # Where the document allows every value there is, none can be wrong.
+    # If the document allows every value, no request is invalid.
     with contextlib.suppress(Unsatisfiable):
         ask()
 

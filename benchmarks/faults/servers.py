@@ -1,4 +1,4 @@
-"""The server under test: a running one, one with a real model, or the fake one."""
+"""Starts or finds the server under test: running, with a model, or fake."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RESTARTS = "headway_engine_restarts_total"
 DEFAULT_MAX_BODY_BYTES = ServerConfig().max_body_bytes
 FAKE_MAX_BODY_BYTES = 100_000
 MODEL_FLAGS = ("--prefill-cap", "128", "--kv-cache-memory-bytes", "256M")
-"""A server whose streams matter more than its throughput: a long prompt takes small steps."""
+"""Small prefill chunks, so that a long prompt delays streams little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What tells whether the server or its engine has been replaced. None is not known."""
+    """Signs that the server or its engine was replaced; None means unknown."""
 
     is_alive: bool
     engine_pids: tuple[int, ...] | None
@@ -36,7 +36,7 @@ class Health:
     num_tracebacks: int | None
 
     def problems_since(self, before: Health) -> list[str]:
-        problems = [] if self.is_alive else ["the server is gone"]
+        problems = [] if self.is_alive else ["the server has ended"]
         if self.engine_pids != before.engine_pids:
             problems.append(f"engine processes {before.engine_pids} became {self.engine_pids}")
         if self.num_restarts != before.num_restarts:
@@ -48,7 +48,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A server with what is known about it; `running` is None for one that others started."""
+    """The server under test; `running` is None if the script did not start it."""
 
     target: Target
     admin_url: str | None
@@ -73,7 +73,7 @@ class Subject:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return None
-        # One series for each reason, from its first restart on.
+        # Each reason has a series, from its first restart on.
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(RESTARTS))
 
 
@@ -87,7 +87,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def subject(url: str | None, admin_url: str | None, model: str | None) -> Iterator[Subject]:
-    """The server at the URL, or one with the model, or else the fake one; ended afterwards."""
+    """Yield the server at the URL, one with the model, or the fake one; then stop it."""
     if url is not None:
         parts = urlsplit(url)
         target = Target(parts.hostname or "", parts.port or 80, DEFAULT_MAX_BODY_BYTES)

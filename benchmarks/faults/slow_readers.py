@@ -1,26 +1,25 @@
-"""Readers of one byte per second, and their effect on other clients.
+"""Measures how much slow readers delay other clients.
 
     python -m benchmarks.faults.slow_readers MODEL [--slow 100] [--normal 16] [--rounds 3]
         [--json FILE]
     python -m benchmarks.faults.slow_readers --fake --slow 20 --normal 4 --tokens 64
 
-A round has two phases. In the disturbed one, 100 readers with tiny receive buffers take one byte
-per second; one whose connection the server ended asks again at once, so there are always 100. In
-the baseline the same 100 read as fast as they can. The phase ends when 16 normal clients, who
-start at the same moment, have streamed two answers each; the gaps between their tokens are what
-is compared.
+A round has two phases. In the disturbed phase, 100 readers with tiny receive buffers read one byte
+per second. A reader whose connection the server dropped sends a new request at once, so there are
+always 100. In the baseline the same 100 readers read as fast as they can. A phase ends when 16
+normal clients, which start at the same moment, have streamed two answers each. The figure compares
+the gaps between the tokens of the normal clients.
 
-What makes it fair. The engine computes an answer whether or not it is read (until a megabyte is
-unread, which these answers do not reach), so slow readers cost as many tokens as fast ones. They
-come back at times that only the disturbed phase knows; the baseline after it sends its requests
-at the very same times, with prompts of the same length and the same number of tokens, none of
-them cached. What differs is reading alone. One thing favours the disturbed phase: on a shared
-machine the client's own work of reading fast is missing from it. Fast readers therefore only throw
-the bytes away; the client's processor share is shown for both.
+Both phases cost the engine the same. It computes an answer whether or not the client reads it
+(until a megabyte is unread, which these answers do not reach). The baseline runs after the
+disturbed phase and sends its requests at the times when the slow readers sent theirs, with prompts
+and outputs of the same lengths, none of them cached. Only the reading differs. One difference
+favours the disturbed phase: on a shared machine it lacks the client's own cost of reading fast. So
+fast readers discard the bytes, and the report shows the client's CPU share in both phases.
 
-Answers carry log-probabilities to be larger than all the buffers on their way; smaller ones would
-end in the kernel, and nobody would ever be slow. A reader cannot see that it was cut off before it
-has read what was sent; the kernel's table of connections is asked instead.
+Answers carry log-probabilities to be larger than all socket buffers; smaller answers would fit into
+the kernel's buffers, and no reader would be slow. A slow reader does not notice a dropped
+connection before it has read the buffered bytes, so the script reads the kernel's connection table.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.cases import CHAT
-from benchmarks.faults.disconnects import LINGER_NOT, encode
+from benchmarks.faults.disconnects import NO_LINGER, encode
 from benchmarks.support.proc_stats import (
     LETTERS,
     MIB,
@@ -70,15 +69,15 @@ NUM_LOGPROBS = 20
 ANSWERS_PER_NORMAL = 2
 WATCH_S = 0.5
 ESTABLISHED = "01"
-CUT_OFF = "a client was cut off"
+DROPPED_LOG = "a client was cut off"
 MAX_RATIO = 1.3
 MAX_BYTES_PER_READER = 2**20
-"""What the server says it lets a reader be behind by."""
+"""The server's bound on unread output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many of each, and how long their answers are."""
+    """Numbers of slow and normal clients, output tokens, and rounds."""
 
     num_slow: int
     num_normal: int
@@ -89,30 +88,30 @@ class Plan:
 
 @dataclass(slots=True)
 class Phase:
-    """What happened in one phase."""
+    """Measurements of one phase."""
 
     gaps_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    asked_at: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds into the phase, and which reader: the schedule of the baseline that follows."""
-    ended_after_s: list[float] = field(default_factory=list)
-    """How long each connection lasted that the server ended."""
-    num_cut_off: int = 0
+    sent_at: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds into the phase and number of the reader: the schedule of the next baseline."""
+    dropped_after_s: list[float] = field(default_factory=list)
+    """Lifetimes of the connections that the server dropped."""
+    num_dropped: int = 0
     num_bytes: list[int] = field(default_factory=list)
-    """Of each whole answer, in the baseline."""
+    """Bytes of each whole answer, in the baseline."""
     memory_before: int = 0
-    memory_most: int = 0
+    max_memory: int = 0
     elapsed_s: float = 0.0
     cpu_share: float = 0.0
 
     def summary(self, num_slow: int) -> dict[str, Any]:
-        grown = self.memory_most - self.memory_before
+        grown = self.max_memory - self.memory_before
         return {
             "gaps_s": spread(self.gaps_s),
             "failures": self.failures[:5],
-            "requests_of_the_readers": len(self.asked_at),
-            "connections_ended_by_the_server_after_s": spread(self.ended_after_s),
-            "cut_off_by_the_server": self.num_cut_off,
+            "requests_of_the_readers": len(self.sent_at),
+            "connections_ended_by_the_server_after_s": spread(self.dropped_after_s),
+            "cut_off_by_the_server": self.num_dropped,
             "bytes_of_an_answer": statistics.median(self.num_bytes) if self.num_bytes else None,
             "api_memory_growth_mib": grown / MIB,
             "api_bytes_per_reader": grown / num_slow,
@@ -143,7 +142,7 @@ class Readers:
         return encode({**body, "logprobs": True, "top_logprobs": NUM_LOGPROBS}, CHAT)
 
     @contextlib.contextmanager
-    def _connected(self, is_slow: bool) -> Iterator[socket.socket]:
+    def _connect(self, is_slow: bool) -> Iterator[socket.socket]:
         connection = socket.socket()
         try:
             if is_slow:
@@ -152,49 +151,49 @@ class Readers:
             connection.setblocking(False)
             yield connection
         finally:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
 
     async def read_slowly(self, number: int) -> None:
-        """One byte per second, for ever; asks again whenever the server has had enough."""
+        """Read one byte per second; send a new request after each dropped connection."""
         loop, turn = asyncio.get_running_loop(), 0
         while True:
-            with self._connected(is_slow=True) as connection:
-                asked_at = time.monotonic()
-                self.phase.asked_at.append((asked_at - self.began_at, number))
+            with self._connect(is_slow=True) as connection:
+                sent_at = time.monotonic()
+                self.phase.sent_at.append((sent_at - self.began_at, number))
                 await loop.sock_sendall(connection, self._body(number, turn))
-                reading = asyncio.create_task(_trickle(connection))
+                reading = asyncio.create_task(_read_slowly(connection))
                 try:
-                    await self.table.until_ended(connection.getsockname()[1])
+                    await self.table.wait_closed(connection.getsockname()[1])
                 finally:
                     reading.cancel()
                     await asyncio.gather(reading, return_exceptions=True)
-                self.phase.ended_after_s.append(time.monotonic() - asked_at)
+                self.phase.dropped_after_s.append(time.monotonic() - sent_at)
             turn += 1
 
-    async def all_slowly(self) -> None:
+    async def read_all_slowly(self) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(self.plan.num_slow):
                 group.create_task(self.read_slowly(number))
 
     async def read_fast(self, number: int, turn: int, at: float) -> None:
-        """One answer, asked for at the time a slow reader asked for it."""
+        """Send one request at its time in the schedule, and read the answer fast."""
         await asyncio.sleep(max(0.0, self.began_at + at - time.monotonic()))
-        self.phase.asked_at.append((time.monotonic() - self.began_at, number))
+        self.phase.sent_at.append((time.monotonic() - self.began_at, number))
         loop, num_bytes = asyncio.get_running_loop(), 0
-        with self._connected(is_slow=False) as connection:
+        with self._connect(is_slow=False) as connection:
             await loop.sock_sendall(connection, self._body(number, turn))
             tail = b""
             while not tail.endswith(b"0\r\n\r\n"):
                 data = await loop.sock_recv(connection, 262_144)
                 if not data:
-                    self.phase.failures.append("a fast reader was cut off")
+                    self.phase.failures.append("the server dropped a fast reader")
                     return
                 num_bytes += len(data)
                 tail = (tail + data)[-5:]
         self.phase.num_bytes.append(num_bytes)
 
-    async def follow(self, schedule: list[tuple[float, int]]) -> None:
+    async def read_all_fast(self, schedule: list[tuple[float, int]]) -> None:
         turns: dict[int, int] = {}
         async with asyncio.TaskGroup() as group:
             for at, number in schedule:
@@ -202,7 +201,7 @@ class Readers:
                 group.create_task(self.read_fast(number, turn, at))
 
 
-async def _trickle(connection: socket.socket) -> None:
+async def _read_slowly(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while await loop.sock_recv(connection, 1):
         await asyncio.sleep(1.0)
@@ -210,27 +209,27 @@ async def _trickle(connection: socket.socket) -> None:
 
 
 class ConnectionTable:
-    """The kernel's table of connections, read once for all who ask at about the same time."""
+    """The kernel's table of connections, cached for a fraction of a second."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self._read_at = 0.0
-        self._held: set[int] = set()
+        self._open_ports: set[int] = set()
 
-    async def until_ended(self, client_port: int) -> None:
-        """Until the server has let go of its end of a connection."""
-        is_held = True
-        while is_held:
+    async def wait_closed(self, client_port: int) -> None:
+        """Wait until the server has closed its end of a connection."""
+        is_open = True
+        while is_open:
             await asyncio.sleep(WATCH_S)
-            is_held = client_port in self._clients()
+            is_open = client_port in self._read_open_ports()
 
-    def _clients(self) -> set[int]:
+    def _read_open_ports(self) -> set[int]:
         if time.monotonic() - self._read_at > WATCH_S / 2:
             rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
             ports = [(_port(row[1]), _port(row[2])) for row in rows if row[3] == ESTABLISHED]
-            self._held = {remote for local, remote in ports if local == self._server_port}
+            self._open_ports = {remote for local, remote in ports if local == self._server_port}
             self._read_at = time.monotonic()
-        return self._held
+        return self._open_ports
 
 
 def _port(address: str) -> int:
@@ -238,7 +237,7 @@ def _port(address: str) -> int:
 
 
 class Battery:
-    """One server, phases in turn."""
+    """Runs phases on one server, one after another."""
 
     def __init__(self, server: RunningServer, plan: Plan, target: Target) -> None:
         self._server = server
@@ -247,21 +246,23 @@ class Battery:
 
     async def disturbed(self, seed: str) -> Phase:
         readers = Readers(self._server, self._plan, Phase(), seed)
-        return await self._beside(readers, asyncio.ensure_future(readers.all_slowly()))
+        return await self._measure_beside(readers, asyncio.ensure_future(readers.read_all_slowly()))
 
     async def baseline(self, seed: str, schedule: list[tuple[float, int]]) -> Phase:
         readers = Readers(self._server, self._plan, Phase(), seed)
-        return await self._beside(readers, asyncio.ensure_future(readers.follow(schedule)))
+        return await self._measure_beside(
+            readers, asyncio.ensure_future(readers.read_all_fast(schedule))
+        )
 
-    async def _beside(self, readers: Readers, reading: asyncio.Future[Any]) -> Phase:
-        """Measure the normal clients while the readers read, then send the readers away."""
+    async def _measure_beside(self, readers: Readers, reading: asyncio.Future[Any]) -> Phase:
+        """Measure the normal clients while the readers read, then stop the readers."""
         phase, pid = readers.phase, self._server.process.pid
-        phase.memory_before = phase.memory_most = usage_of(pid).memory_bytes
-        num_cut_off = self._server.log.count(CUT_OFF)
+        phase.memory_before = phase.max_memory = usage_of(pid).memory_bytes
+        num_dropped = self._server.log.count(DROPPED_LOG)
         began_at, cpu_s = time.monotonic(), time.process_time()
         watching = asyncio.create_task(_watch_memory(pid, phase))
         try:
-            await self._measure_normals(phase, readers.seed)
+            await self._measure_normal_clients(phase, readers.seed)
         finally:
             phase.elapsed_s = time.monotonic() - began_at
             phase.cpu_share = (time.process_time() - cpu_s) / phase.elapsed_s
@@ -270,10 +271,10 @@ class Battery:
             ends = await asyncio.gather(watching, reading, return_exceptions=True)
         phase.failures += [repr(end) for end in ends if isinstance(end, Exception)]
         await until_quiet(self._server)
-        phase.num_cut_off = self._server.log.count(CUT_OFF) - num_cut_off
+        phase.num_dropped = self._server.log.count(DROPPED_LOG) - num_dropped
         return phase
 
-    async def _measure_normals(self, phase: Phase, seed: str) -> None:
+    async def _measure_normal_clients(self, phase: Phase, seed: str) -> None:
         client, clock = HttpClient(self._target.origin), SystemClock()
 
         async def one(number: int) -> None:
@@ -297,19 +298,19 @@ class Battery:
 
 async def _watch_memory(pid: int, phase: Phase) -> None:
     while True:
-        phase.memory_most = max(phase.memory_most, usage_of(pid).memory_bytes)
+        phase.max_memory = max(phase.max_memory, usage_of(pid).memory_bytes)
         await asyncio.sleep(0.25)
 
 
 async def run(server: RunningServer, plan: Plan) -> dict[str, Any]:
     battery = Battery(server, plan, await target_of(server))
-    # What the first of a kind costs, memory above all, must not be counted in a round.
+    # First requests allocate memory, which must not count in a round.
     await battery.baseline("warm-up", [(0.0, number) for number in range(plan.num_slow)])
     rounds = []
     pooled: dict[str, list[float]] = {"disturbed": [], "baseline": []}
     for number in range(plan.num_rounds):
         disturbed = await battery.disturbed(f"{number}/disturbed")
-        baseline = await battery.baseline(f"{number}/baseline", sorted(disturbed.asked_at))
+        baseline = await battery.baseline(f"{number}/baseline", sorted(disturbed.sent_at))
         ratio = percentile(disturbed.gaps_s, 99) / percentile(baseline.gaps_s, 99)
         pooled["disturbed"] += disturbed.gaps_s
         pooled["baseline"] += baseline.gaps_s
@@ -323,7 +324,7 @@ async def run(server: RunningServer, plan: Plan) -> dict[str, Any]:
         print(
             f"round {number + 1}/{plan.num_rounds}: p99 gap {percentile(disturbed.gaps_s, 99):.3f} "
             f"s beside slow readers, {percentile(baseline.gaps_s, 99):.3f} s beside fast ones, "
-            f"ratio {ratio:.2f}; {disturbed.num_cut_off} cut off",
+            f"ratio {ratio:.2f}; {disturbed.num_dropped} dropped",
             flush=True,
         )
     return {
@@ -336,39 +337,41 @@ async def run(server: RunningServer, plan: Plan) -> dict[str, Any]:
 
 
 def failures_in(report: dict[str, Any], max_ratio: float = MAX_RATIO) -> list[str]:
-    """What of a report must not be."""
-    found = []
+    """Return the failures that a report shows."""
+    failures = []
     if report["p99_ratio_median"] > max_ratio:
-        found.append(f"gaps at p99 are {report['p99_ratio_median']:.2f} times the baseline's")
+        failures.append(f"gaps at p99 are {report['p99_ratio_median']:.2f} times the baseline's")
     for number, one in enumerate(report["rounds"], 1):
-        found += [
+        failures += [
             f"round {number}, {name}: {one[name]['failures']}"
             for name in ("disturbed", "baseline")
             if one[name]["failures"]
         ]
         if not one["disturbed"]["cut_off_by_the_server"]:
-            found.append(f"round {number}: no slow reader was cut off")
+            failures.append(f"round {number}: the server dropped no slow reader")
         if one["baseline"]["cut_off_by_the_server"]:
-            found.append(f"round {number}: a fast reader was cut off")
+            failures.append(f"round {number}: the server dropped a fast reader")
         if one["disturbed"]["api_bytes_per_reader"] > MAX_BYTES_PER_READER:
             per_reader = one["disturbed"]["api_bytes_per_reader"] / 1024
-            found.append(f"round {number}: {per_reader:.0f} KiB for each slow reader")
+            failures.append(f"round {number}: {per_reader:.0f} KiB for each slow reader")
     if report["exit_code"] or report["tracebacks"]:
-        found.append(f"exit code {report['exit_code']}, {report['tracebacks']} tracebacks")
-    return found
+        failures.append(f"exit code {report['exit_code']}, {report['tracebacks']} tracebacks")
+    return failures
 
 
 def main() -> int:
     parser = battery_parser(__doc__)
     parser.add_argument("--slow", type=int, default=100)
     parser.add_argument("--normal", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=256, help="output tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=10.0, help="the server's, in seconds")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="slow_reader_timeout_s of the server"
+    )
     args = arguments(parser)
     vocabulary = LETTERS if args.fake else Vocabulary()
     plan = Plan(args.slow, args.normal, args.tokens, args.rounds, vocabulary)
-    # How long requests wait for a seat is not what is tested here.
+    # Waits in the queue are not tested here.
     settings = {"slow_reader_timeout_s": args.timeout, "max_queue_wait_s": 600}
     settings |= {"max_queue_age_s": 600}
     with (

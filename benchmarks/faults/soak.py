@@ -1,22 +1,22 @@
-"""An hour of mixed load with faults, checked for leaks and lost requests.
+"""Runs an hour of mixed load with faults; checks for leaks and lost requests.
 
     python -m benchmarks.faults.soak MODEL [--minutes 60] [--capacity R] [--json FILE] [--plot FILE]
     python -m benchmarks.faults.soak --fake --minutes 1 --capacity 8 --fault-every 10
 
 Open loop at 80 % of the capacity (given in requests/s, or measured first). One client in ten
-leaves at a random point, one in ten wants a whole answer, one in ten two samples. Every few
-seconds comes a request that has to be refused, every two minutes a fault in the engine or in what
-surrounds it. With --fake the only fault is a killed engine, the others need the real one.
+disconnects at a random point, one in ten requests a whole answer, one in ten two samples. Every few
+seconds a client sends a request that must be refused; every two minutes a fault hits the engine
+process or the API process. With --fake the only fault is a killed engine; the others need the real
+engine.
 
-At the end every request must have had exactly one end. For the clients: complete, refused with a
-status and Retry-After, left on purpose, or failed with an error that says why, and of the last
-kind no more than there were faults that cost one request. For the server: see `disconnects`;
-those accepted have ended, once for each sample. Nothing may be left of blocks, descriptors and
-threads, and the memory of the API process, fitted with a straight line after the first ten minutes
-(in a shorter run, after the first third), may grow by 1 MiB in ten minutes. The engine process is
-another one after most faults, so its memory is shown for each one and not judged. Tasks of the
-event loop cannot be seen from outside the process and are not counted; one that is stuck holds
-its connection, which would be.
+At the end every request must have had exactly one end. Its client saw it complete, refused with a
+status and Retry-After, failed with an error message, or disconnected on purpose. At most as many
+requests may fail as there were faults that cost one request. The server's counts must balance, as
+in `disconnects`. No block, descriptor or thread may be left. The memory of the API process, fitted
+with a straight line after the first ten minutes (in a shorter run, after the first third), may grow
+by 1 MiB in ten minutes. Most faults replace the engine process, so the report shows the memory of
+each engine process and does not judge it. Tasks of the event loop are invisible from outside the
+process and are not counted; a stuck task would keep its connection open, which is counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ from typing import Any
 
 from benchmarks.faults.bad_inputs import corpus
 from benchmarks.faults.cases import Target
-from benchmarks.faults.disconnects import Leave, QuotaLease, accounts, unbalanced, visit
+from benchmarks.faults.disconnects import (
+    ClientOutcome,
+    Disconnect,
+    count_ends,
+    find_imbalances,
+    send_request,
+)
 from benchmarks.faults.engine_faults import INBOX, KINDS
 from benchmarks.faults.exchange import exchange, problems_of
 from benchmarks.faults.injection import FOLDER_VARIABLE, inject, is_pending
@@ -59,12 +65,13 @@ RESTARTS = "headway_engine_restarts_total"
 SETTINGS = {"max_engine_restarts": 10_000}
 MAX_SLOPE_MIB = 1.0
 MAX_GROWTH_MIB = 32.0
-COMPLETE, REFUSED, LEFT, FAILED = "complete", "refused", "left on purpose", "failed with a reason"
+COMPLETE, REFUSED = "complete", "refused"
+DISCONNECTED, FAILED = "left on purpose", "failed with a reason"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how much, and how often something is wrong."""
+    """Duration, load, and how often faults and bad inputs occur."""
 
     duration_s: float
     fault_every_s: float
@@ -82,7 +89,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """All that was seen, as it is seen."""
+    """Results so far."""
 
     ends: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
@@ -96,14 +103,14 @@ class Findings:
 
 
 class Soak:
-    """One server and all that is done to it at the same time."""
+    """Sends load, bad inputs and faults to one server, and samples its memory."""
 
     def __init__(self, server: RunningServer, plan: Plan, folder: Path) -> None:
         self._server = server
         self._plan = plan
         self._folder = folder
         self._began_at = time.monotonic()
-        self.found = Findings()
+        self.findings = Findings()
 
     @property
     def _now(self) -> float:
@@ -111,7 +118,7 @@ class Soak:
 
     async def run(self, rate: float) -> None:
         self._began_at = time.monotonic()
-        others = [self._sabotage(), self._send_bad(), self._sample()]
+        others = [self._inject_faults(), self._send_bad_inputs(), self._sample()]
         tasks = [asyncio.create_task(one) for one in others]
         try:
             await self._send(rate)
@@ -119,7 +126,7 @@ class Soak:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
-        # A fault that nobody took must not hit what comes after.
+        # A fault that no process took must not hit a later run.
         for process in ("api", "engine"):
             (self._folder / process).unlink(missing_ok=True)
         for end in ends:
@@ -127,7 +134,7 @@ class Soak:
                 raise end
 
     async def _send(self, rate: float) -> None:
-        """Every request at its time; then wait for the last answers."""
+        """Send every request at its time; then wait for the last answers."""
         plan = self._plan
         async with asyncio.TaskGroup() as group:
             for number, item in enumerate(
@@ -136,26 +143,26 @@ class Soak:
                 if item.at >= plan.duration_s:
                     break
                 await asyncio.sleep(max(0.0, item.at - self._now))
-                group.create_task(self._ask(number, item))
+                group.create_task(self._send_one(number, item))
 
-    async def _ask(self, number: int, item: WorkItem) -> None:
-        body, leave = shape(number, item)
+    async def _send_one(self, number: int, item: WorkItem) -> None:
+        body, disconnect = draw_request(number, item)
         try:
             async with asyncio.timeout(HUNG_S):
-                seen = await visit(proc_stats.origin_of(self._server), body, leave)
+                outcome = await send_request(proc_stats.origin_of(self._server), body, disconnect)
         except TimeoutError:
-            seen = QuotaLease(error=f"no end within {HUNG_S:.0f} s")
-        found, end = self.found, end_of(seen)
+            outcome = ClientOutcome(error=f"no end within {HUNG_S:.0f} s")
+        findings, end = self.findings, end_of(outcome)
         if end is None:
-            found.unexplained.append(f"{self._now:.0f} s: {seen}")
+            findings.unexplained.append(f"{self._now:.0f} s: {outcome}")
             return
-        found.ends[end] += 1
+        findings.ends[end] += 1
         if end in (FAILED, REFUSED):
-            found.reasons[f"{seen.status} {message_of(seen.error)}"] += 1
-        found.num_samples_complete += body.get("n", 1) if end == COMPLETE else 0
-        found.num_samples_left += body.get("n", 1) if end == LEFT else 0
+            findings.reasons[f"{outcome.status} {message_of(outcome.error)}"] += 1
+        findings.num_samples_complete += body.get("n", 1) if end == COMPLETE else 0
+        findings.num_samples_left += body.get("n", 1) if end == DISCONNECTED else 0
 
-    async def _send_bad(self) -> None:
+    async def _send_bad_inputs(self) -> None:
         target = Target("127.0.0.1", self._server.port, DEFAULT_MAX_BODY_BYTES)
         cases = [
             case
@@ -167,18 +174,18 @@ class Soak:
         for case in cycle(cases):
             await asyncio.sleep(self._plan.bad_every_s)
             answer = await asyncio.to_thread(exchange, case, target)
-            self.found.num_bad += 1
-            # A full server refuses before it looks.
+            self.findings.num_bad += 1
+            # A full server refuses before it reads the request.
             if answer.outcome not in (429, 503):
                 problems = problems_of(case, answer)
-                self.found.bad_problems += [f"{case.name}: {one}" for one in problems]
+                self.findings.bad_problems += [f"{case.name}: {one}" for one in problems]
 
-    async def _sabotage(self) -> None:
+    async def _inject_faults(self) -> None:
         kinds = list(self._plan.faults)
         random.Random(self._plan.seed).shuffle(kinds)
         for kind in cycle(kinds):
             await asyncio.sleep(self._plan.fault_every_s)
-            self.found.faults.append((self._now, kind))
+            self.findings.faults.append((self._now, kind))
             num_restarts = await self._num_restarts()
             if kind in INBOX:
                 process, fault = INBOX[kind]
@@ -208,25 +215,25 @@ class Soak:
             await asyncio.sleep(max(0.0, number * self._plan.sample_every_s - self._now))
             number += 1
             sample = await asyncio.to_thread(take_sample, self._server, self._now)
-            self.found.samples.append(sample)
+            self.findings.samples.append(sample)
             print(
                 f"{sample.at_s:.0f} s: api {sample.api.memory_bytes / proc_stats.MIB:.1f} MiB, "
                 f"{sample.api.num_descriptors} descriptors, {sample.num_running:g} running, "
                 f"{sample.num_waiting:g} waiting, {sample.num_restarts:g} restarts, "
-                f"{dict(self.found.ends)}, {len(self.found.unexplained)} unexplained",
+                f"{dict(self.findings.ends)}, {len(self.findings.unexplained)} unexplained",
                 flush=True,
             )
 
 
-def shape(number: int, item: WorkItem) -> tuple[dict[str, Any], Leave]:
-    """What a client asks for, and whether it stays."""
+def draw_request(number: int, item: WorkItem) -> tuple[dict[str, Any], Disconnect]:
+    """Return the body of a client's request, and when the client disconnects."""
     draw = random.Random(number)
     body: dict[str, Any] = {"prompt": item.prompt_token_ids, "max_tokens": item.num_output_tokens}
     body |= {"ignore_eos": True, "stream": True, "temperature": 0.0}
     match draw.randrange(10):
         case 0:
             is_early = draw.random() < 0.5
-            return body, Leave(
+            return body, Disconnect(
                 after_s=draw.uniform(0.0, 5.0) if is_early else None,
                 after_events=None if is_early else draw.randint(1, 60),
                 is_reset=draw.random() < 0.5,
@@ -235,22 +242,22 @@ def shape(number: int, item: WorkItem) -> tuple[dict[str, Any], Leave]:
             body["stream"] = False
         case 2:
             body |= {"n": 2, "temperature": 0.8, "seed": number}
-    return body, Leave()
+    return body, Disconnect()
 
 
-def end_of(seen: QuotaLease) -> str | None:
-    """None for an end that nobody asked for and nothing explains."""
-    if seen.has_left:
-        return LEFT
-    if seen.is_complete:
+def end_of(outcome: ClientOutcome) -> str | None:
+    """Return how a request ended; None for an end without an explanation."""
+    if outcome.has_disconnected:
+        return DISCONNECTED
+    if outcome.is_complete:
         return COMPLETE
-    if seen.status in (429, 503):
-        return REFUSED if seen.retry_after else None
-    return FAILED if seen.status in (200, 500) and message_of(seen.error) else None
+    if outcome.status in (429, 503):
+        return REFUSED if outcome.retry_after else None
+    return FAILED if outcome.status in (200, 500) and message_of(outcome.error) else None
 
 
 def message_of(error: str) -> str:
-    """What an error answer says, without the id of the request; empty if it is none."""
+    """Return the message of an error answer without the request id, or an empty text."""
     try:
         return json.loads(error.removeprefix("data: "))["error"]["message"].split(" (")[0]
     except (ValueError, KeyError, TypeError):
@@ -258,22 +265,25 @@ def message_of(error: str) -> str:
 
 
 @contextmanager
-def faulty(model: Path | None, folder: Path) -> Iterator[RunningServer]:
-    """The server with faults on demand; without a model the fake one, which can only be killed."""
+def start_faulty_server(model: Path | None, folder: Path) -> Iterator[RunningServer]:
+    """Yield a server with injected faults; without a model, the fake server.
+
+    The engine of the fake server can only be killed.
+    """
     if model is None:
         with proc_stats.started(None, folder, SETTINGS, step_s=0.02) as server:
             yield server
         return
     port, admin_port = free_port(), free_port()
-    given = {"port": port, "admin_port": admin_port, **proc_stats.MODEL_SETTINGS, **SETTINGS}
-    given["ledger_url"] = f"sqlite://{folder}/ledger.db"
+    settings = {"port": port, "admin_port": admin_port, **proc_stats.MODEL_SETTINGS, **SETTINGS}
+    settings["ledger_url"] = f"sqlite://{folder}/ledger.db"
     os.environ[FOLDER_VARIABLE] = str(folder)
     command = [
         sys.executable,
         "-m",
         "benchmarks.faults.faulty_server",
         str(model),
-        json.dumps(given),
+        json.dumps(settings),
     ]
     server = start_process(command, port, folder / "server.log", admin_port)
     with proc_stats.ended(server):
@@ -293,66 +303,70 @@ async def run(server: RunningServer, plan: Plan, folder: Path) -> dict[str, Any]
     await proc_stats.until_quiet(server)
     after = await asyncio.to_thread(proc_stats.scrape, server)
     remains = await proc_stats.remains_after(server, usages)
-    found = soak.found
+    findings = soak.findings
     settled = [
         (one.at_s, one.api.memory_bytes / proc_stats.MIB)
-        for one in found.samples
+        for one in findings.samples
         if one.at_s >= plan.settled_s
     ]
     slope = slope_per_s(settled)
     reasons = "vllm:request_success_total", "finished_reason"
-    was = before.by_label(*reasons)
+    counts_before = before.by_label(*reasons)
     return {
         "capacity": capacity,
-        "ends": dict(found.ends),
-        "reasons": dict(found.reasons),
-        "unexplained": found.unexplained,
-        "samples_complete": found.num_samples_complete,
-        "samples_left": found.num_samples_left,
-        "bad_inputs": found.num_bad,
-        "bad_input_problems": found.bad_problems,
-        "faults": found.faults,
-        "accounts": accounts(before, after),
-        "ends_by_reason": {n: v - was.get(n, 0.0) for n, v in after.by_label(*reasons).items()},
+        "ends": dict(findings.ends),
+        "reasons": dict(findings.reasons),
+        "unexplained": findings.unexplained,
+        "samples_complete": findings.num_samples_complete,
+        "samples_left": findings.num_samples_left,
+        "bad_inputs": findings.num_bad,
+        "bad_input_problems": findings.bad_problems,
+        "faults": findings.faults,
+        "accounts": count_ends(before, after),
+        "ends_by_reason": {
+            n: v - counts_before.get(n, 0.0) for n, v in after.by_label(*reasons).items()
+        },
         "restarts": after.total(RESTARTS) - before.total(RESTARTS),
         "remains": remains.as_json(),
         "asyncio_tasks": "cannot be seen from outside the process",
         "slope_mib_per_10_min": None if slope is None else slope * 600,
-        "engines": engines_of(found.samples),
-        "samples": [asdict(one) for one in found.samples],
+        "engines": engines_of(findings.samples),
+        "samples": [asdict(one) for one in findings.samples],
         "unsupervised": server.log.count("cannot be supervised"),
     }
 
 
 def failures_in(report: Mapping[str, Any]) -> list[str]:
-    """What of a report must not be."""
-    found = proc_stats.leaks_in(report["remains"], MAX_GROWTH_MIB, ("api",))
-    found += unbalanced(report["accounts"])
+    """Return the failures that a report shows."""
+    failures = proc_stats.leaks_in(report["remains"], MAX_GROWTH_MIB, ("api",))
+    failures += find_imbalances(report["accounts"])
     if report["unexplained"]:
-        found.append(f"{len(report['unexplained'])} unexplained ends: {report['unexplained'][:3]}")
+        failures.append(
+            f"{len(report['unexplained'])} unexplained ends: {report['unexplained'][:3]}"
+        )
     num_victims = sum("one request" in KINDS[kind] for _, kind in report["faults"])
     if report["ends"].get(FAILED, 0) > num_victims:
-        found.append(f"{report['ends'][FAILED]} requests failed; {num_victims} were targets")
+        failures.append(f"{report['ends'][FAILED]} requests failed; {num_victims} were targets")
     reasons, done = report["ends_by_reason"], report["samples_complete"]
     num_good = reasons.get("stop", 0) + reasons.get("length", 0)
     if not done <= num_good <= done + report["samples_left"]:
-        found.append(f"clients have {done} samples, the server counts {num_good:g}")
+        failures.append(f"clients have {done} samples, the server counts {num_good:g}")
     if report["bad_input_problems"]:
-        found.append(f"bad inputs: {report['bad_input_problems'][:3]}")
+        failures.append(f"bad inputs: {report['bad_input_problems'][:3]}")
     slope = report["slope_mib_per_10_min"]
     if slope is not None and slope > MAX_SLOPE_MIB:
-        found.append(f"the API process grows by {slope:.2f} MiB in 10 minutes")
+        failures.append(f"the API process grows by {slope:.2f} MiB in 10 minutes")
     if report["unsupervised"]:
-        found.append("the engine could not be supervised")
-    return found
+        failures.append("the engine could not be supervised")
+    return failures
 
 
 def table(report: Mapping[str, Any]) -> str:
     rows = {
         "requests, by how they ended for the client": report["ends"],
         "samples, by how they ended for the server": report["ends_by_reason"],
-        "accounts of the server": report["accounts"],
-        "what clients were told": report["reasons"],
+        "counts of the server": report["accounts"],
+        "errors that clients received": report["reasons"],
         "faults": dict(Counter(kind for _, kind in report["faults"])),
         "restarts": report["restarts"],
         "bad inputs": report["bad_inputs"],
@@ -374,7 +388,10 @@ def main() -> int:
     vocabulary = proc_stats.LETTERS if args.fake else Vocabulary()
     faults = FAKE_FAULTS if args.fake else FAULTS
     plan = Plan(args.minutes * 60, args.fault_every, faults, vocabulary, args.capacity)
-    with tempfile.TemporaryDirectory() as name, faulty(args.model, Path(name)) as server:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        start_faulty_server(args.model, Path(name)) as server,
+    ):
         report = proc_stats.run_client(run(server, plan, Path(name)))
     print(table(report))
     if args.plot:

@@ -18,28 +18,29 @@ LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one stream came to. An error is what the server said, or how the connection ended."""
+    """Texts of one streamed answer, or its error."""
 
     texts: tuple[str, ...] = ()
     finish_reasons: tuple[str | None, ...] = ()
     num_tokens: int = 0
     error: str = ""
+    """Error answer of the server, or how the connection ended."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients have seen."""
+    """Counts of the answers that clients received."""
 
     num_same: int = 0
     different: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     num_tokens: int = 0
-    heard_at: dict[int, float] = field(default_factory=dict)
-    """When each client last got something."""
+    received_at: dict[int, float] = field(default_factory=dict)
+    """When each client last received an event."""
 
 
 def make_jobs(num_jobs: int, max_output: int = 160) -> list[dict[str, Any]]:
-    """Prompts of many lengths, greedy and seeded, some with several samples."""
+    """Return bodies with prompts of many lengths, greedy or seeded, some with n > 1."""
     words = LICENSE.read_text().split()
     draw = random.Random(0)
     jobs = []
@@ -58,7 +59,7 @@ def make_jobs(num_jobs: int, max_output: int = 160) -> list[dict[str, Any]]:
     return jobs
 
 
-async def stream(client: httpx.AsyncClient, job: dict[str, Any], heard: Any = None) -> Answer:
+async def stream(client: httpx.AsyncClient, job: dict[str, Any], on_event: Any = None) -> Answer:
     """Read one answer to its end."""
     texts = [""] * job["n"]
     reasons: list[str | None] = [None] * job["n"]
@@ -71,8 +72,8 @@ async def stream(client: httpx.AsyncClient, job: dict[str, Any], heard: Any = No
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                if heard is not None:
-                    heard()
+                if on_event is not None:
+                    on_event()
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     return Answer(error=json.dumps(event["error"]))
@@ -86,12 +87,14 @@ async def stream(client: httpx.AsyncClient, job: dict[str, Any], heard: Any = No
     return Answer(tuple(texts), tuple(reasons), num_tokens)
 
 
-async def undisturbed(client: httpx.AsyncClient, jobs: Sequence[dict[str, Any]]) -> list[Answer]:
-    """What the answers have to be: each job run twice, in different company."""
-    admission = asyncio.Semaphore(16)
+async def expected_answers(
+    client: httpx.AsyncClient, jobs: Sequence[dict[str, Any]]
+) -> list[Answer]:
+    """Return the expected answers; run each job twice, beside different jobs."""
+    limit = asyncio.Semaphore(16)
 
     async def one(job: dict[str, Any]) -> Answer:
-        async with admission:
+        async with limit:
             return await stream(client, job)
 
     first = await asyncio.gather(*(one(job) for job in jobs))
@@ -104,8 +107,8 @@ async def undisturbed(client: httpx.AsyncClient, jobs: Sequence[dict[str, Any]])
     return first
 
 
-class Crowd:
-    """Clients that run random jobs, one after another, until they are called off."""
+class StreamClients:
+    """Clients that run random jobs, one after another, until `stop`."""
 
     def __init__(
         self,
@@ -118,19 +121,19 @@ class Crowd:
         self._client = client
         self._jobs = jobs
         self._expected = expected
-        self._is_over = False
+        self._is_stopped = False
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(num_clients)]
 
     async def _run(self, number: int) -> None:
         draw = random.Random(number)
         tally = self.tally
 
-        def heard() -> None:
-            tally.heard_at[number] = time.monotonic()
+        def on_event() -> None:
+            tally.received_at[number] = time.monotonic()
 
-        while not self._is_over:
+        while not self._is_stopped:
             at = draw.randrange(len(self._jobs))
-            answer = await stream(self._client, self._jobs[at], heard)
+            answer = await stream(self._client, self._jobs[at], on_event)
             tally.num_tokens += answer.num_tokens
             if answer.error:
                 tally.errors.append(answer.error)
@@ -140,15 +143,15 @@ class Crowd:
             else:
                 tally.different.append(f"job {at}: {answer.texts} not {self._expected[at].texts}")
 
-    async def settle(self, since: float, timeout_s: float = 90.0) -> None:
-        """Until every client has got something after `since`."""
+    async def wait_all_received(self, since: float, timeout_s: float = 90.0) -> None:
+        """Wait until every client has received an event after `since`."""
         deadline = time.monotonic() + timeout_s
-        while any(self.tally.heard_at.get(at, 0.0) <= since for at in range(len(self._tasks))):
+        while any(self.tally.received_at.get(at, 0.0) <= since for at in range(len(self._tasks))):
             if time.monotonic() > deadline:
-                raise TimeoutError("some streams do not go on")
+                raise TimeoutError("some streams do not continue")
             await asyncio.sleep(0.05)
 
-    async def call_off(self) -> None:
-        """Let the answers in progress finish."""
-        self._is_over = True
+    async def stop(self) -> None:
+        """Start no more jobs; wait for the answers in progress."""
+        self._is_stopped = True
         await asyncio.gather(*self._tasks)

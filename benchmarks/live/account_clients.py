@@ -1,6 +1,6 @@
-"""A server with many kinds of tenants, and clients that record what they send.
+"""Starts a server with many kinds of tenants, and clients that record their requests.
 
-For benchmarks/live/accounts.py.
+Used by benchmarks/live/accounts.py.
 """
 
 from __future__ import annotations
@@ -34,52 +34,54 @@ SETTINGS = {
     "max_num_queued_reqs": 100_000,
     "max_num_queued_tokens": 100_000_000,
 }
-NUM_SEATS = 64
-"""As the fake engine has, and as many blocks: 256 of 16 tokens, 23,040 bytes each."""
+MAX_NUM_SEQS = 64
+"""As in the fake engine; so is the number of blocks: 256 of 16 tokens, 23,040 bytes each."""
 FOR_MODEL = {
     "scheduling_policy": "fair",
-    "max_num_seqs": NUM_SEATS,
+    "max_num_seqs": MAX_NUM_SEQS,
     "prefill_cap": 256,
     "kv_cache_memory_bytes": 256 * 16 * 23_040,
 }
 
 
 @dataclass(slots=True)
-class Sent:
+class SentRequest:
     """One request, as its client saw it."""
 
     id: str
     tenant: str
-    is_left: bool = False
+    has_disconnected: bool = False
     ended_s: float | None = None
     error: str = ""
 
 
 @dataclass(slots=True)
-class Caller:
+class TenantClients:
     """Clients of one server, each with the key of its tenant."""
 
     url: str
     secrets: Mapping[str, str]
     http: httpx.AsyncClient
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[SentRequest] = field(default_factory=list)
 
-    async def complete(self, tenant: str, body: Mapping[str, Any], leaves_s: float = 0.0) -> Sent:
-        """Stream an answer to its end, or leave after so long."""
-        sent = Sent(f"account-{len(self.sent)}", tenant)
+    async def complete(
+        self, tenant: str, body: Mapping[str, Any], disconnects_s: float = 0.0
+    ) -> SentRequest:
+        """Stream an answer to its end, or disconnect after `disconnects_s`."""
+        sent = SentRequest(f"account-{len(self.sent)}", tenant)
         self.sent.append(sent)
         began_at = time.monotonic()
         try:
-            async with asyncio.timeout(leaves_s or None):
+            async with asyncio.timeout(disconnects_s or None):
                 await self._stream(sent, body)
         except TimeoutError:
-            sent.is_left = True
+            sent.has_disconnected = True
         except httpx.HTTPError as error:
             sent.error = f"{type(error).__name__}: {error}"
         sent.ended_s = time.monotonic() - began_at
         return sent
 
-    async def _stream(self, sent: Sent, body: Mapping[str, Any]) -> None:
+    async def _stream(self, sent: SentRequest, body: Mapping[str, Any]) -> None:
         headers = {**self._bearer(sent.tenant), "X-Request-Id": sent.id}
         content = {"temperature": 0.0, "ignore_eos": True, "stream": True, **body}
         async with self.http.stream(
@@ -97,8 +99,8 @@ class Caller:
         answer = await self.http.get(url, headers=self._bearer(tenant))
         return answer.json() if answer.status_code == 200 else None
 
-    async def settled(self, request_id: str) -> dict[str, Any] | None:
-        """The explanation, once the request has ended: a client that leaves is not there to see."""
+    async def finished_explanation(self, request_id: str) -> dict[str, Any] | None:
+        """Return the explanation once the request has ended; None if it does not end."""
         for _ in range(200):
             found = await self.explanation(request_id)
             if found is not None and found["state"] == "finished":
@@ -113,7 +115,7 @@ class Caller:
 def write_tenants(
     folder: Path, tiers: str, abouts: Mapping[str, str], secrets: Mapping[str, str]
 ) -> Path:
-    """A tenants file; what is said about a tenant has a place for its key."""
+    """Write a tenants file; each text of `abouts` has a `%s` for the key."""
     lines = [tiers, "tenants:"]
     for name, about in abouts.items():
         digest = write_digest(digest_of_text(secrets[name]))
@@ -128,6 +130,7 @@ def write_tenants(
 def started(
     model: Path | None, folder: Path, secrets: Mapping[str, str]
 ) -> Iterator[RunningServer]:
+    """Yield a server with the tenants above; then stop it."""
     abouts = {name: about for name, (_, about) in TENANTS.items()}
     path = write_tenants(folder, TIERS, abouts, secrets)
     with proc_stats.started(

@@ -3,19 +3,19 @@
     python -m benchmarks.live.accounts MODEL [--requests 2000] [--json FILE]
     python -m benchmarks.live.accounts --fake --requests 200
 
-A real server over real sockets, with more demand than it has seats and KV blocks: tenants of
-unequal weight, one that may hold few blocks, one of a spot tier, priorities, several samples,
-clients that leave. Afterwards an administrator asks for the explanation of every request:
+A real server over real sockets, with more demand than sequences and KV blocks: tenants of unequal
+weight, a tenant with a small KV quota, a spot tenant, priorities, several samples, clients that
+disconnect. Afterwards an admin reads the explanation of every request:
 
-    the seconds of its causes add up to the time it waited, within 1 ms or 1 %, and nothing of it
-    is unexplained; so do those of each single wait
-    it did not wait longer than its client saw it take
-    whoever took its place is known, ran, and has an explanation of its own; and it ran again,
-    or its client left
+    the seconds of its causes add up to its wait, within 1 ms or 1 %, and none is unrecorded; the
+    same for each single wait
+    its first wait is not longer than its client waited
+    the requester of each preemption is known, ran, and has an explanation; the preempted request
+    ran again, or its client disconnected
 
-Then three situations in which the cause is known by construction: KV blocks held by another
-tenant, a tenant that holds all it may, requests of a higher tier. The readable paragraph must
-give that cause as the first. tests/sharing has the same on a virtual clock, without the server.
+Then three situations with a known cause: KV blocks of another tenant, a tenant at its KV quota,
+requests of a better tier. The text must name that cause first. tests/sharing has the same on a
+virtual clock, without the server.
 """
 
 from __future__ import annotations
@@ -32,23 +32,29 @@ from typing import Any
 
 import httpx
 
-from benchmarks.live.account_clients import NUM_SEATS, TENANTS, Caller, Sent, started
+from benchmarks.live.account_clients import (
+    MAX_NUM_SEQS,
+    TENANTS,
+    SentRequest,
+    TenantClients,
+    started,
+)
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
-from benchmarks.support.wait_books import SECONDS, differ
+from benchmarks.support.wait_checker import SECONDS, differ
 from headway.tenancy.keys import make_key
 
 NUM_CLIENTS = 96
 ABORT_SHARE = 0.06
 CLOCK_SLACK_S = 0.05
-"""The client hears of things after they happened, not before; for what the two clocks round."""
+"""Allowance for the rounding of two clocks."""
 
 
 # --------------------------------------------------------------------- the load
 
 
 def draw_jobs(count: int, letters: range, seed: int) -> list[tuple[str, dict[str, Any], float]]:
-    """Tenant, body, and after how long the client leaves (0: it does not)."""
+    """Return tenant, body and seconds until the disconnect (0: none) of each request."""
     draw = random.Random(f"accounts/{seed}")
     names = list(TENANTS)
     jobs: list[tuple[str, dict[str, Any], float]] = []
@@ -67,18 +73,20 @@ def draw_jobs(count: int, letters: range, seed: int) -> list[tuple[str, dict[str
         }
         if body["n"] > 1:
             body |= {"temperature": 1.0, "seed": 1}
-        leaves_s = draw.expovariate(0.3) if draw.random() < ABORT_SHARE else 0.0
-        jobs.append((tenant, body, leaves_s))
+        disconnects_s = draw.expovariate(0.3) if draw.random() < ABORT_SHARE else 0.0
+        jobs.append((tenant, body, disconnects_s))
     return jobs
 
 
-async def run_load(caller: Caller, jobs: Sequence[tuple[str, dict[str, Any], float]]) -> None:
-    """So many clients at a time, each of which asks again when it is answered."""
-    left = iter(jobs)
+async def run_load(
+    clients: TenantClients, jobs: Sequence[tuple[str, dict[str, Any], float]]
+) -> None:
+    """Run all jobs with NUM_CLIENTS clients, one request per client at a time."""
+    remaining = iter(jobs)
 
     async def client() -> None:
-        for tenant, body, leaves_s in left:
-            await caller.complete(tenant, body, leaves_s)
+        for tenant, body, disconnects_s in remaining:
+            await clients.complete(tenant, body, disconnects_s)
 
     await asyncio.gather(*[client() for _ in range(NUM_CLIENTS)])
 
@@ -86,12 +94,12 @@ async def run_load(caller: Caller, jobs: Sequence[tuple[str, dict[str, Any], flo
 # ------------------------------------------------------------------- the checks
 
 
-def problems_of(sent: Sent, found: Mapping[str, Any] | None) -> list[str]:
-    """What is wrong with the explanation of one request, by itself."""
+def problems_of(sent: SentRequest, found: Mapping[str, Any] | None) -> list[str]:
+    """Return the problems of the explanation of one request."""
     if sent.error:
         return [f"{sent.id} failed: {sent.error}"]
     if found is None:
-        return [] if sent.is_left else [f"{sent.id} has no explanation"]
+        return [] if sent.has_disconnected else [f"{sent.id} has no explanation"]
     problems: list[str] = []
     causes = {share["cause"]: share["seconds"] for share in found.get("causes", ())}
     queue_s = found.get("queue_s", 0.0)
@@ -108,47 +116,51 @@ def problems_of(sent: Sent, found: Mapping[str, Any] | None) -> list[str]:
     if is_whole and differ(sum(entry["seconds"] for entry in waits), queue_s):
         problems.append(f"{sent.id}: its waits do not add up to {queue_s} s")
     first_s = waits[0]["seconds"] if waits else 0.0
-    if sent.ended_s is not None and not sent.is_left and first_s > sent.ended_s + CLOCK_SLACK_S:
+    if (
+        sent.ended_s is not None
+        and not sent.has_disconnected
+        and first_s > sent.ended_s + CLOCK_SLACK_S
+    ):
         problems.append(f"{sent.id} waited {first_s} s, its client {sent.ended_s} s")
     return problems
 
 
 async def problems_of_preemptions(
-    caller: Caller, sent: Sent, found: Mapping[str, Any]
+    clients: TenantClients, sent: SentRequest, found: Mapping[str, Any]
 ) -> list[str]:
-    """Whoever took its place must be known and have run, and it must have run again."""
+    """Return problems of preemptions: an unknown requester, or no resumption."""
     problems: list[str] = []
     for entry in found["timeline"]:
         if entry["kind"] != "preempted":
             continue
         by = entry.get("by", "")
-        causer = await caller.settled(by.partition("#")[0]) if by else None
-        if causer is None:
-            problems.append(f"{sent.id} gave way to {by!r}, which nobody knows")
-        elif not any(other["kind"] == "admitted" for other in causer["timeline"]):
-            problems.append(f"{sent.id} gave way to {by}, which never ran")
+        requester = await clients.finished_explanation(by.partition("#")[0]) if by else None
+        if requester is None:
+            problems.append(f"{sent.id} was preempted for {by!r}, which is unknown")
+        elif not any(other["kind"] == "admitted" for other in requester["timeline"]):
+            problems.append(f"{sent.id} was preempted for {by}, which never ran")
         if entry.get("seconds") is None and found["finish_reason"] not in ("abort", "timeout"):
             problems.append(f"{sent.id} did not run again, and ended by {found['finish_reason']}")
     return problems
 
 
-async def check_all(caller: Caller) -> dict[str, Any]:
+async def check_all(clients: TenantClients) -> dict[str, Any]:
     problems: list[str] = []
     causes: Counter[str] = Counter()
     num_preemptions = num_waiting = num_left = 0
-    for sent in list(caller.sent):
-        found = await caller.settled(sent.id) if not sent.error else None
+    for sent in list(clients.sent):
+        found = await clients.finished_explanation(sent.id) if not sent.error else None
         problems += problems_of(sent, found)
         if found is None:
             continue
-        problems += await problems_of_preemptions(caller, sent, found)
+        problems += await problems_of_preemptions(clients, sent, found)
         num_preemptions += found.get("num_preemptions", 0)
         num_waiting += found.get("queue_s", 0.0) > SECONDS
-        num_left += sent.is_left
+        num_left += sent.has_disconnected
         for share in found.get("causes", ()):
             causes[share["cause"]] += share["seconds"]
     return {
-        "num_requests": len(caller.sent),
+        "num_requests": len(clients.sent),
         "num_waited": num_waiting,
         "num_left": num_left,
         "num_preemptions": num_preemptions,
@@ -166,8 +178,7 @@ Job = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is sent first, when it has come so far that the next may be sent, and what that one
-    must be told."""
+    """Requests sent first, the state to wait for, the request sent then, and its cause."""
 
     name: str
     first: tuple[Job, ...]
@@ -175,11 +186,11 @@ class Situation:
     num_waiting: int
     then: Job
     cause: str
-    words: str
+    text: str
 
 
 def situations(num_tokens: int) -> tuple[Situation, ...]:
-    """For a cache of so many tokens."""
+    """Return the situations for a KV cache of `num_tokens`."""
     large, few = num_tokens // 4, int(0.15 * num_tokens) // 2
     return (
         Situation(
@@ -202,9 +213,9 @@ def situations(num_tokens: int) -> tuple[Situation, ...]:
         ),
         Situation(
             "higher tier",
-            (("gold", 16, 200),) * (3 * NUM_SEATS),
+            (("gold", 16, 200),) * (3 * MAX_NUM_SEQS),
             1,
-            NUM_SEATS,
+            MAX_NUM_SEQS,
             ("night", 16, 4),
             "tier_order",
             "because requests of a higher tier went first",
@@ -212,39 +223,39 @@ def situations(num_tokens: int) -> tuple[Situation, ...]:
     )
 
 
-async def play(
-    server: RunningServer, caller: Caller, situation: Situation, letters: range
+async def run_situation(
+    server: RunningServer, clients: TenantClients, situation: Situation, letters: range
 ) -> dict[str, Any]:
-    """Send what comes first, wait until it is in the engine, then the one that must wait."""
-    draw, key = random.Random(situation.name), caller.secrets["auditor"]
+    """Send the first requests, wait until the engine has them, then send the last."""
+    draw, key = random.Random(situation.name), clients.secrets["auditor"]
 
-    async def ask(tenant: str, num_prompt: int, num_output: int) -> Sent:
+    async def ask(tenant: str, num_prompt: int, num_output: int) -> SentRequest:
         prompt = draw.choices(letters, k=num_prompt)
-        return await caller.complete(tenant, {"prompt": prompt, "max_tokens": num_output})
+        return await clients.complete(tenant, {"prompt": prompt, "max_tokens": num_output})
 
-    def is_there() -> bool:
-        seen = proc_stats.scrape(server, key)
-        num_running = seen.total("vllm:num_requests_running")
-        num_waiting = seen.total("vllm:num_requests_waiting")
+    def is_ready() -> bool:
+        metrics = proc_stats.scrape(server, key)
+        num_running = metrics.total("vllm:num_requests_running")
+        num_waiting = metrics.total("vllm:num_requests_waiting")
         return num_running >= situation.num_running and num_waiting >= situation.num_waiting
 
     await proc_stats.until_quiet(server, key=key)
     async with asyncio.TaskGroup() as group:
         for job in situation.first:
             group.create_task(ask(*job))
-        if not await proc_stats.until(is_there, 60.0, every_s=0.01):
-            raise RuntimeError(f"{situation.name}: what was sent first did not arrive")
+        if not await proc_stats.until(is_ready, 60.0, every_s=0.01):
+            raise RuntimeError(f"{situation.name}: the first requests did not reach the engine")
         late = group.create_task(ask(*situation.then))
-    found = await caller.settled(late.result().id)
+    found = await clients.finished_explanation(late.result().id)
     assert found is not None, "the request that had to wait has no explanation"
     top = found["causes"][0]["cause"] if found.get("causes") else ""
-    first_words = found["text"].partition("It waited")[2].split(",")[0]
+    first_part = found["text"].partition("It waited")[2].split(",")[0]
     return {
         "situation": situation.name,
         "expected": situation.cause,
         "found": top,
         "queue_s": found.get("queue_s", 0.0),
-        "is_named": top == situation.cause and situation.words in first_words,
+        "is_named": top == situation.cause and situation.text in first_part,
         "text": found["text"],
         "timeline": found["timeline_text"],
     }
@@ -255,12 +266,12 @@ async def run(
 ) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits) as http:
-        caller = Caller(server.url, secrets, http)
-        await run_load(caller, draw_jobs(num_requests, letters, 1))
-        report = await check_all(caller)
+        clients = TenantClients(server.url, secrets, http)
+        await run_load(clients, draw_jobs(num_requests, letters, 1))
+        report = await check_all(clients)
         num_blocks = proc_stats.scrape(server, secrets["auditor"]).total("headway_kv_blocks_total")
         found = [
-            await play(server, caller, situation, letters)
+            await run_situation(server, clients, situation, letters)
             for situation in situations(int(num_blocks) * 16)
         ]
     return {**report, "situations": found}
@@ -269,7 +280,7 @@ async def run(
 def failures_in(report: Mapping[str, Any]) -> list[str]:
     failures = list(report["problems"])
     if not report["num_preemptions"] or report["num_waited"] < report["num_requests"] / 2:
-        failures.append("there was nothing to account for: too few waits and preemptions")
+        failures.append("too few waits and preemptions to check")
     failures += [
         f"{row['situation']}: {row['expected']} is not named: {row['text']}"
         for row in report["situations"]
@@ -290,7 +301,7 @@ def main() -> int:
     ):
         report = proc_stats.run_client(run(server, secrets, letters, args.requests))
     print(f"{report['num_requests']} requests, {report['num_waited']} of which waited;")
-    print(f"{report['num_preemptions']} preemptions, {report['num_left']} clients left")
+    print(f"{report['num_preemptions']} preemptions, {report['num_left']} clients disconnected")
     for cause, seconds in report["causes_s"].items():
         print(f"{seconds:12.3f} s {cause}")
     for row in report["situations"]:

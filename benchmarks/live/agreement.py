@@ -1,18 +1,18 @@
-"""Difference of a data type from fp32 on the same weights, in tokens and logits.
+"""Compares a data type with fp32 on the same weights, by tokens and logits.
 
 The oracle is plain torch in fp32 on the weights of the file, dequantized; it makes the tokens of
 transformers (tests/parity/test_smollm2.py). A form is compared with it in two ways: given the
 oracle's tokens (teacher-forced), position by position; and left to itself (free-running), by how
 many tokens it makes before the first that differs.
 
-What may be expected follows from rounding alone. A number rounded to bf16, whose significand has 8
+The expected error follows from rounding alone. A number rounded to bf16, whose significand has 8
 bits, is off by at most 2^-8 of itself, and by EPSILON in the root mean square. A product of rounded
 inputs with rounded weights is then off by sqrt(EPSILON^2 + weight^2) of its own size, as errors of
 its many terms are independent. In a layer, weights count five times (values, output; gate, up,
 down) and roundings of activations seven (the inputs of values, gate, up and down, values,
 probabilities, the output of attention). Layers pass an error on, at most undiminished, so that the
 squares add up over layers; the head adds one product. Neither the errors nor the thresholds are
-fitted to what the kernels give.
+fitted to the kernels.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ EPSILON = 2.0**-8 / math.sqrt(3) * math.sqrt(0.75 / (2 * math.log(2)))
 INT8_STEP = 2.5 / 127 / math.sqrt(12)
 """Of int8 weights: uniform within a step, which is 1/127 of a group's largest weight; that of 32
 normal ones is 2.5 times their root mean square."""
-SEATS = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
+CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
 
 
 def expected_error(dtype: str, num_layers: int) -> float:
-    """The most that rounding gives: the root mean square of a logit's error, by their spread."""
-    # int4 takes the blocks of the file as they are; what is multiplied is bf16 in every form.
+    """Return the largest RMS error of a logit by rounding, over the logits' spread."""
+    # int4 uses the blocks of the file as they are; every form multiplies bf16.
     weight = EPSILON**2 + (INT8_STEP**2 if dtype == "int8" else 0.0)
     layer = 5 * weight + 7 * EPSILON**2
     return math.sqrt(num_layers * layer + weight + EPSILON**2)
@@ -51,18 +51,20 @@ def expected_error(dtype: str, num_layers: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt, and what the oracle makes of it."""
+    """A prompt with the tokens and logits of the oracle."""
 
     prompt: Tokens
     expected: Tokens
     logits: torch.Tensor
-    """The oracle's, where it chose each of these tokens."""
+    """Logits of the oracle at each of these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """A form against the oracle. Errors are in units of the spread (standard deviation) of the
-    oracle's logits at the position."""
+    """Comparison of a form with the oracle.
+
+    Errors are in units of the spread (standard deviation) of the oracle's logits at the position.
+    """
 
     dtype: str
     num_tokens: int
@@ -71,13 +73,13 @@ class Agreement:
     rms_error: float
     max_error: float
     limit: float
-    """What `expected_error` allows for rms_error."""
+    """Bound of `rms_error`, by `expected_error`."""
     least_same: float
-    """The share of positions that errors of that size leave the same, three deviations below."""
+    """Share of equal positions expected with errors of that size, less three deviations."""
     max_excuse: float
-    """The largest lead of the oracle's token over the form's, of what such errors can turn."""
+    """Largest lead of the oracle's token over the form's, relative to such errors."""
     prefixes: tuple[tuple[int, int], ...]
-    """Free-running, of each prompt: tokens before the first that differs, and tokens made."""
+    """Free-running, for each prompt: tokens before the first difference, and all tokens."""
 
     @property
     def share_same(self) -> float:
@@ -85,32 +87,32 @@ class Agreement:
 
     @property
     def num_whole(self) -> int:
-        """Prompts whose every token is the oracle's."""
+        """Prompts whose tokens all equal the oracle's."""
         return sum(length == total for length, total in self.prefixes)
 
     @property
     def share_prefix(self) -> float:
-        """Share of the free-running tokens that come before the first that differs."""
+        """Share of the free-running tokens before the first difference."""
         return sum(length for length, _ in self.prefixes) / self.num_tokens
 
     @property
     def max_limit(self) -> float:
-        """The largest of this many errors of the allowed size, if normal and independent.
+        """Expected largest of this many normal, independent errors of the allowed size.
 
-        Not so for int8: the weights' own errors are the same at every position.
+        It does not apply to int8, whose weight errors are the same at every position.
         """
         return self.limit * _largest_of(self.num_tokens * 50_000)
 
 
 def _largest_of(count: int) -> float:
-    """How many standard deviations the largest of `count` normal errors stays within."""
+    """Return the standard deviations that bound the largest of `count` normal errors."""
     return math.sqrt(2 * math.log(2 * count))
 
 
 def english_prompts(token_ids: Sequence[int], num_prompts: int) -> Iterator[tuple[Tokens, int]]:
-    """Stretches of a text, 5 to 400 tokens long, each to be continued by 32 or 64 tokens."""
+    """Yield prompts of 5 to 400 tokens of a text, each with 32 or 64 tokens to make."""
     draw = random.Random(7)
-    # Spread evenly on a logarithmic scale: short prompts are as telling and cost less.
+    # Spread evenly on a logarithmic scale: short prompts show as much and cost less.
     lengths = [5, 400, *(int(5 * 80 ** draw.random()) for _ in range(num_prompts - 2))]
     starts = [draw.randrange(len(token_ids) - length) for length in lengths]
     for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -119,7 +121,7 @@ def english_prompts(token_ids: Sequence[int], num_prompts: int) -> Iterator[tupl
 
 @torch.inference_mode()
 def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list[Case]:
-    """What the oracle makes of each prompt, given how many tokens to make."""
+    """Return tokens and logits of the oracle for each prompt."""
     made = _generate(oracle, [prompt for prompt, _ in prompts], [count for _, count in prompts])
     return [
         Case(prompt, tokens, _logits(oracle, prompt, tokens))
@@ -130,17 +132,17 @@ def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list
 def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> list[Tokens]:
     params = [SamplingParams(temperature=0.0, max_tokens=count) for count in counts]
     executor = TorchExecutor(model, WINDOW, SystemClock())
-    collected = run(executor, Schedule(SEATS), prompts, params)
+    collected = run(executor, Schedule(CONFIG), prompts, params)
     return [collected.of(index) for index in range(len(prompts))]
 
 
 @torch.inference_mode()
 def compare(form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
-    """Both ways of comparing a form with the oracle."""
+    """Compare a form with the oracle, teacher-forced and free-running."""
     limit = expected_error(dtype, form.spec.num_layers)
     num_tokens = sum(len(case.expected) for case in cases)
     num_same, squares, max_error, max_excuse, num_turned = 0, 0.0, 0.0, 0.0, 0.0
-    # The lead of one logit over another is off by two errors.
+    # The lead of one logit over another has two errors.
     turned = math.sqrt(2) * limit * _largest_of(num_tokens)
     for case in cases:
         wanted, got = case.logits, _logits(form, case.prompt, case.expected)
@@ -175,7 +177,7 @@ def compare(form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
 
 
 def _logits(model: StepModel, prompt: Tokens, expected: Tokens) -> torch.Tensor:
-    """The logits that choose each of the oracle's tokens, given those before it."""
+    """Return the logits at each of the oracle's tokens, given the tokens before."""
     tokens = prompt + expected[:-1]
     rows = range(len(prompt) - 1, len(tokens))
     span = Span(tokens, 0, range(-(-len(tokens) // BLOCK_SIZE)))

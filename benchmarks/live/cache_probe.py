@@ -2,19 +2,19 @@
 
     python -m benchmarks.live.cache_probe MODEL [--probes 1000] [--json FILE]
 
-A real server over real sockets, two pairs of tenants. The tenants of the first pair are as tenants
-are by default, those of the second name the same cache group. In each probe a victim sends a
-prompt; then its attacker sends a prompt of the same length and waits for the first token. By the
-toss of a coin the attacker's prompt begins as the victim's did (all but the last few tokens), or
-the victim's was another. All prompts are random and none is used again, so that nothing but the
-victim's one request can have put a prefix into the cache. Probes of the two pairs alternate.
+A real server over real sockets, two pairs of tenants. The tenants of the first pair have default
+terms; those of the second have one cache group. In each probe the victim sends a prompt; then the
+attacker sends a prompt of the same length and measures the TTFT. At random, the attacker's prompt
+shares the victim's prefix (all but the last few tokens), or the victim sent another prompt. All
+prompts are random and used once, so only the victim's request can have cached the prefix. Probes of
+the two pairs alternate.
 
-AUC is the probability that a prompt the victim has sent is answered sooner than one it has not,
-with a 95 % interval (DeLong et al., 1988); 0.5 tells nothing, and below 0.5 tells as much as
-above. What the server says of cached tokens is looked at as well: it must say 0 to a stranger, and
-it shows that in the second pair there is something to be seen.
+AUC is the probability that the TTFT is shorter for a prompt that the victim has sent than for one
+it has not, with a 95 % interval (DeLong et al., 1988). 0.5 is chance; a value below 0.5 reveals as
+much as one above. The script also checks the cached tokens that the server reports: 0 for the first
+pair, and most of the prefix for the second, which shows that the probe works.
 
-Ends with 1 if a stranger can tell: more than 0.55 either way, or a cached token reported.
+The exit code is 1 if the prompt is revealed: an AUC more than 0.05 from 0.5, or a cached token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from headway.tenancy.keys import digest_of_text, make_key, write_digest
 from headway.workload import Vocabulary, WorkItem
 
 NUM_PROMPT, NUM_OWN = 192, 8
-"""Tokens of a prompt, and how many of them at its end are never the victim's."""
+"""Tokens of a prompt, and how many at its end are the attacker's own."""
 MAX_AUC = 0.55
 NUM_WARM_UP = 20
 PAIRS = ("isolated", "shared")
@@ -52,7 +52,7 @@ PAIRS = ("isolated", "shared")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One try: whether the victim had sent the prefix, and what the attacker saw."""
+    """One probe: whether the victim had sent the prefix, and the attacker's measurements."""
 
     is_known: bool
     ttft_s: float
@@ -61,7 +61,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Auc:
-    """With a 95 % interval."""
+    """Area under the ROC curve, with a 95 % interval."""
 
     value: float
     low: float
@@ -69,12 +69,15 @@ class Auc:
 
     @property
     def distance(self) -> float:
-        """As an attacker would read it: the better of the two ways."""
+        """AUC of the better of both readings: shorter or longer means known."""
         return max(self.value, 1.0 - self.value)
 
 
 def auc_of(known: Sequence[float], unknown: Sequence[float]) -> Auc:
-    """That a time of `known` is below one of `unknown`; a tie counts half."""
+    """Return the probability that a time of `known` is below one of `unknown`.
+
+    A tie counts half.
+    """
     one, other = np.array(known)[:, None], np.array(unknown)[None, :]
     is_below = (one < other) + 0.5 * (one == other)
     of_known, of_unknown = is_below.mean(axis=1), is_below.mean(axis=0)
@@ -85,7 +88,7 @@ def auc_of(known: Sequence[float], unknown: Sequence[float]) -> Auc:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A victim and an attacker of each pair; the keys are made here and die with the server."""
+    """New keys of the victim and the attacker of each pair."""
 
     secrets: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -104,7 +107,7 @@ class Keys:
 
 
 class Prober:
-    """Asks one thing after the other."""
+    """Sends probes one after another."""
 
     def __init__(self, target: Target, vocabulary: Vocabulary, seed: int) -> None:
         self._target = target
@@ -139,7 +142,7 @@ class Prober:
 
 @contextmanager
 def started(model: Path | None, folder: Path, keys: Keys) -> Iterator[RunningServer]:
-    """A server that knows the tenants."""
+    """Yield a server with these tenants; then stop it."""
     path = folder / "tenants.yaml"
     path.write_text(keys.tenants_file())
     path.chmod(0o600)
@@ -156,7 +159,7 @@ def started(model: Path | None, folder: Path, keys: Keys) -> Iterator[RunningSer
 async def run(
     server: RunningServer, keys: Keys, vocabulary: Vocabulary, num_probes: int, seed: int
 ) -> dict[str, list[Probe]]:
-    """So many probes of each pair, in turn."""
+    """Send `num_probes` probes of each pair, alternating."""
     origin = proc_stats.origin_of(server)
     client = HttpClient(origin)
     model = await first_model(client, tuple(keys.secrets.values()))
@@ -194,24 +197,28 @@ def report_on(probes: Sequence[Probe]) -> dict[str, Any]:
 
 
 def failures_in(report: Mapping[str, Any]) -> list[str]:
-    """What of a report must not be. A shared cache in which nothing can be seen would mean that
-    the probe sees nothing anywhere."""
+    """Return the failures that a report shows.
+
+    Without prefix hits in the shared pair, the probe could not show anything.
+    """
     alone, shared = report["isolated"], report["shared"]
-    found = []
+    failures = []
     if alone["distance"] > MAX_AUC:
-        found.append(f"isolated: AUC {alone['auc']:.3f} is more than {MAX_AUC} one way")
+        failures.append(f"isolated: AUC {alone['auc']:.3f} is more than {MAX_AUC} one way")
     if alone["cached_known"] or alone["cached_unknown"]:
-        found.append("isolated: the attacker was told of cached tokens")
+        failures.append("isolated: the server reported cached tokens to the attacker")
     if shared["cached_known"] < (NUM_PROMPT - NUM_OWN) / 2:
-        found.append("shared: the attacker's prompts were not in the cache; the probe is blind")
+        failures.append(
+            "shared: the attacker's prompts were not in the cache; the probe shows nothing"
+        )
     if shared["cached_unknown"]:
-        found.append("shared: prompts that nobody had sent were in the cache")
-    return found
+        failures.append("shared: prompts that no tenant had sent were in the cache")
+    return failures
 
 
 def main() -> int:
     parser = proc_stats.battery_parser(__doc__)
-    parser.add_argument("--probes", type=int, default=1000, help="of each pair")
+    parser.add_argument("--probes", type=int, default=1000, help="probes of each pair")
     parser.add_argument("--seed", type=int, default=1)
     args = proc_stats.arguments(parser)
     vocabulary = proc_stats.LETTERS if args.fake else Vocabulary()

@@ -1,10 +1,10 @@
-"""Step time by number of running requests and by context length.
+"""Measures step time by number of running requests and by context length.
 
 python -m benchmarks.live.growth MODEL [--json out.json] [--plot out.png]
 
-Decode steps of made-up tokens on the real model, without a scheduler around them. The roofline is
-the larger of two times: to read the weights and the keys and values at the bandwidth this machine
-shows in the same run, and to do the multiplications at the rate its matrix product shows.
+Runs decode steps of random tokens on the real model, without a scheduler. The roofline is the
+larger of two times: reading weights, keys and values at the bandwidth measured in the same run, and
+multiplying at the measured rate of matrix products.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What it reads from memory and multiplies in bf16, per second."""
+    """Bytes read and bf16 operations per second of this machine."""
 
     bytes_per_s: float
     operations_per_s: float
@@ -55,7 +55,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One kind of step: medians and spread over the rounds, and the roofline."""
+    """Median, spread and roofline of one kind of step."""
 
     num_running: int
     context: int
@@ -117,15 +117,15 @@ def main() -> None:
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """The best of what torch shows; the kernels multiply bf16 whatever the weights are held as."""
+    """Return the best rates of torch; the kernels multiply bf16 for every weight type."""
     rate = best_rate(measure_products(num_threads), "bf16")
     if rate is None:
-        raise SystemExit("torch multiplies no packed bf16 here, so there is no roofline to draw")
+        raise SystemExit("torch cannot multiply packed bf16 here, so there is no roofline")
     return Machine(best_bandwidth(measure_bandwidths(num_threads), LARGE_BYTES), rate)
 
 
 def time_step(model: StepModel, num_running: int, context: int) -> float:
-    """Seconds of one decode step, the median of several after one to warm up."""
+    """Return the median seconds of a decode step, after one to warm up."""
     draw_token = random.Random(0)
     highest = model.spec.vocab_size - VOCABULARY_MARGIN
     per_request = context // BLOCK_SIZE + 1

@@ -17,10 +17,10 @@ from headway.resolve import resolve
 
 
 def load(model: Path | str, dtype: str, kv_dtype: str = "auto") -> StepModel:
-    """On the CPU, with the compiled kernels where the settings allow them."""
+    """Load a model on the CPU, with the compiled kernels where the settings allow them."""
     checkpoint = open_checkpoint(locate(str(model)))
     config = Config(
-        # Torch knows how many threads this process was given.
+        # Torch has the number of threads of this process.
         model=ModelConfig(dtype=dtype, device="cpu", num_threads=torch.get_num_threads()),
         cache=CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
     )

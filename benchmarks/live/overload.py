@@ -1,25 +1,24 @@
-"""Server behaviour at more load than its capacity.
+"""Measures goodput, refusals and recovery of a server beyond its capacity.
 
     python -m benchmarks.live.overload MODEL [--duration 120] [--rounds 1]
         [--json FILE] [--plot FILE]
     python -m benchmarks.live.overload --fake --duration 5 --capacity-s 5
 
-First the capacity: as many callers as there are seats, each asking again when answered. Then open
-loop: Poisson arrivals at 0.5, 1, 2, 3 and 10 times the requests/s just measured, whatever the
-server does with them, with an idle gap between two levels. Every level has prompts of its own, so
-none is answered from the prefix cache.
+First the capacity: a closed loop of `max_num_seqs` clients. Then an open loop: Poisson arrivals at
+0.5, 1, 2, 3 and 10 times that rate, with an idle gap between two levels. Every level has its own
+prompts, so that no prefix is cached.
 
-Rates, goodput among them, count what ended between the end of a ramp (a fifth of the time) and
-the end of the sending: neither the empty server at the start nor the answers that come after the
-last arrival are in it. A request is good if it was answered whole and within both targets. TTFT
-counts from the scheduled arrival. Capacity is measured without a queue, so 1.0 is just where one
-begins to form.
+Rates and goodput count requests that ended between the end of a ramp (a fifth of the time) and the
+last arrival. A request is good if its answer was complete and within both targets. TTFT counts from
+the scheduled arrival. Capacity is measured without waiting requests, so at 1.0 the waiting queue
+just begins to grow.
 
-When the sending of the last level ends, a probe is sent every second. The server has recovered
-when the median TTFT of three probes in a row is within 1.5 times that of the unloaded server;
-a refused probe counts as infinitely slow. Counted to the sending of the first of the three.
+After the last arrival of the last level the script sends a probe every second. The server has
+recovered when the median TTFT of three probes in a row is within 1.5 times that of the unloaded
+server; a refused probe counts as infinitely slow. The recovery time ends when the first of the
+three is sent.
 
-Client and server share the machine: the client's processor share is shown for each level.
+Client and server share the machine: the report shows the client's CPU share for each level.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ from headway.workload import (
 FACTORS = (0.5, 1.0, 2.0, 3.0, 10.0)
 NUM_SEATS = 64
 SMALL = {"kv_cache_memory_bytes": "1G"}
-"""All of it has been touched before the first level: memory that grows later leaks."""
+"""A KV cache that is fully used before the first level: later growth is a leak."""
 PROMPT_TOKENS = Lognormal(math.log(100), 0.5, Bounds(8, 512))
 OUTPUT_TOKENS = Lognormal(math.log(60), 0.5, Bounds(4, 256))
 RAMP_SHARE = 0.2
 MAX_CONCURRENCY = 8192
 NUM_PROBES = 11
 PROBE_TOKENS = (64, 4)
-"""Of the prompt and of the answer."""
+"""Tokens of prompt and answer."""
 PROBE_EVERY_S = 1.0
 MAX_PROBES = 90
 RECOVERED_RATIO = 1.5
@@ -79,7 +78,7 @@ def workload(arrivals: ClosedLoop | Poisson, vocabulary: Vocabulary) -> Syntheti
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What ended per second while the load was steady."""
+    """Requests and tokens that ended per second while the load was steady."""
 
     requests_per_s: float
     good_per_s: float
@@ -107,7 +106,7 @@ def steady_rates(records: Sequence[LoadRecord], duration_s: float, targets: Load
 async def measure_capacity(
     target: Target, vocabulary: Vocabulary, duration_s: float, seed: int = 0
 ) -> Rates:
-    """With every seat taken and nobody waiting."""
+    """Measure the rates with a full running set and no waiting requests."""
     work = workload(ClosedLoop(NUM_SEATS), vocabulary)
     run = await run_load(target, work, RunLimits(duration_s=duration_s), seed - 1)
     return steady_rates(run.records, duration_s, LoadTargets())
@@ -115,14 +114,14 @@ async def measure_capacity(
 
 @dataclass(slots=True)
 class Prober:
-    """Small requests, one at a time, each with a prompt of its own."""
+    """Sends small requests, one at a time, each with its own prompt."""
 
     target: Target
     vocabulary: Vocabulary
     num_sent: int = 0
 
     async def ttft_s(self) -> float:
-        """Infinity if the probe was not answered."""
+        """Send a probe; return its TTFT, or infinity without an answer."""
         self.num_sent += 1
         client, clock = HttpClient(self.target.origin), SystemClock()
         num_prompt, num_output = PROBE_TOKENS
@@ -136,12 +135,12 @@ class Prober:
         return record.ttft_s or math.inf if is_answered else math.inf
 
     async def unloaded_s(self) -> float:
-        """The first is left out: connections and caches are cold for it."""
+        """Return the median TTFT without load; the first probe is a warm-up."""
         values = [await self.ttft_s() for _ in range(NUM_PROBES)]
         return statistics.median(values[1:])
 
     async def recovery_s(self, normal_s: float) -> float | None:
-        """From now until probes are as fast as they were; None if they do not become so."""
+        """Return the seconds until probes are fast again; None at the timeout."""
         clock = SystemClock()
         began_at = clock.now()
         sent: list[tuple[float, float]] = []
@@ -159,7 +158,7 @@ class Prober:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the levels are run."""
+    """Duration, targets and factors of the levels."""
 
     duration_s: float
     idle_s: float
@@ -169,7 +168,7 @@ class Options:
 
 @dataclass(slots=True)
 class Bench:
-    """One server, level after level."""
+    """Runs the levels on one server, one after another."""
 
     server: RunningServer
     target: Target
@@ -178,7 +177,7 @@ class Bench:
     prober: Prober
 
     async def level(self, factor: float, capacity: float, seed: int) -> dict[str, Any]:
-        """One level from start to end; then the server is empty again."""
+        """Run one level, and wait until the server is empty."""
         options, run = self.options, LoadRun()
         before = proc_stats.both_usages(self.server)
         work = workload(Poisson(factor * capacity), self.vocabulary)
@@ -191,7 +190,7 @@ class Bench:
         }
 
     async def last_level(self, factor: float, capacity: float, seed: int) -> dict[str, Any]:
-        """The same, with probes from the moment at which the sending ends."""
+        """Run the last level, with probes from its last arrival on."""
         normal_s = await self.prober.unloaded_s()
 
         async def recover() -> float | None:
@@ -226,7 +225,7 @@ def level_report(run: LoadRun, options: Options) -> dict[str, Any]:
 
 
 def _memory(*usages: Mapping[str, Any]) -> dict[str, list[float]]:
-    """At the start and at the end."""
+    """Return the memory of each process at the start and at the end."""
     return {
         name: [usage[name].memory_bytes / proc_stats.MIB for usage in usages if name in usage]
         for name in ("api", "engine")
@@ -264,7 +263,7 @@ async def run(
 
 
 def _median_level(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every number over the rounds, and for the goodput the spread too."""
+    """Return medians over the rounds, and the spread of the goodput."""
     merged = dict(levels[0])
     for name, value in levels[0].items():
         if isinstance(value, int | float):
@@ -307,7 +306,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def goodput_ratio(report: Mapping[str, Any]) -> float | None:
-    """At three times the capacity, by that at the capacity."""
+    """Return the goodput at 3 times the capacity over that at 1."""
     by_factor = {level["factor"]: level["goodput_per_s"] for level in report["levels"]}
     if not by_factor.get(1.0) or 3.0 not in by_factor:
         return None
@@ -315,7 +314,7 @@ def goodput_ratio(report: Mapping[str, Any]) -> float | None:
 
 
 def failures_in(report: Mapping[str, Any]) -> list[str]:
-    """What of a report must not be."""
+    """Return the failures that a report shows."""
     found = []
     ratio = goodput_ratio(report)
     if ratio is None or ratio < MIN_GOODPUT_RATIO:
@@ -337,7 +336,7 @@ def failures_in(report: Mapping[str, Any]) -> list[str]:
 
 
 def draw(path: Path, report: Mapping[str, Any]) -> None:
-    """Goodput and p99 TTFT against what is offered."""
+    """Draw goodput and p99 TTFT against offered load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -349,7 +348,7 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
     lowest, highest = ([one[f"goodput_{end}"] for one in levels] for end in ("lowest", "highest"))
     goodput.fill_between(loads, lowest, highest, color="#2a7f62", alpha=0.2)
     good = [one["goodput_per_s"] for one in levels]
-    goodput.plot(loads, good, "o-", color="#2a7f62", label="answered within the targets")
+    goodput.plot(loads, good, "o-", color="#2a7f62", label="within the targets")
     goodput.axhline(capacity, color="#888888", linestyle="--", label="capacity")
     goodput.set(title="goodput", ylabel="requests/s")
     goodput.set_ylim(0, 1.15 * max(capacity, *highest))
@@ -358,7 +357,7 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
         values = [one[name] for one in known]
         latency.plot([one["factor"] for one in known], values, "o-", color=color, label=label)
     latency.axhline(report["targets"]["ttft_s"], color="#888888", linestyle="--", label="target")
-    latency.set(title="time to first token of what was answered", ylabel="seconds")
+    latency.set(title="time to first token of completed requests", ylabel="seconds")
     latency.set_ylim(bottom=0)
     for panel in (goodput, latency):
         panel.set_xscale("log")
@@ -375,9 +374,9 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=120.0, help="seconds for each level")
     parser.add_argument("--capacity-s", type=float, default=90.0)
     parser.add_argument("--idle", type=float, default=5.0, help="seconds between two levels")
-    parser.add_argument("--ttft", type=float, default=8.0, help="target, in seconds")
-    parser.add_argument("--tpot", type=float, default=1.0, help="target, in seconds")
-    parser.add_argument("--max-queue-wait-s", type=float, default=4.0, help="of the server")
+    parser.add_argument("--ttft", type=float, default=8.0, help="TTFT target, in seconds")
+    parser.add_argument("--tpot", type=float, default=1.0, help="TPOT target, in seconds")
+    parser.add_argument("--max-queue-wait-s", type=float, default=4.0, help="setting of the server")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="draw the picture here")
     args = proc_stats.arguments(parser)

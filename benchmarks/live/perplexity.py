@@ -1,10 +1,10 @@
-"""Perplexity of a model on a fixed text, for the quality gates.
+"""Computes the perplexity of a model on a fixed text, for the quality tests.
 
-The text is cut into consecutive windows, each a context of its own that starts at position 0.
-A window is prefilled in chunks, so that every chunk after the first reads the earlier keys and
-values back from the KV store: whatever the store loses by its dtype shows in the result.
-Each place of a window is scored by the token that follows it in the text, so that with windows
-of any size every token but the first of the text is scored, once.
+The text is cut into consecutive windows. Each window is a separate context from position 0 on. A
+window is prefilled in chunks, so that every chunk after the first reads earlier keys and values
+from the KV store, and the loss of the store's data type shows in the result. Each position of a
+window is scored by the next token of the text, so every token but the first is scored once, for
+windows of any size.
 
 Windows begin with the BOS token only if the tokenizer itself adds one to plain text. SmolLM2 names
 `<|im_start|>` as its BOS, but that opens a chat turn and its tokenizer never adds it: no BOS.
@@ -29,13 +29,13 @@ WINDOW = 512
 CHUNK = 128
 BLOCK_SIZE = 16
 NUM_TOGETHER = 4
-"""Windows computed in one step, as requests of a batch: some 30 % faster than one by one."""
+"""Windows per step, as requests of a batch: about 30 % faster than one by one."""
 NUM_BLOCKS = NUM_TOGETHER * WINDOW // BLOCK_SIZE
-"""With blocks of BLOCK_SIZE, what a model's KV store must hold for windows of WINDOW."""
+"""Blocks of BLOCK_SIZE that windows of WINDOW need."""
 
 
 class Runs(Protocol):
-    """The part of a StepModel that is needed here."""
+    """The part of StepModel that is used here."""
 
     def run(
         self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool
@@ -44,12 +44,12 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How one model did on one text."""
+    """Result of one model on one text."""
 
     nll: float
     """Mean negative log likelihood of a scored token, in nats."""
     greedy_ids: tuple[int, ...]
-    """The likeliest token for each scored place given the true text before it, in a fixed order."""
+    """Likeliest token at each scored position given the text before, in a fixed order."""
 
     @property
     def num_scored(self) -> int:
@@ -60,11 +60,11 @@ class Quality:
         return math.exp(self.nll)
 
     def ratio_to(self, reference: Quality) -> float:
-        """Perplexity over the reference's: above 1 is worse."""
+        """Return the perplexity over the reference's; above 1 is worse."""
         return math.exp(self.nll - reference.nll)
 
     def share_same_greedy(self, reference: Quality) -> float:
-        """Share of the places where both would choose the same token."""
+        """Return the share of positions where both choose the same token."""
         pairs = zip(self.greedy_ids, reference.greedy_ids, strict=True)
         return sum(ours == theirs for ours, theirs in pairs) / self.num_scored
 
@@ -78,7 +78,7 @@ class Text:
 
 
 def read_text(tokenizer: Tokenizer, max_tokens: int | None = None) -> Text:
-    """The fixed text, or its beginning."""
+    """Return the fixed text, or its first `max_tokens` tokens."""
     token_ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
     adds_bos = tokenizer.bos_token_id in tokenizer.encode("", add_special_tokens=True)
     return Text(token_ids[:max_tokens], tokenizer.bos_token_id if adds_bos else None)
@@ -86,7 +86,7 @@ def read_text(tokenizer: Tokenizer, max_tokens: int | None = None) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What one context reads, and what it is to predict: the same, one token on."""
+    """Input tokens of one context, and the next tokens as targets."""
 
     inputs: Sequence[int]
     targets: Sequence[int]
@@ -99,7 +99,7 @@ def perplexity(
     window: int = WINDOW,
     bos_token_id: int | None = None,
 ) -> Quality:
-    """Score every token of the text; without a BOS token, every one but the first."""
+    """Score every token of the text; without a BOS token, all but the first."""
     windows = list(_windows(token_ids, window, bos_token_id))
     nlls: list[float] = []
     greedy_ids: list[int] = []
@@ -128,23 +128,23 @@ def _windows(token_ids: Sequence[int], window: int, bos_token_id: int | None) ->
 
 
 def _spans(together: Sequence[_Window], start: int, num_blocks: int) -> Iterator[Span]:
-    """The chunk from `start` on of every window that is long enough, each in blocks of its own."""
+    """Yield the chunk from `start` on of each long enough window, in its own blocks."""
     for place, one in enumerate(together):
         if chunk := one.inputs[start : start + CHUNK]:
             yield Span(chunk, start, range(place * num_blocks, (place + 1) * num_blocks))
 
 
 def _nlls(logits: torch.Tensor, targets: Sequence[int]) -> list[float]:
-    """The negative log likelihood of each row's target.
+    """Return the negative log likelihood of each row's target.
 
-    A row is summed in float32, which is right to 2e-6 and four times as fast as float64; over
-    the rows the mean is taken in float64.
+    A row is summed in float32, which is accurate to 2e-6 and four times as fast as float64. The
+    mean over the rows is taken in float64.
     """
-    # Some models answer in bf16, too coarse to sum a vocabulary in.
+    # Some models return bf16, which is too coarse to sum over a vocabulary.
     logits = logits.float()
     target_ids = torch.tensor(targets, device=logits.device)[:, None]
     chosen = logits.gather(1, target_ids)[:, 0].double()
     nlls = logits.logsumexp(dim=-1).double() - chosen
     if not nlls.isfinite().all():
-        raise ValueError("the logits hold NaN or infinity")
+        raise ValueError("the logits contain NaN or infinity")
     return nlls.tolist()

@@ -1,14 +1,15 @@
-"""Quality loss of each data type of weights and KV cache, against fp32 in plain torch.
+"""Measures the quality loss of each data type against fp32 in plain torch.
 
     python -m benchmarks.live.quality MODEL [--max-tokens N] [--json FILE]
     python -m benchmarks.live.quality MODEL --prompts 64 [--json FILE]
 
-fp32 is the same file, its weights dequantized: what is measured is the form, not the quantization
-that the file already has. First way: perplexity of the fixed text of the quality tests, and the
-share of its places where the form's likeliest token is also that of fp32. Second way: greedy tokens
-and logits of as many prompts against those of fp32, given its tokens and free-running
-(benchmarks/live/agreement.py). MODEL is a GGUF file, a folder or a Hugging Face id. A form that the
-model or the machine does not offer is listed with the reason.
+A form is a data type of weights and KV cache. fp32 has the dequantized weights of the same file:
+the figures show the loss of the form, not of the quantization in the file. The first command
+measures the perplexity of the fixed text of the quality tests, and the share of positions where the
+likeliest token equals that of fp32. The second compares greedy tokens and logits of prompts with
+fp32's, teacher-forced and free-running (benchmarks/live/agreement.py). MODEL is a GGUF file, a
+folder or a Hugging Face id. A form that the model or the machine does not support is listed with
+the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One form's result."""
+    """Result of one form."""
 
     dtype: str
     kv_dtype: str
@@ -55,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A form that is not offered."""
+    """A form that is not supported, with the reason."""
 
     dtype: str
     kv_dtype: str
@@ -77,14 +78,14 @@ def measure(model: str, text: Text) -> Iterator[Row | Missing]:
             started_at = time.perf_counter()
             quality = perplexity(loaded, text.token_ids, bos_token_id=text.bos_token_id)
             elapsed_s = time.perf_counter() - started_at
-            # The first form is fp32 with its own KV cache, which is always offered.
+            # The first form is fp32 with its own KV cache, which is always supported.
             reference = reference or quality
             ratio, same = quality.ratio_to(reference), quality.share_same_greedy(reference)
             yield Row(dtype, kv_dtype, quality.perplexity, ratio, same, elapsed_s)
 
 
 def measure_agreement(model: str, num_prompts: int) -> Iterator[tuple[str, Agreement]]:
-    """Every form of the weights against fp32, with the KV cache that goes with it."""
+    """Yield the comparison of each weight type with fp32."""
     oracle = load(model, "fp32")
     token_ids = Tokenizer.from_path(locate(model).path).encode(PROMPTS.read_text(encoding="utf-8"))
     cases = make_cases(oracle, list(english_prompts(token_ids, num_prompts)))
@@ -118,9 +119,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--max-tokens", type=int, help="only the text's beginning; default: all")
-    parser.add_argument("--prompts", type=int, help="compare tokens and logits of this many")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument(
+        "--max-tokens", type=int, help="use only the first tokens of the text; default: all"
+    )
+    parser.add_argument(
+        "--prompts", type=int, help="compare tokens and logits of this many prompts"
+    )
+    parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     if args.prompts:
         print_agreement(args.model, args.prompts, args.json)

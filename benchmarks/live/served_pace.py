@@ -1,29 +1,28 @@
-"""TPOT and SLO targets of a real server and model, measured by the client.
+"""Measures TPOT control and SLO admission of a real server, by the client's clock.
 
     python -m benchmarks.live.served_pace control MODEL [--phase 40] [--target-ms T] [--rounds 1]
                                                    [--fixed 16,512 32,256 ...]
     python -m benchmarks.live.served_pace deadlines MODEL [--loads 0.8 1.2 1.5] [--duration 60]
     python -m benchmarks.live.served_pace control --fake --phase 1 --target-ms 50
 
-What sim/control.py and sim/deadlines.py do on a virtual clock, with the same draws
-and the same bars. Every setting has a server process of its own, warmed up by a few requests.
+The same as sim/control.py and sim/deadlines.py on a virtual clock, with the same requests and the
+same bars. Every setting has its own server process, warmed up by a few requests.
 
-control: 4 callers, then 64, then 4 again, each promised a time per output token; all settings
-once, then again. The gate's bounds on the wait are out of the way, so that all settings serve the
-same callers. Without a target given, the widest fixed setting is run first, without promises:
-the target is the share of its p95 TPOT with 64 callers that the target of sim/control.py is
-of that setting's p95 on the virtual clock, with phases as long. So that setting misses it, whatever
-the machine, and what the others do is not looked at. Every other round goes through the settings
-from the last to the first.
+control: 4 clients, then 64, then 4 again, each with a TPOT target. The bounds on the waiting queue
+are lifted, so that all settings serve the same clients. Without --target-ms, the largest fixed
+setting runs first, without targets, and sets the target: its p95 TPOT with 64 clients, times the
+ratio of the target of sim/control.py to that setting's p95 TPOT on the virtual clock. So that
+setting misses the target on any machine. Every other round runs the settings from the last to the
+first.
 
-deadlines: the capacity first, as many callers as seats, without promises under fcfs. Then three
-tiers, each a tenant of its own; every policy gets the same requests at the same times, on a
-server with the bounds it has by default. The targets are those of the virtual benchmark times one
-factor: the median TPOT of the full engine here, by that on the virtual clock. Only fair is told of
-them; a request is good if it finished within every one of them by the client's clock, which starts
-when the request should have been sent.
+deadlines: first the capacity, with `max_num_seqs` clients in a closed loop, without targets, under
+fcfs. Then three tiers, each a tenant; every policy gets the same requests at the same times, on a
+server with the default bounds. The targets are those of sim/deadlines.py times one factor: the
+median TPOT of the full engine here over that on the virtual clock. Only requests under fair carry
+targets. A request is good if it finished within all targets by the client's clock, which starts at
+the scheduled arrival.
 
-Client and server share the machine: the client's processor share is in the report.
+Client and server share the machine: the report has the client's CPU share.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from typing import Any
 from benchmarks.live.served_rig import (
     MODEL_ERROR,
     REFUSED,
-    Served,
-    ServerParts,
+    RunningTarget,
+    ServerFactory,
     body_of,
     record_of,
     scaled,
 )
 from benchmarks.sim import control, deadlines
-from benchmarks.sim.pace_rig import NUM_SEATS
+from benchmarks.sim.pace_rig import MAX_NUM_SEQS
 from benchmarks.support import proc_stats
 from headway.bench.load.records import Outcome
 from headway.bench.load.runner import LoadRun
@@ -56,11 +55,11 @@ from headway.core.terms import Targets, Terms
 from headway.sim import Record
 
 FIXED = ((16, 512), (32, 256), (64, 512), (64, 1024))
-CALLERS = ("callers",)
-PATIENT = {"max_queue_wait_s": 3600, "max_queue_age_s": 3600}
+CLIENTS = ("callers",)
+NO_QUEUE_BOUNDS = {"max_queue_wait_s": 3600, "max_queue_age_s": 3600}
 POLICIES = ("fcfs", "priority", "fair")
 OURS, BASELINES = ("fair",), ("fcfs", "priority")
-VIRTUAL_S = 60.0
+VIRTUAL_DURATION_S = 60.0
 MAX_REFUSAL_P99_S = 0.05
 
 
@@ -68,37 +67,37 @@ MAX_REFUSAL_P99_S = 0.05
 
 
 async def run_phases(
-    site: ServerParts, served: Served, phase_s: float, target_s: float | None, seed: int
+    factory: ServerFactory, served: RunningTarget, phase_s: float, target_s: float | None, seed: int
 ) -> dict[str, Any]:
-    """Some callers all the time, the others for the phase in the middle."""
-    draw = partial(control.asked_for, target_s)
-    served = served.asking({CALLERS[0]: body_of(Targets(tpot_s=target_s))})
-    few = site.mix(draw, control.FEW)
-    many = site.mix(draw, control.MANY - control.FEW)
+    """Run FEW clients in all three phases, and the others in the middle phase."""
+    draw = partial(control.draw_requests, target_s)
+    served = served.with_fields({CLIENTS[0]: body_of(Targets(tpot_s=target_s))})
+    few = factory.mix(draw, control.FEW)
+    many = factory.mix(draw, control.MANY - control.FEW)
     clock = SystemClock()
     began_at = clock.now()
 
-    async def crowd() -> tuple[float, LoadRun]:
+    async def send_many() -> tuple[float, LoadRun]:
         await asyncio.sleep(phase_s)
         later_s = clock.now() - began_at
         return later_s, await served.send(many, phase_s, 2 * seed + 1)
 
-    always, (later_s, for_a_while) = await asyncio.gather(
-        served.send(few, 3 * phase_s, 2 * seed), crowd()
+    run_few, (later_s, run_many) = await asyncio.gather(
+        served.send(few, 3 * phase_s, 2 * seed), send_many()
     )
-    records = [record_of(one) for one in always.records]
-    records += [record_of(one, later_s=later_s) for one in for_a_while.records]
-    # As on the virtual clock: what ends after the last phase does not count.
+    records = [record_of(one) for one in run_few.records]
+    records += [record_of(one, later_s=later_s) for one in run_many.records]
+    # As on the virtual clock: requests that end after the last phase do not count.
     in_time = [one for one in records if (one.finished_at or 0.0) < 3 * phase_s]
-    seen = [*always.records, *for_a_while.records]
+    seen = [*run_few.records, *run_many.records]
     errors = summarize_load(seen).errors
     if not any(one.finished_at and (one.first_token_at or 0.0) >= phase_s for one in in_time):
-        raise RuntimeError(f"{phase_s:g} s is short: nothing of the middle ended ({errors})")
+        raise RuntimeError(f"{phase_s:g} s is too short: no request of the middle ended ({errors})")
     return {
         **control.report_of(in_time, phase_s, target_s or 0.0),
         "refused": sum(one.outcome is Outcome.REFUSED for one in seen),
         "failed": errors,
-        "client_cpu_share": always.cpu_share,
+        "client_cpu_share": run_few.cpu_share,
     }
 
 
@@ -107,7 +106,7 @@ def median_tpot(records: Sequence[Record]) -> float:
 
 
 def run_setting(
-    site: ServerParts,
+    factory: ServerFactory,
     limits: tuple[int, int] | None,
     phase_s: float,
     target_s: float | None,
@@ -115,17 +114,17 @@ def run_setting(
 ) -> dict[str, Any]:
     settings = {**control.settings_of("auto", limits), "scheduling_policy": "fair"}
 
-    async def measure(served: Served) -> dict[str, Any]:
-        await site.warm_up(served, partial(control.asked_for, None))
-        return await run_phases(site, served, phase_s, target_s, seed)
+    async def measure(served: RunningTarget) -> dict[str, Any]:
+        await factory.warm_up(served, partial(control.draw_requests, None))
+        return await run_phases(factory, served, phase_s, target_s, seed)
 
-    with site.server(settings, CALLERS, PATIENT) as served:
+    with factory.server(settings, CLIENTS, NO_QUEUE_BOUNDS) as served:
         return proc_stats.run_client(measure(served))
 
 
-def choose_target(site: ServerParts, phase_s: float) -> dict[str, float]:
-    """From the widest fixed setting alone."""
-    found = run_setting(site, FIXED[-1], phase_s, None, seed=1000)
+def choose_target(factory: ServerFactory, phase_s: float) -> dict[str, float]:
+    """Return the TPOT target, calibrated with the largest fixed setting."""
+    found = run_setting(factory, FIXED[-1], phase_s, None, seed=1000)
     settings = control.settings_of("fixed", FIXED[-1])
     virtual = control.run_one(settings, phase_s, control.TARGET_S, seed=1000)
     many_s, virtual_s = found["tpot_p95_many_s"], virtual["tpot_p95_many_s"]
@@ -137,7 +136,7 @@ def choose_target(site: ServerParts, phase_s: float) -> dict[str, float]:
 
 
 def merge(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of every number over the rounds, and its spread."""
+    """Return medians and spread over the rounds."""
     merged: dict[str, Any] = {"failed": [one["failed"] for one in rounds if one["failed"]]}
     spread: dict[str, list[float]] = {}
     for name, value in rounds[0].items():
@@ -148,7 +147,7 @@ def merge(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_control(
-    site: ServerParts,
+    factory: ServerFactory,
     phase_s: float,
     target_s: float | None,
     rounds: int,
@@ -156,7 +155,7 @@ def run_control(
 ) -> dict[str, Any]:
     report: dict[str, Any] = {"phase_s": phase_s}
     if target_s is None:
-        report["calibration"] = choose_target(site, phase_s)
+        report["calibration"] = choose_target(factory, phase_s)
         target_s = report["calibration"]["target_s"]
         print(f"calibration: {report['calibration']}", flush=True)
     print(f"target: {1000 * target_s:.1f} ms per output token\n{control.HEAD}", flush=True)
@@ -165,20 +164,23 @@ def run_control(
     for number in range(rounds):
         in_turn = list(settings.items())
         for name, limits in in_turn if number % 2 == 0 else reversed(in_turn):
-            found[name].append(run_setting(site, limits, phase_s, target_s, number))
+            found[name].append(run_setting(factory, limits, phase_s, target_s, number))
             print(control.row_of(name, found[name][-1], target_s), flush=True)
     rows = {name: merge(one) for name, one in found.items()}
     return {**report, "target_s": target_s, "rows": rows, **compared(rows, target_s)}
 
 
 def compared(rows: Mapping[str, Any], target_s: float) -> dict[str, float | None]:
-    """Throughput of auto by that of the best fixed setting: of all, and of those in target."""
+    """Return the throughput of auto over that of the best fixed setting.
+
+    Once among all fixed settings, once among those that meet the target.
+    """
     fixed = list(control.fixed_rows({"rows": rows}).values())
-    keeping = [row for row in fixed if row["tpot_p95_many_s"] <= target_s]
+    meeting = [row for row in fixed if row["tpot_p95_many_s"] <= target_s]
     ours = rows["auto"]["tokens_per_s"]
     return {
         name: ours / max(row["tokens_per_s"] for row in among) if among else None
-        for name, among in {"auto_by_best": fixed, "auto_by_best_in_target": keeping}.items()
+        for name, among in {"auto_by_best": fixed, "auto_by_best_in_target": meeting}.items()
     }
 
 
@@ -204,22 +206,26 @@ def control_failures(report: Mapping[str, Any]) -> list[str]:
 # ----------------------------------------------------------------------- deadlines
 
 
-def measure_capacity(site: ServerParts, duration_s: float, seed: int) -> dict[str, float]:
-    """Of the full engine: requests per second, and what that makes of the targets."""
-    settings = {**deadlines.POLICIES["fcfs"], "max_num_seqs": NUM_SEATS}
+def measure_capacity(factory: ServerFactory, duration_s: float, seed: int) -> dict[str, float]:
+    """Return requests per second of a full engine, and the factor of the targets."""
+    settings = {**deadlines.POLICIES["fcfs"], "max_num_seqs": MAX_NUM_SEQS}
 
-    async def measure(served: Served) -> LoadRun:
-        await site.warm_up(served, deadlines.without_targets)
-        return await served.send(site.mix(deadlines.without_targets, NUM_SEATS), duration_s, seed)
+    async def measure(served: RunningTarget) -> LoadRun:
+        await factory.warm_up(served, deadlines.without_targets)
+        return await served.send(
+            factory.mix(deadlines.without_targets, MAX_NUM_SEQS), duration_s, seed
+        )
 
-    with site.server(settings, deadlines.TIER_NAMES) as served:
+    with factory.server(settings, deadlines.TIER_NAMES) as served:
         run = proc_stats.run_client(measure(served))
     records = [record_of(one) for one in run.records]
     done = deadlines.finished_after_ramp(records, duration_s)
     if not done:
         errors = summarize_load(run.records).errors
-        raise RuntimeError(f"{duration_s:g} s is short: nothing ended after the ramp ({errors})")
-    real_s, virtual_s = median_tpot(done), median_tpot(deadlines.full_engine(VIRTUAL_S, 0))
+        raise RuntimeError(
+            f"{duration_s:g} s is too short: no request ended after the ramp ({errors})"
+        )
+    real_s, virtual_s = median_tpot(done), median_tpot(deadlines.full_engine(VIRTUAL_DURATION_S, 0))
     return {
         "requests_per_s": deadlines.per_second(done, duration_s),
         "tpot_p50_s": real_s,
@@ -229,7 +235,7 @@ def measure_capacity(site: ServerParts, duration_s: float, seed: int) -> dict[st
 
 
 def bodies_of(policy: str, scale: float) -> dict[str, dict[str, object]]:
-    """What each tier says in its requests, where the policy listens to it."""
+    """Return the fields of each tier's requests that the policy honours."""
     return {
         tier.name: {
             **({"priority": tier.priority} if policy != "fcfs" else {}),
@@ -240,17 +246,17 @@ def bodies_of(policy: str, scale: float) -> dict[str, dict[str, object]]:
 
 
 async def run_level(
-    site: ServerParts, served: Served, rate: float, duration_s: float, seed: int
+    factory: ServerFactory, served: RunningTarget, rate: float, duration_s: float, seed: int
 ) -> tuple[LoadRun, proc_stats.Scrape]:
-    """The requests, and the server's metrics at the moment when the sending ends."""
-    await site.warm_up(served, deadlines.without_targets)
-    mix = site.mix(partial(deadlines.arrivals, rate, duration_s))
+    """Send the requests; return them, and the metrics at the last arrival."""
+    await factory.warm_up(served, deadlines.without_targets)
+    mix = factory.mix(partial(deadlines.arrivals, rate, duration_s))
 
-    async def look() -> proc_stats.Scrape:
+    async def scrape_at_end() -> proc_stats.Scrape:
         await asyncio.sleep(duration_s)
         return await served.scrape()
 
-    return await asyncio.gather(served.send(mix, duration_s, seed), look())
+    return await asyncio.gather(served.send(mix, duration_s, seed), scrape_at_end())
 
 
 def level_report(
@@ -277,9 +283,9 @@ def level_report(
 
 
 def run_deadlines(
-    site: ServerParts, loads: Sequence[float], duration_s: float, seed: int
+    factory: ServerFactory, loads: Sequence[float], duration_s: float, seed: int
 ) -> dict[str, Any]:
-    capacity = measure_capacity(site, duration_s, seed)
+    capacity = measure_capacity(factory, duration_s, seed)
     print(f"capacity: {capacity}")
     print(f"targets are those of the virtual benchmark times {capacity['scale']:.2f}")
     print(f"{deadlines.HEAD}; refusals p50, p99; model error", flush=True)
@@ -287,11 +293,11 @@ def run_deadlines(
     for load in loads:
         level: dict[str, Any] = {"load": load}
         for policy in POLICIES:
-            settings = {**deadlines.POLICIES[policy], "max_num_seqs": NUM_SEATS}
-            with site.server(settings, deadlines.TIER_NAMES) as served:
-                asking = served.asking(bodies_of(policy, capacity["scale"]))
+            settings = {**deadlines.POLICIES[policy], "max_num_seqs": MAX_NUM_SEQS}
+            with factory.server(settings, deadlines.TIER_NAMES) as served:
+                target = served.with_fields(bodies_of(policy, capacity["scale"]))
                 rate = load * capacity["requests_per_s"]
-                work = run_level(site, asking, rate, duration_s, seed)
+                work = run_level(factory, target, rate, duration_s, seed)
                 run, metrics = proc_stats.run_client(work)
             level[policy] = level_report(run, metrics, capacity["scale"], duration_s)
             print(level_row(load, policy, level), flush=True)
@@ -339,7 +345,7 @@ def main() -> int:
     about = proc_stats.battery_parser(None)
     pace = commands.add_parser("control", parents=[about], conflict_handler="resolve")
     pace.add_argument("--phase", type=float, default=40.0, help="seconds of a phase")
-    pace.add_argument("--target-ms", type=float, help="of TPOT; by default it is calibrated")
+    pace.add_argument("--target-ms", type=float, help="TPOT target; default: calibrated")
     pace.add_argument("--rounds", type=int, default=1)
     pace.add_argument(
         "--fixed", type=limits_of, nargs="+", default=FIXED, help="settings, as running,tokens"
@@ -349,13 +355,13 @@ def main() -> int:
     tiers.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals")
     tiers.add_argument("--seed", type=int, default=0)
     args = proc_stats.arguments(parser)
-    site = ServerParts(args.model)
+    factory = ServerFactory(args.model)
     if args.command == "control":
         target_s = None if args.target_ms is None else args.target_ms / 1000
-        report = run_control(site, args.phase, target_s, args.rounds, args.fixed)
+        report = run_control(factory, args.phase, target_s, args.rounds, args.fixed)
         print_control(report)
         return proc_stats.conclude(report, control_failures(report), args.json)
-    report = run_deadlines(site, args.loads, args.duration, args.seed)
+    report = run_deadlines(factory, args.loads, args.duration, args.seed)
     print_gains(report)
     return proc_stats.conclude(report, deadlines_failures(report), args.json)
 

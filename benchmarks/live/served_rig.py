@@ -1,13 +1,12 @@
-"""A real server under the requests of sim/control.py and sim/deadlines.py.
+"""Sends the requests of sim/control.py and sim/deadlines.py to a real server.
 
-Shared by the commands of benchmarks/live/served_pace.py. The requests are those that
-sim/control.py and sim/deadlines.py draw, with random prompts; what became of them is
-told in the records of headway.sim, from the times at which the client's socket had each
-token, so that both kinds of benchmark are judged by the same code.
+Shared by the commands of benchmarks/live/served_pace.py. Prompts are random. Results are records of
+headway.sim, with the times at which the client received each token, so that the same code judges
+both kinds of benchmark.
 
-One thing differs: an answer is as long as it may be, because nothing makes a real model stop at a
-chosen length without its server knowing. On the virtual clock up to three times as much is allowed
-for.
+One thing differs: an answer has exactly `max_tokens` tokens, because a real model cannot be made to
+stop at a length that its server does not know. On the virtual clock `max_tokens` is up to three
+times the output.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ MODEL_ERROR = "headway_step_time_model_error"
 REFUSED = "headway_requests_refused_total"
 FAKE_STEP_S = 0.01
 FAKE_SHRINK = 8
-"""The fake engine has few blocks: lengths are divided by this for it."""
+"""Divisor of lengths for the fake engine, which has few blocks."""
 WARM_UP = 24
-WARM_UP_CALLERS = 8
+WARM_UP_CLIENTS = 8
 MAX_CONCURRENCY = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Requests as a virtual benchmark draws them, to be sent."""
+    """Requests drawn by a benchmark on the virtual clock, with random prompts."""
 
     draw: Callable[[int], Iterator[Record]]
-    """By seed."""
+    """Yields the requests of a seed."""
     vocabulary: Vocabulary
     shrink: int = 1
     concurrency: int | None = None
@@ -61,20 +60,20 @@ class Mix:
             yield WorkItem(tuple(prompt), num_output, one.arrived_at, one.terms.tenant)
 
 
-def record_of(seen: LoadRecord, terms: Terms = NO_TERMS, later_s: float = 0.0) -> Record:
-    """What the client saw of a request, of a run that began so much later than time 0."""
-    is_done = seen.outcome is Outcome.COMPLETED and bool(seen.chunk_times)
-    first_at = seen.first_token_at
+def record_of(record: LoadRecord, terms: Terms = NO_TERMS, later_s: float = 0.0) -> Record:
+    """Return the record of a request; its run began `later_s` after time 0."""
+    is_done = record.outcome is Outcome.COMPLETED and bool(record.chunk_times)
+    first_at = record.first_token_at
     return Record(
-        id=f"r{seen.index}",
-        arrived_at=seen.scheduled_at + later_s,
-        num_prompt=seen.num_prompt_tokens,
-        num_output=seen.num_output_tokens,
-        max_tokens=seen.num_output_tokens,
+        id=f"r{record.index}",
+        arrived_at=record.scheduled_at + later_s,
+        num_prompt=record.num_prompt_tokens,
+        num_output=record.num_output_tokens,
+        max_tokens=record.num_output_tokens,
         terms=terms,
         first_token_at=None if first_at is None else first_at + later_s,
-        finished_at=seen.chunk_times[-1] + later_s if is_done else None,
-        is_refused=seen.outcome is Outcome.REFUSED,
+        finished_at=record.chunk_times[-1] + later_s if is_done else None,
+        is_refused=record.outcome is Outcome.REFUSED,
     )
 
 
@@ -86,29 +85,29 @@ def scaled(targets: Targets, factor: float) -> Targets:
 
 
 def body_of(targets: Targets) -> dict[str, float]:
-    """The fields of a request that ask for these targets."""
-    given = {
+    """Return the fields of a body with these targets."""
+    fields = {
         "ttft_ms": targets.ttft_s,
         "tpot_ms": targets.tpot_s,
         "deadline_ms": targets.deadline_s,
     }
-    return {name: 1000 * value for name, value in given.items() if value is not None}
+    return {name: 1000 * value for name, value in fields.items() if value is not None}
 
 
 AUDITOR = "auditor"
-"""Who may read the metrics."""
+"""Tenant that may read the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A server that is ready, and how it is asked."""
+class RunningTarget:
+    """A running server, and the keys and fields of each tenant's requests."""
 
     server: RunningServer
     target: Target
     key: str
 
-    def asking(self, bodies: Mapping[str, Mapping[str, object]]) -> Served:
-        """With these fields for each tenant's requests."""
+    def with_fields(self, bodies: Mapping[str, Mapping[str, object]]) -> RunningTarget:
+        """Return a copy that sends these fields with each tenant's requests."""
         access = {
             name: Access(self.target.access[name].api_key, body) for name, body in bodies.items()
         }
@@ -123,8 +122,8 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerParts:
-    """What is measured: a model's server, or the fake one."""
+class ServerFactory:
+    """Starts servers with a model, or fake servers."""
 
     model: Path | None
 
@@ -139,8 +138,8 @@ class ServerParts:
         scheduler: Mapping[str, Any],
         tenants: tuple[str, ...],
         bounds: Mapping[str, object] | None = None,
-    ) -> Iterator[Served]:
-        """With these settings; each tenant has a key, and a tier of its name."""
+    ) -> Iterator[RunningTarget]:
+        """Yield a server; each tenant has a key and a tier of its name."""
         with TemporaryDirectory() as name:
             folder, secrets = Path(name), {one: make_key() for one in (*tenants, AUDITOR)}
             tiers = f"tiers: {{{', '.join(f'{tenant}: {{}}' for tenant in tenants)}}}"
@@ -158,11 +157,10 @@ class ServerParts:
             ) as server:
                 target = proc_stats.run_client(proc_stats.target_of(server, key))
                 access = {tenant: Access(secrets[tenant]) for tenant in tenants}
-                yield Served(server, replace(target, access=access), key)
+                yield RunningTarget(server, replace(target, access=access), key)
 
-    async def warm_up(self, served: Served, draw: Callable[[int], Iterator[Record]]) -> None:
-        """Caches and the step-time model are cold. These requests are of a seed of their own, and
-        ask for nothing."""
-        plain = served.asking({name: {} for name in served.target.access})
-        mix = self.mix(draw, WARM_UP_CALLERS)
+    async def warm_up(self, served: RunningTarget, draw: Callable[[int], Iterator[Record]]) -> None:
+        """Send a few requests without targets, to warm caches and the step-time model."""
+        plain = served.with_fields({name: {} for name in served.target.access})
+        mix = self.mix(draw, WARM_UP_CLIENTS)
         await run_load(plain.target, mix, RunLimits(num_requests=WARM_UP), -1000)

@@ -1,11 +1,11 @@
-"""Cost of HTTP: the same requests offline, and as streams of concurrent clients.
+"""Measures the cost of HTTP: the same requests offline and as streams.
 
 python -m benchmarks.live.serving MODEL [--rounds 3] [--clients 64] [--requests 256]
     [--json out.json]
 
-The server and the offline engine have the same settings. Rounds are interleaved, each offline run
-in a process of its own while the server idles. Client, API process and engine share the machine;
-their processor shares during the streams are shown, as the client's part is not the server's.
+The server and the offline engine have the same settings. Rounds are interleaved; each offline run
+has its own process while the server idles. Client, API process and engine share the machine, so the
+report shows the CPU share of each during the streams.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = {"kv_cache_memory_bytes": "2G", "enable_prefix_caching": False}
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One round over HTTP: tokens/s, and each process's processor time by wall time."""
+    """One round over HTTP: tokens/s, and CPU share of each process."""
 
     tokens_per_s: float
     client_share: float
@@ -78,7 +78,7 @@ def main() -> None:
             streamed.append(asyncio.run(stream(server, batch, args.clients)))
             print(
                 f"round {number + 1}: offline {offline[-1]:.0f} tokens/s, streamed "
-                f"{streamed[-1].tokens_per_s:.0f}; processor: client "
+                f"{streamed[-1].tokens_per_s:.0f}; CPU: client "
                 f"{streamed[-1].client_share:.2f}, API {streamed[-1].api_share:.2f}, engine "
                 f"{streamed[-1].engine_share:.2f}",
                 flush=True,
@@ -99,19 +99,19 @@ def main() -> None:
         args.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def run_offline(model: str, num_requests: int, num_seats: int) -> float:
-    """Output tokens/s of the second of two runs."""
-    config = load_config({"model": model, "max_num_seqs": num_seats, **SETTINGS})
+def run_offline(model: str, num_requests: int, max_num_seqs: int) -> float:
+    """Run offline twice; return the output tokens/s of the second run."""
+    config = load_config({"model": model, "max_num_seqs": max_num_seqs, **SETTINGS})
     loaded = load_model(config)
     bench = Bench(loaded.executor, config.scheduler, SystemClock(), False)
-    bench.run_continuous(mixed(min(num_requests, num_seats)))
+    bench.run_continuous(mixed(min(num_requests, max_num_seqs)))
     return bench.run_continuous(mixed(num_requests)).output_tokens_per_s
 
 
 @contextmanager
-def serving(model: str, num_seats: int) -> Iterator[RunningServer]:
-    """`headway serve` as a user starts it, on a free port."""
-    flags = ["--max-num-seqs", str(num_seats), "--kv-cache-memory-bytes", "2G"]
+def serving(model: str, max_num_seqs: int) -> Iterator[RunningServer]:
+    """Yield `headway serve` on a free port; then stop it."""
+    flags = ["--max-num-seqs", str(max_num_seqs), "--kv-cache-memory-bytes", "2G"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         server = start_model_server(Path(model), log, "--no-enable-prefix-caching", *flags)
@@ -122,14 +122,14 @@ def serving(model: str, num_seats: int) -> Iterator[RunningServer]:
 
 
 def cpu_s(server: RunningServer) -> tuple[float, float]:
-    """Processor time so far of the API process and of the engine."""
+    """Return the CPU seconds so far of the API process and of the engine process."""
     api = psutil.Process(server.process.pid)
     own, engines = api.cpu_times(), [child.cpu_times() for child in api.children()]
     return own.user + own.system, sum(times.user + times.system for times in engines)
 
 
 async def stream(server: RunningServer, batch: Sequence[WorkItem], num_clients: int) -> Streamed:
-    """All requests, by so many callers that each wait for their answer."""
+    """Stream all requests with `num_clients` clients in a closed loop."""
     origin = parse_url(server.url)
     model = await name_model(origin, (), None)
     api_s, engine_s = cpu_s(server)

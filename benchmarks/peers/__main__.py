@@ -29,7 +29,7 @@ from benchmarks.peers.workloads import COLD, make_workloads, write_workloads
 
 
 def main() -> None:
-    # So that processes are ended by the same way out as after an error.
+    # A signal ends the runner processes in the same way as an error.
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     args = _parser().parse_args()
     try:
@@ -37,7 +37,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; `report` shows what there is") from None
+        raise SystemExit("interrupted; `report` shows the results so far") from None
 
 
 def _leave() -> None:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         help="settings such as dtype=bf16,num_threads=2; may be repeated, for several variants",
     )
     run.add_argument("--no-headway", action="store_true", help="peers only")
-    run.add_argument("--fresh", action="store_true", help="a new process for every run")
+    run.add_argument("--fresh", action="store_true", help="start a new process for every run")
     run.add_argument("--timeout", type=float, default=1800.0, help="seconds per load and per run")
     run.set_defaults(command=_run)
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("results", type=Path)
     shown.set_defaults(command=_report)
 
-    limits = commands.add_parser("roofline", help="measure the machine: what could be reached")
+    limits = commands.add_parser("roofline", help="measure the limits of this machine")
     limits.add_argument("--model", type=Path, help="GGUF file; default: that of the tests")
     limits.add_argument("--context", type=int, default=200, help="tokens in the KV cache per row")
     limits.set_defaults(command=_roofline)
@@ -121,7 +121,7 @@ def _measure(
     ours = [headway_launch(variant, model, work) for variant in variants]
     theirs = [peer_launch(name, args.cache, model, work) for name in _peers(args.peers)]
     if not ours and not theirs:
-        raise ValueError("there is nobody to measure")
+        raise ValueError("there is no engine to measure")
     warm = tuple(name for name in names if name != COLD)
     if warm:
         contenders = (*ours, *theirs)
@@ -182,7 +182,7 @@ def _roofline(args: argparse.Namespace) -> None:
 
 
 def _test_model() -> Path:
-    """The model of the tests, fetched if it is not there."""
+    """Return the path of the test model; fetch it if it is missing."""
     command = [str(ROOT / "scripts" / "get-test-model")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.strip())

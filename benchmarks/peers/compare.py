@@ -19,7 +19,10 @@ Record = Callable[[Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. A process stays loaded between its turns unless each turn starts afresh."""
+    """Contenders, workloads and rounds.
+
+    A process stays loaded between its turns unless `starts_afresh`.
+    """
 
     contenders: tuple[Launch, ...]
     workloads: tuple[str, ...]
@@ -31,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A process that is ready, halted unless it is its turn."""
+    """A loaded process, stopped outside its turns."""
 
     process: RunnerProcess
     load_s: float
@@ -39,13 +42,13 @@ class Loaded:
 
 
 class Comparison:
-    """Holds the processes while it lasts; use it in a `with` statement."""
+    """Context manager that owns the runner processes of a comparison."""
 
     def __init__(self, plan: Plan, record: Record) -> None:
         self._plan = plan
         self._record = record
         self._loaded: dict[str, Loaded] = {}
-        self._dead: dict[str, str] = {}
+        self._unloadable: dict[str, str] = {}
         self._failed: dict[tuple[str, str], str] = {}
         self._started = time.strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -57,8 +60,11 @@ class Comparison:
             self._close(name)
 
     def run(self) -> None:
-        """Interleaved: in each round everybody runs a workload before the next one begins, in an
-        order that moves on by one from round to round."""
+        """Run the rounds interleaved.
+
+        In each round every contender runs a workload before the next workload begins. The order
+        rotates by one per round.
+        """
         for number in range(1, self._plan.rounds + 1):
             for workload in self._plan.workloads:
                 for launch in rotated(self._plan.contenders, number - 1):
@@ -67,7 +73,7 @@ class Comparison:
     def _turn(self, number: int, workload: str, launch: Launch) -> None:
         reason = (
             launch.unavailable
-            or self._dead.get(launch.name)
+            or self._unloadable.get(launch.name)
             or self._failed.get((launch.name, workload))
         )
         figures: dict[str, Any] = {}
@@ -77,18 +83,18 @@ class Comparison:
                 figures = self._measure(workload, launch)
             except (RunnerError, OSError) as error:
                 reason = str(error)
-                # What failed once is not tried again: it would take its time in every round.
+                # A failed workload is not run again: it would cost time in every round.
                 self._failed[launch.name, workload] = reason
                 self._close(launch.name)
         if reason is not None:
-            say(f"round {number}, {workload}: {launch.name} has no figure: {reason}")
+            say(f"round {number}, {workload}: {launch.name} failed: {reason}")
         self._record(Result(number, workload, launch.name, figures, reason, self._started))
 
     def _measure(self, workload: str, launch: Launch) -> dict[str, Any]:
         loaded = self._load(launch)
-        loaded.process.resume()
+        loaded.process.continue_group()
         answer = loaded.process.ask(workload, self._plan.timeout_s)
-        loaded.process.halt()
+        loaded.process.stop_group()
         if self._plan.starts_afresh:
             self._close(launch.name)
         del answer["event"], answer["workload"]
@@ -102,7 +108,7 @@ class Comparison:
             ready = process.wait_ready(self._plan.timeout_s)
         except RunnerError as error:
             process.close()
-            self._dead[launch.name] = f"it did not load: {error}"
+            self._unloadable[launch.name] = f"it did not load: {error}"
             raise
         load_s = time.monotonic() - process.started_at
         self._loaded[launch.name] = Loaded(process, load_s, ready["details"])

@@ -29,7 +29,7 @@ OFFLINE = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Headway with some settings; without any it chooses them itself."""
+    """Headway with some settings; the others have their defaults."""
 
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -47,7 +47,7 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """`dtype=bf16,num_threads=2`: settings of `headway serve`; an empty text is the defaults."""
+    """Parse settings such as `dtype=bf16,num_threads=2`; an empty text: defaults."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError(f"settings are key=value, comma separated, not {text!r}")
@@ -60,7 +60,7 @@ def headway_launch(variant: Variant, model: Path, workloads: Path) -> Launch:
 
 
 def peer_launch(name: str, cache: Path, model: Path, workloads: Path) -> Launch:
-    """How a peer is started, or why it cannot be."""
+    """Return the launch of a peer, or the reason why it is unavailable."""
     peer = PEERS[name]
     given = folder_of(cache, model) if peer.reads_folder else model
     command = _command(python_of(cache, peer.environment), peer.module, given, workloads)
@@ -86,7 +86,7 @@ def _variables(peer: Peer, cache: Path) -> tuple[tuple[str, str], ...]:
         variables += [
             ("LD_PRELOAD", _joined(preloads(cache, "vllm"))),
             ("VLLM_CPU_KVCACHE_SPACE", str(KV_CACHE_GIB)),
-            # What it compiles is kept, so that only its first start pays for it.
+            # Compiled files are kept, so that only the first start compiles.
             ("VLLM_CACHE_ROOT", str(home / "compiled")),
             ("TORCHINDUCTOR_CACHE_DIR", str(home / "compiled" / "inductor")),
             ("VLLM_NO_USAGE_STATS", "1"),
@@ -98,7 +98,7 @@ def _variables(peer: Peer, cache: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _vllm_threads(cores: Sequence[int]) -> list[tuple[str, str]]:
-    """What vLLM sets for its worker, for all cores instead of all but one."""
+    """Return the thread settings of vLLM's worker, for all cores."""
     listed = ",".join(str(core) for core in cores)
     return [
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),

@@ -21,7 +21,7 @@ def main() -> None:
     where = {"pretrained_model_name_or_path": str(model.parent), "gguf_file": model.name}
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     weights = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
-    # It remembers where it comes from and will not be saved; a plain model with its weights will.
+    # A model loaded from GGUF cannot be saved; a new model with its weights can.
     config: Any = weights.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -1,5 +1,4 @@
-"""Controls a runner process: starts it, sends requests with a time limit, suspends it between
-turns."""
+"""Controls a runner process: starts it, runs workloads, stops it between turns."""
 
 from __future__ import annotations
 
@@ -19,26 +18,26 @@ SHOWN_LINES = 3
 
 
 class RunnerError(Exception):
-    """A runner that died, gave up or took too long; the text says which."""
+    """A runner ended, failed or exceeded its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one contender's process is started."""
+    """Command and environment of one contender's process."""
 
     name: str
     about: str
     command: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
     unavailable: str | None = None
-    """Why it cannot be started, if it cannot."""
+    """Reason why the process cannot be started, if any."""
 
 
 class RunnerProcess:
     """One process group that answers `run NAME` with one line of JSON.
 
-    A halted group gets no processor time at all, so that threads which spin while they wait do
-    not disturb the contender whose turn it is.
+    A stopped group (SIGSTOP) gets no CPU time, so that its spinning threads do not disturb the
+    contender that runs.
     """
 
     def __init__(self, launch: Launch, cwd: Path, log: Path) -> None:
@@ -58,7 +57,7 @@ class RunnerProcess:
             )
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Its first line, which comes once the model is loaded."""
+        """Wait for the first line, sent once the model is loaded."""
         return self._read("ready", timeout_s)
 
     def ask(self, workload: str, timeout_s: float) -> dict[str, Any]:
@@ -69,18 +68,18 @@ class RunnerProcess:
             stdin.write(f"run {workload}\n".encode())
             stdin.flush()
         except OSError as error:
-            raise RunnerError(self._why_dead()) from error
+            raise RunnerError(self._end_reason()) from error
         return self._read("result", timeout_s)
 
-    def halt(self) -> None:
+    def stop_group(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def continue_group(self) -> None:
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and whatever it started."""
-        self.resume()
+        """End the process and its children."""
+        self.continue_group()
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -110,26 +109,26 @@ class RunnerProcess:
                 raise RunnerError(f"no answer after {timeout_s:g} s")
             chunk = os.read(stdout.fileno(), 1 << 16)
             if not chunk:
-                raise RunnerError(self._why_dead())
+                raise RunnerError(self._end_reason())
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
-    def _why_dead(self) -> str:
+    def _end_reason(self) -> str:
         try:
             code = self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "it closed its output"
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return f"it ended ({how}): {last_words(self._log)}"
+        return f"it ended ({how}): {last_lines(self._log)}"
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
-def last_words(log: Path) -> str:
-    """The end of what a process printed."""
+def last_lines(log: Path) -> str:
+    """Return the last lines that a process printed."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -139,7 +138,7 @@ def last_words(log: Path) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours, without the settings of Headway and without what Python would import from here."""
+    """Return this environment without HEADWAY_* settings and Python paths."""
     return {
         key: value
         for key, value in os.environ.items()

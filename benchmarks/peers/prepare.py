@@ -43,18 +43,18 @@ CMAKE_FLAGS = {
     "avx512_vnni": ("GGML_AVX512_VNNI",),
     "avx512_bf16": ("GGML_AVX512_BF16",),
 }
-# Named one by one instead of -march=native, which would take AMX too: with it the library dies of
-# an illegal instruction where the kernel does not grant the tiles to it.
+# Named one by one instead of -march=native, which includes AMX: with AMX the library ends with an
+# illegal instruction where the kernel does not grant the tiles.
 CMAKE_OFF = ("GGML_NATIVE", "GGML_AMX_TILE", "GGML_AMX_INT8", "GGML_AMX_BF16")
 
 
 class PrepareError(Exception):
-    """A step that failed, with the end of what it printed."""
+    """A step failed; the text has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides whether an environment is up to date."""
+    """Requirements that determine whether an environment is up to date."""
 
     installs: tuple[tuple[str, ...], ...]
     uninstalls: tuple[str, ...]
@@ -63,11 +63,11 @@ class Recipe:
 
 
 def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
-    """Prepare what these peers need. What went wrong, by environment; the others go on."""
+    """Prepare the environments of these peers; return the failures by environment."""
     environments = list(dict.fromkeys(PEERS[name].environment for name in names))
     needs_folder = any(PEERS[name].reads_folder for name in names)
     if needs_folder and not _has_folder(cache, model) and "transformers" not in environments:
-        environments.append("transformers")  # the folder is made with it
+        environments.append("transformers")  # it converts the weights
     failures: dict[str, str] = {}
     for name in environments:
         try:
@@ -94,7 +94,7 @@ def recipe_of(env: Environment) -> Recipe:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor can do, as Linux names it."""
+    """Return the CPU flags of Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -104,7 +104,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cmake_args(flags: frozenset[str]) -> str:
-    """The vector instructions this processor has, and never AMX."""
+    """Return CMake flags for the vector instructions of this CPU, without AMX."""
     on = [name for flag, names in CMAKE_FLAGS.items() if flag in flags for name in names]
     return " ".join([*(f"-D{name}=ON" for name in on), *(f"-D{name}=OFF" for name in CMAKE_OFF)])
 
@@ -154,7 +154,7 @@ def _is_current(record: Path, recipe: Recipe) -> bool:
 
 
 def _install_variables(home: Path, recipe: Recipe) -> dict[str, str]:
-    """One job at a time, and torch held where it is whatever else is installed."""
+    """Return variables for one build job at a time, and a pinned torch."""
     variables = {"CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")}
     if recipe.cmake_args is not None:
         variables["CMAKE_ARGS"] = recipe.cmake_args
@@ -180,7 +180,7 @@ def _fetch_tcmalloc(home: Path) -> None:
             continue
         say(f"unpacked {package}")
         return
-    say("no tcmalloc: it will run without, and slower")
+    say("no tcmalloc: the engine will run without it, and slower")
 
 
 def _has_folder(cache: Path, model: Path) -> bool:
@@ -188,7 +188,7 @@ def _has_folder(cache: Path, model: Path) -> bool:
 
 
 def make_folder(cache: Path, model: Path) -> None:
-    """Dequantize the GGUF file to bf16, with the tokenizer and the settings beside the weights."""
+    """Write the GGUF file, dequantized to bf16, as a folder with tokenizer and config."""
     folder = folder_of(cache, model)
     if _has_folder(cache, model):
         say(f"folder: ready in {folder}")
@@ -211,7 +211,7 @@ def _call(
     cwd: Path | None = None,
     timeout_s: float = INSTALL_TIMEOUT_S,
 ) -> str:
-    """What the command prints; PrepareError with its last words if it fails."""
+    """Run a command; return its output, or raise PrepareError with its last lines."""
     try:
         done = subprocess.run(
             command,

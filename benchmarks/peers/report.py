@@ -1,4 +1,4 @@
-"""Figures of a comparison as a table and a plot."""
+"""Shows the figures of a comparison as tables, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_REASON = 160
 
 
 def reference_of(results: Sequence[Result], workload: str) -> str:
-    """The first contender that is Headway: the one the others are compared with."""
+    """Return the contender that others are compared with: the first Headway."""
     names = [result.contender for result in results if result.workload == workload]
     ours = [name for name in names if name.startswith(HEADWAY)]
     return ours[0] if ours else HEADWAY
 
 
 def as_text(results: Sequence[Result]) -> str:
-    """One table per workload, with every metric of it."""
+    """Return one table per workload and metric."""
     lines: list[str] = []
     for workload in dict.fromkeys(result.workload for result in results):
         reference = reference_of(results, workload)
@@ -36,7 +36,7 @@ def as_text(results: Sequence[Result]) -> str:
 
 
 def as_plain(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The same for a JSON file."""
+    """Return the figures for a JSON file."""
     plain: list[dict[str, Any]] = []
     for workload in dict.fromkeys(result.workload for result in results):
         reference = reference_of(results, workload)
@@ -60,7 +60,7 @@ def as_plain(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """One picture per workload, of its first metric: medians, with the least and the most."""
+    """Draw the first metric of each workload: medians, least and most."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from headway.bench.offline.modes import Spread
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of one contender. Either figures, or the reason why there are none."""
+    """Figures of one run of one contender, or the reason why it failed."""
 
     round: int
     workload: str
@@ -21,12 +21,12 @@ class Result:
     figures: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
     started: str = ""
-    """When the program was started; round numbers alone may occur twice in a file."""
+    """Start of the comparison: a file may have the same round of several comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of a workload, and which direction is good."""
+    """A figure of a workload, and whether higher is better."""
 
     key: str
     label: str
@@ -77,7 +77,7 @@ def append(path: Path, result: Result) -> None:
 
 
 def read(path: Path) -> list[Result]:
-    """All runs of a file; a last line cut short by an interruption is left out."""
+    """Return all runs of a file; an incomplete last line is skipped."""
     results: list[Result] = []
     for line in path.read_text().splitlines():
         try:
@@ -88,7 +88,7 @@ def read(path: Path) -> list[Result]:
 
 
 def rows(results: Iterable[Result], workload: str, metric: Metric, reference: str) -> list[Row]:
-    """Best first; those without a figure last, with the reason."""
+    """Return the rows of a metric, best first; failed contenders last."""
     ours = [result for result in results if result.workload == workload]
     names = list(dict.fromkeys(result.contender for result in ours))
     values = {name: _values(ours, name, metric.key) for name in names}
@@ -114,8 +114,11 @@ def rows(results: Iterable[Result], workload: str, metric: Metric, reference: st
 def same_first_tokens(
     results: Sequence[Result], workload: str, contender: str, reference: str
 ) -> tuple[int, int] | None:
-    """Of how many requests the first token is that of the reference: do they compute the same
-    model? Prompts are random, so that near ties are common and few differences mean nothing."""
+    """Return the requests whose first token equals the reference's, and their number.
+
+    Few equal tokens would mean that an engine computes another model. Prompts are random, so near
+    ties are common, and a few differences mean nothing.
+    """
     theirs = _first_tokens(results, workload, contender)
     ours = _first_tokens(results, workload, reference)
     if theirs is None or ours is None or len(theirs) != len(ours):
@@ -134,7 +137,7 @@ def _values(results: Sequence[Result], contender: str, key: str) -> dict[tuple[s
 def _speed(
     theirs: dict[tuple[str, int], float], ours: dict[tuple[str, int], float], metric: Metric
 ) -> Spread | None:
-    """Compared within each round, since the machine may differ from one round to the next."""
+    """Return the speed relative to ours, within each round: the machine may change."""
     pairs = [(theirs[when], ours[when]) for when in theirs if when in ours]
     if not pairs:
         return None

@@ -1,7 +1,7 @@
-"""Roofline of this machine: memory bandwidth, matrix products, least time of a step.
+"""Measures the roofline of this machine: bandwidth, products, least step time.
 
 A step reads every weight once and, for each row, its KV cache; and it computes two operations per
-weight and row. Whichever takes longer is the least the step can take, however it is programmed.
+weight and row. The larger of both times is the least time of the step, for any program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL_BYTES = 100 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are held: bits each with their scales, bytes of a KV value, and which product."""
+    """Bits per weight with scales, bytes per KV value, and kind of product."""
 
     name: str
     weight_bits: float
@@ -40,7 +40,7 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes read per second from a working set of so many bytes."""
+    """Bytes read per second from a working set."""
 
     num_threads: int
     working_set_bytes: int
@@ -59,7 +59,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The least time of one step. The weights come from memory, or stay in the cache."""
+    """Least time of one step, with weights from memory and from the cache."""
 
     format: str
     num_rows: int
@@ -81,7 +81,7 @@ class Least:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that was measured, and what follows from it."""
+    """All measurements, and the least step times."""
 
     num_cores: int
     num_parameters: int
@@ -93,7 +93,7 @@ class Figures:
 
 
 def measure(model: Path, context: int) -> Figures:
-    """Takes about a minute, on a machine that should have nothing else to do."""
+    """Measure the machine, which should be idle; takes about a minute."""
     from headway.build import model_facts
     from headway.config import load_config
 
@@ -129,8 +129,11 @@ def least(
     sizes: tuple[int, int],
     rates: tuple[float, float, float | None],
 ) -> Least:
-    """From (weights, KV values per row) and (memory bandwidth, cache bandwidth, operations/s).
-    The KV cache is taken to come from memory in either case: it grows with the rows."""
+    """Return the least time of a step.
+
+    `sizes` are weights and KV values per row; `rates` are memory bandwidth, cache bandwidth and
+    operations/s. The KV cache is always read from memory, because it grows with the rows.
+    """
     num_weights, kv_values = sizes
     memory, cache, operations_per_s = rates
     weight_bytes = num_weights * form.weight_bits / 8
@@ -149,7 +152,7 @@ def least(
 
 
 def measure_bandwidths(cores: int) -> list[Bandwidth]:
-    """The best of several ways to read, since none is known to be bound by memory alone."""
+    """Return the best of several ways to read, by threads and working set."""
     import torch
 
     found: list[Bandwidth] = []
@@ -171,7 +174,7 @@ def measure_bandwidths(cores: int) -> list[Bandwidth]:
 
 
 def measure_products(cores: int) -> list[Product]:
-    """bf16 and int8, for a few rows and for many; weights of the size of a middling layer."""
+    """Measure bf16 and int8 products for few and many rows, with medium-sized weights."""
     import torch
 
     torch.set_num_threads(cores)
@@ -188,7 +191,7 @@ def measure_products(cores: int) -> list[Product]:
 
 
 def _bf16_product(num_rows: int) -> tuple[Callable[[], object], float]:
-    """With the weights packed once, as a server would do."""
+    """Return a bf16 product with packed weights, and its operations."""
     import torch
 
     inner, outer = 2048, 2048
@@ -204,7 +207,7 @@ def _bf16_product(num_rows: int) -> tuple[Callable[[], object], float]:
 
 
 def _int8_product(num_rows: int) -> tuple[Callable[[], object], float]:
-    """Activations quantized already, weights packed once, sums turned into bf16."""
+    """Return an int8 product with packed weights, and its operations."""
     import torch
 
     inner, outer = 2048, 2048
@@ -224,7 +227,7 @@ def _int8_product(num_rows: int) -> tuple[Callable[[], object], float]:
 
 
 def _least_seconds(call: Callable[[], object]) -> float:
-    """Of several samples the fastest: whatever else runs can only add to it."""
+    """Return the fastest of several samples; other work can only add time."""
     call()
     started_at = time.perf_counter()
     call()

@@ -2,7 +2,7 @@
 """llama.cpp through llama-cpp-python: a plain scheduling loop around `llama_decode`.
 
 Each sequence has a KV stream of its own. A step decodes one token of every running request and
-gives what is left of the token budget to prompts, oldest first, as its own server does.
+gives the rest of the token budget to prompts, oldest first, as llama.cpp's server does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTEXT_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many KV streams there are, and how long each is."""
+    """Number and length of the KV streams."""
 
     num_seqs: int
     num_tokens: int
@@ -39,15 +39,15 @@ class Shape:
 
 @dataclass(slots=True)
 class Running:
-    """A request with a seat, and how much of it has been computed."""
+    """A running request, its KV stream and its computed tokens."""
 
     item: Item
     stream: Stream
-    seat: int
+    seq_id: int
     num_computed: int = 0
     num_scheduled: int = 0
     row: int | None = field(default=None)
-    """Where its logits are in the batch of this step, if it gets a token."""
+    """Row of its logits in the batch of this step, if it samples a token."""
 
     @property
     def is_decoding(self) -> bool:
@@ -59,7 +59,7 @@ class Running:
 
 
 class LlamaCppBackend:
-    """One model; a context for the shape of the workload that was arranged last."""
+    """One model, with a context for the last arranged workload."""
 
     def __init__(self, model: Path) -> None:
         import llama_cpp
@@ -110,23 +110,23 @@ class LlamaCppBackend:
         self._llama.llama_memory_clear(memory, True)
         streams = [Stream() for _ in items]
         waiting = deque(zip(items, streams, strict=True))
-        seats = list(range(self._shape.num_seqs))
+        free_seq_ids = list(range(self._shape.num_seqs))
         running: list[Running] = []
         while waiting or running:
-            while waiting and seats:
+            while waiting and free_seq_ids:
                 item, stream = waiting.popleft()
-                running.append(Running(item, stream, seats.pop()))
+                running.append(Running(item, stream, free_seq_ids.pop()))
             self._step(running)
             for request in [request for request in running if request.is_finished]:
-                self._llama.llama_memory_seq_rm(memory, request.seat, -1, -1)
-                seats.append(request.seat)
+                self._llama.llama_memory_seq_rm(memory, request.seq_id, -1, -1)
+                free_seq_ids.append(request.seq_id)
                 running.remove(request)
         return streams
 
     def _step(self, running: Sequence[Running]) -> None:
         batch = self._batch
         batch.n_tokens = 0
-        # Decodes first: those that run go on, whatever arrives.
+        # Decodes first, so that prompts do not delay them.
         for request in sorted(running, key=lambda request: not request.is_decoding):
             self._schedule(request, MAX_NUM_BATCHED_TOKENS - batch.n_tokens)
         code = self._llama.llama_decode(self._context, batch)
@@ -142,7 +142,7 @@ class LlamaCppBackend:
             request.stream.add([token], at)
 
     def _schedule(self, request: Running, budget: int) -> None:
-        """Put as much of the request into the batch as there is room for."""
+        """Add as many tokens of the request to the batch as the budget allows."""
         batch, prompt, start = self._batch, request.item.prompt, request.num_computed
         pending = request.stream.token_ids[-1:] if request.is_decoding else prompt[start:]
         taken = pending[:budget]
@@ -153,7 +153,7 @@ class LlamaCppBackend:
             batch.token[at] = token
             batch.pos[at] = start + offset
             batch.n_seq_id[at] = 1
-            batch.seq_id[at][0] = request.seat
+            batch.seq_id[at][0] = request.seq_id
             batch.logits[at] = 0
             batch.n_tokens += 1
         if taken and len(taken) == len(pending):

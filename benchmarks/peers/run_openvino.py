@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """OpenVINO GenAI's continuous batching pipeline, on the GGUF file itself, with its KV cache in u8.
 
-It is driven as its own `generate` drives it: all requests added, then stepped until none is left.
+Adds all requests and steps until none is left, as the `generate` of the pipeline does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.peers.runner import (
 
 
 class OpenVinoBackend:
-    """One pipeline; requests are numbered through its life."""
+    """One pipeline; request numbers are unique over its life."""
 
     def __init__(self, model: Path) -> None:
         import numpy

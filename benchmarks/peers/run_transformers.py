@@ -37,7 +37,7 @@ def load_weights(model: Path) -> Any:
     torch.set_num_threads(num_cores())
     weights = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.bfloat16)
     weights.eval()
-    # Outputs have the lengths that are asked for: there is no token that ends one early.
+    # Outputs have the requested lengths: no token ends one early.
     weights.generation_config.eos_token_id = None
     weights.generation_config.pad_token_id = PAD
     return weights
@@ -68,7 +68,7 @@ class StaticBackend:
         times: list[float] = []
 
         class Clock(StoppingCriteria):
-            """Called after every token; notes when that was, and ends nothing."""
+            """Records the time of every token; stops nothing."""
 
             def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
                 times.append(time.monotonic())
@@ -141,7 +141,7 @@ class ContinuousBackend:
                 continue
             if result.error is not None:
                 raise RuntimeError(result.error)
-            # Its clock is the performance counter, which on Linux is the monotonic clock.
+            # The manager uses the performance counter, which on Linux is the monotonic clock.
             times = result.timestamps
             streams[result.request_id] = Stream(result.generated_tokens, times[0], times[-1])
         return [streams[name] for name in names]

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """vLLM on the CPU in bf16, compiled (eager=0) or not (eager=1).
 
-The engine is stepped as its own `LLM.generate` does it; every step hands over the new tokens only.
+Steps the engine as `LLM.generate` does; every step returns only the new tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.peers.runner import (
 
 
 class VllmBackend:
-    """One engine; requests are numbered through its life."""
+    """One engine; request numbers are unique over its life."""
 
     def __init__(self, model: Path, is_eager: bool) -> None:
         from vllm import LLM

@@ -29,7 +29,7 @@ KV_CACHE_GIB = 2
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request: these tokens in, exactly so many out."""
+    """One request: prompt tokens, and the exact number of output tokens."""
 
     prompt: list[int]
     num_output: int
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(slots=True)
 class Stream:
-    """The tokens of one request, and when the first and the last came."""
+    """Tokens of one request, and the times of the first and the last."""
 
     token_ids: list[int] = field(default_factory=list)
     first_at: float = 0.0
@@ -55,15 +55,15 @@ class Backend(Protocol):
     """A loaded model."""
 
     def details(self) -> dict[str, Any]:
-        """Versions and settings, for the record."""
+        """Return versions and settings for the results file."""
         ...
 
     def arrange(self, items: Sequence[Item]) -> None:
-        """Whatever a workload needs before it is timed, such as a cache of the right shape."""
+        """Prepare for a workload before it is timed, such as the shape of the cache."""
         ...
 
     def run(self, items: Sequence[Item]) -> list[Stream]:
-        """Every request, all given at once; greedy, the end-of-sequence token ignored."""
+        """Run all requests together, greedy, ignoring the end-of-sequence token."""
         ...
 
 
@@ -72,7 +72,7 @@ Load = Callable[[Path, Options], Backend]
 
 
 def serve(load: Load) -> None:
-    """The whole life of a runner."""
+    """Load the model, then answer commands until the end of the input."""
     _die_with_parent()
     answers = _keep_stdout()
     options, args = _parse()
@@ -95,13 +95,13 @@ def serve(load: Load) -> None:
         except Exception as error:
             traceback.print_exc()
             _answer(answers, {"event": "error", "message": f"{type(error).__name__}: {error}"})
-            raise SystemExit(1) from error  # what state it is in nobody knows
+            raise SystemExit(1) from error  # its state is unknown
         _answer(answers, {"event": "result", "workload": name, **figures})
     os._exit(0)  # threads that a library left behind would keep the process alive
 
 
 def measure(backend: Backend, items: Sequence[Item]) -> dict[str, Any]:
-    """One timed run."""
+    """Time one run; return its figures."""
     started_at = time.monotonic()
     streams = backend.run(items)
     seconds = time.monotonic() - started_at
@@ -125,7 +125,7 @@ def measure(backend: Backend, items: Sequence[Item]) -> dict[str, Any]:
 
 
 def num_cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -145,7 +145,7 @@ def _parse() -> tuple[dict[str, str], argparse.Namespace]:
 
 
 def _keep_stdout() -> TextIO:
-    """The answers' own way out; everything else that is printed goes to standard error."""
+    """Return standard output for the answers; redirect other output to stderr."""
     kept = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return kept
@@ -157,7 +157,7 @@ def _answer(answers: TextIO, content: dict[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """A runner that is stopped between its turns would otherwise outlive a killed parent."""
+    """End this process with its parent, even while it is stopped between turns."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Workloads as plain lists, in a file that every runner reads."""
+"""Writes the workloads as plain lists to a file that every runner reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLD = "cold"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One workload. Before the first timed run it is run once untimed if it is to be warm."""
+    """One workload; with `is_warmed_up`, it runs once untimed before the first timed run."""
 
     name: str
     about: str
@@ -24,7 +24,7 @@ class Measured:
 
 
 def make_workloads() -> dict[str, Measured]:
-    """All of them, by name. The seeds are part of the definitions."""
+    """Return all workloads by name; the seeds are part of the definitions."""
     measured = (
         Measured(
             "mixed-64",

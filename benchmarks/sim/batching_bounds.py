@@ -1,6 +1,6 @@
-"""Tokens that static and continuous batching compute on a workload, without a model.
+"""Counts the tokens that static and continuous batching compute, without a model.
 
-    python benchmarks/sim/batching_bounds.py [WORKLOAD]
+    python -m benchmarks.sim.batching_bounds [WORKLOAD]
 
 The counts depend on the workload and the limits alone, so they bound the gain of any executor.
 """

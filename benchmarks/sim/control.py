@@ -1,9 +1,9 @@
-"""Step size under changing load: from 4 to 64 clients and back, by setting.
+"""Compares step-size settings under changing load: 4 to 64 clients and back.
 
     python -m benchmarks.sim.control [--phase 120] [--target 0.1] [--json FILE] [--plot FILE]
 
-Each caller sends its next request when the last is finished; all requests have a TPOT target. For a
-third of the time there are 4 callers, then 64, then 4 again. The fixed settings are pairs of a
+Each client sends its next request when the last is finished; all requests have a TPOT target. For a
+third of the time there are 4 clients, then 64, then 4 again. The fixed settings are pairs of a
 running limit and a token budget; `auto` begins with the server's default of both. The engine core
 with its real scheduler on a virtual clock; steps take as long as on the real model (headway.sim).
 
@@ -35,14 +35,14 @@ TARGET_S = 0.1
 FIXED = ((16, 128), (16, 512), (32, 128), (32, 256), (32, 512), (64, 128), (64, 256), (64, 512))
 FIXED += ((64, 1024),)
 """Running limit, and token budget."""
-FOLLOWING = ("auto", "throughput")
+ADAPTIVE = ("auto", "throughput")
 """Modes in which the size of a step is not fixed."""
 MIN_THROUGHPUT = 0.95
 PROMPT, OUTPUT = 250, 80
 
 
 def named(fixed: Sequence[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    return {f"{seats} running, {tokens} tokens": (seats, tokens) for seats, tokens in fixed}
+    return {f"{running} running, {tokens} tokens": (running, tokens) for running, tokens in fixed}
 
 
 def settings_of(name: str, limits: tuple[int, int] | None) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def settings_of(name: str, limits: tuple[int, int] | None) -> dict[str, Any]:
     return {"mode": "fixed", "max_num_seqs": limits[0], "max_num_batched_tokens": limits[1]}
 
 
-def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
-    """Yield requests of the callers, without end."""
+def draw_requests(target_s: float | None, seed: int) -> Iterator[Record]:
+    """Yield requests of the clients, without end."""
     draw = random.Random(f"callers/{seed}")
     tier = Tier("callers", 1.0, PROMPT, OUTPUT, Targets(tpot_s=target_s))
     for number in count(1):
@@ -61,32 +61,32 @@ def asked_for(target_s: float | None, seed: int) -> Iterator[Record]:
 
 def run_one(settings: dict[str, Any], phase_s: float, target_s: float, seed: int) -> dict[str, Any]:
     """Run the three phases under one setting."""
-    asked = asked_for(target_s, seed)
+    requests = draw_requests(target_s, seed)
     rig = make_simulation(settings, seed)
 
-    def ask(at: float) -> Record:
-        return replace(next(asked), arrived_at=at)
+    def next_request(at: float) -> Record:
+        return replace(next(requests), arrived_at=at)
 
-    def callers(at: float) -> int:
+    def num_clients(at: float) -> int:
         return MANY if phase_s <= at < 2 * phase_s else FEW
 
     num_live = FEW
     for _ in range(FEW):
-        rig.send([ask(0.0)])
+        rig.send([next_request(0.0)])
 
     def on_finish(record: Record) -> None:
         nonlocal num_live
         at = record.finished_at or 0.0
-        if num_live > callers(at):
+        if num_live > num_clients(at):
             num_live -= 1
         else:
-            rig.send([ask(at)])
+            rig.send([next_request(at)])
 
     def on_step(_plan: StepPlan) -> None:
         nonlocal num_live
-        while num_live < callers(rig.engine.clock.now()):
+        while num_live < num_clients(rig.engine.clock.now()):
             num_live += 1
-            rig.send([ask(rig.engine.clock.now())])
+            rig.send([next_request(rig.engine.clock.now())])
 
     rig.on_finish, rig.engine.on_step = on_finish, on_step
     rig.run(3 * phase_s, drain=False)
@@ -120,7 +120,7 @@ def trace_of(rig: Simulation) -> list[tuple[float, float, int, int]]:
 def run(phase_s: float, seeds: int, target_s: float) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     print(HEAD, flush=True)
-    for name, limits in {**named(FIXED), **dict.fromkeys(FOLLOWING)}.items():
+    for name, limits in {**named(FIXED), **dict.fromkeys(ADAPTIVE)}.items():
         settings = settings_of(name, limits)
         found = [run_one(settings, phase_s, target_s, seed) for seed in range(seeds)]
         merged = {
@@ -149,17 +149,17 @@ def row_of(name: str, row: Mapping[str, Any], target_s: float) -> str:
 
 
 def fixed_rows(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row for name, row in report["rows"].items() if name not in FOLLOWING}
+    return {name: row for name, row in report["rows"].items() if name not in ADAPTIVE}
 
 
 def failures_in(report: Mapping[str, Any]) -> list[str]:
-    """What of a report must not be."""
+    """Return the bars that a report misses."""
     auto, target_s = report["rows"]["auto"], report["target_s"]
     names = ("tpot_p95_many_s", "tpot_p95_few_s")
     found = [f"auto: {name} {auto[name]:.3f} s" for name in names if auto[name] > target_s]
     fixed = fixed_rows(report)
     if all(row["tpot_p95_many_s"] <= target_s for row in fixed.values()):
-        found.append("no fixed setting misses the target: it is too easy to show anything")
+        found.append("no fixed setting misses the target, so it shows nothing")
     best = max(row["tokens_per_s"] for row in fixed.values())
     if auto["tokens_per_s"] < MIN_THROUGHPUT * best:
         found.append(f"auto: {auto['tokens_per_s'] / best:.3f} of the best fixed throughput")
@@ -167,7 +167,7 @@ def failures_in(report: Mapping[str, Any]) -> list[str]:
 
 
 def draw(path: Path, report: Mapping[str, Any]) -> None:
-    """Throughput against p95 TPOT, and the steps of auto over time."""
+    """Draw throughput against p95 TPOT, and the steps of auto over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -179,14 +179,14 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
         color = "#2a7f62" if name == "auto" else "#888888"
         at = (1000 * row["tpot_p95_many_s"], row["tokens_per_s"])
         points.plot(*at, "o", color=color)
-        height = (13, 1, -11)[number % 3]  # neighbours are close to each other
+        height = (13, 1, -11)[number % 3]  # so that labels of neighbours do not overlap
         short = name.replace(" running, ", "/").removesuffix(" tokens")
         points.annotate(short, at, textcoords="offset points", xytext=(5, height), fontsize=7)
     points.axvline(1000 * report["target_s"], color="#b0413e", linestyle="--", label="target")
     points.margins(0.18, 0.1)
     points.set(
-        title="by setting (running/tokens of a step)",
-        xlabel="p95 TPOT with 64 callers, ms",
+        title="by setting (running limit/token budget)",
+        xlabel="p95 TPOT with 64 clients, ms",
         ylabel="output tokens/s",
     )
     trace = report["rows"]["auto"]["trace"]
@@ -206,7 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--phase", type=float, default=120.0, help="virtual seconds of a phase")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--target", type=float, default=TARGET_S, help="of TPOT, in seconds")
+    parser.add_argument("--target", type=float, default=TARGET_S, help="TPOT target, in seconds")
     parser.add_argument("--json", type=Path, help="write the report here")
     parser.add_argument("--plot", type=Path, help="draw the picture here")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Goodput of three tiers at loads from 0.7 to 2 times the capacity, by scheduling policy.
+"""Measures goodput of three tiers at 0.7 to 2 times the capacity, by policy.
 
     python -m benchmarks.sim.deadlines [--duration 240] [--seeds 3] [--json FILE] [--plot FILE]
 
@@ -10,14 +10,14 @@ times:
 
     fcfs        first come, first served
     priority    interactive before standard before batch
-    fair        by tenants' shares (each tier is one tenant), within a tenant by latest start
-    deadline    by latest start alone
+    fair        by tenants' shares (each tier is one tenant), within a tenant by planned start
+    deadline    by planned start alone
 
 The last two admit only requests whose targets can be met. The first two also run with the bounds
 that the server has by default (256 requests, 10 s of expected wait), which limit the queue.
 
 A request is good if it finished within all of its targets. Rates are per second of arrivals.
-Refused requests are not good. "kept" is the share of the admitted requests that are good.
+Refused requests are not good. "met" is the share of the admitted requests that are good.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.pace_rig import NUM_SEATS, Tier, draw_record, make_simulation
+from benchmarks.sim.pace_rig import MAX_NUM_SEQS, Tier, draw_record, make_simulation
 from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
 from headway.server.admission import DrainRate
@@ -125,13 +125,13 @@ def full_engine(duration_s: float, seed: int) -> list[Record]:
     records: list[Record] = []
     asked = without_targets(seed)
 
-    def ask(at: float) -> Record:
+    def next_request(at: float) -> Record:
         records.append(replace(next(asked), arrived_at=at))
         return records[-1]
 
     rig = make_simulation(POLICIES["fcfs"], seed)
-    rig.send(ask(0.0) for _ in range(NUM_SEATS))
-    rig.on_finish = lambda record: rig.send([ask(record.finished_at or 0.0)])
+    rig.send(next_request(0.0) for _ in range(MAX_NUM_SEQS))
+    rig.on_finish = lambda record: rig.send([next_request(record.finished_at or 0.0)])
     rig.run(duration_s, drain=False)
     return finished_after_ramp(records, duration_s)
 
@@ -199,7 +199,7 @@ def tier_report(records: Sequence[Record], tier: Tier) -> dict[str, Any]:
 
 
 def merge(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over the seeds, and the least kept share."""
+    """Return means over the seeds, and the least share that met targets."""
     merged = {
         name: statistics.fmean(level[name] for level in levels)
         for name, value in levels[0].items()
@@ -243,7 +243,7 @@ def run(loads: Sequence[float], duration_s: float, seeds: int) -> dict[str, Any]
 
 HEAD = (
     f"{'load':>5} {'policy':23} {'offered/s':>9} {'good/s':>7} {'refused':>8} "
-    f"{'kept':>6} {'(least)':>8}  good of each tier"
+    f"{'met':>6} {'(least)':>8}  good of each tier"
 )
 
 
@@ -287,7 +287,7 @@ def failures_in(
 
 
 def draw(path: Path, report: Mapping[str, Any]) -> None:
-    """Draw goodput and the kept share by load."""
+    """Draw goodput and the share that met targets, by load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -303,9 +303,9 @@ def draw(path: Path, report: Mapping[str, Any]) -> None:
         kept.plot(loads, shares, style, color=color, label=policy)
     offered = [load * report["capacity_per_s"] for load in loads]
     goodput.plot(loads, offered, ":", color="#888888", label="offered")
-    goodput.set(title="finished within every target", ylabel="requests/s")
+    goodput.set(title="requests that met every target", ylabel="requests/s")
     kept.axhline(100 * MIN_KEPT, color="#888888", linestyle="--")
-    kept.set(title="of those let in, finished within every target", ylabel="%")
+    kept.set(title="admitted requests that met every target", ylabel="%")
     for panel in (goodput, kept):
         panel.set_ylim(bottom=0)
         panel.set_xlabel(f"offered load, 1 = {report['capacity_per_s']:.2f} requests/s")

@@ -1,16 +1,15 @@
 """Scenarios of benchmarks/sim/fairness.py and their requests.
 
-What a tenant sends depends on the scenario, the tenant and the seed, never on the policy: the same
-lengths in the same order, and in an open loop at the same times.
+The requests of a tenant depend on the scenario, the tenant and the seed, never on the policy: the
+same lengths in the same order, and in an open loop at the same times.
 
-A tenant either always has a number of requests in the engine (a closed loop: it is backlogged), or
-sends at a rate. Rates are given as a load: 1.0 is as many requests of its kind as the whole engine
-serves when it is full of them (`measure_capacity` in benchmarks/sim/fair_rig.py). A tenant behaves
-well if its load is not above its share, its weight among those of all tenants.
+A tenant is backlogged (a closed loop with a number of clients), or sends at a rate. Rates are given
+as a load: 1.0 is the rate at which a full engine serves requests of this kind (`measure_capacity`
+in benchmarks/sim/fair_rig.py). A tenant is well-behaved if its load is not above its fair share.
 
-Priorities matter to the policy `priority` only, where a tenant's requests all have the same one:
-fair shares heed them among requests of one tenant. Nothing keeps a client from claiming a good
-one, so the greedy tenants claim the best; among equals every second tenant does.
+All requests of a tenant have the same priority. So priorities matter to the policy `priority` only:
+`fair` compares them within a tenant. A client may choose any priority, so the greedy tenants choose
+the best; among equal tenants every second one does.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from headway.workload.arrivals import Gamma
 
 PROMPT_BOUNDS, OUTPUT_BOUNDS = Bounds(8, 2000), Bounds(2, 400)
 PREFIX_TOKENS = 128
-GUEST_LOAD = 0.5
-"""Of its share, what a tenant sends that stays well within it."""
+MODEST_LOAD = 0.5
+"""Load of a well-behaved tenant, as a part of its share."""
 ZIPF, ZIPF_LOAD, SHARED_PREFIXES = 1.2, 1.5, 0.35
-SCALE = 8
-"""Lengths of public traces are divided by this, for a small model on a processor."""
+TRACE_SCALE = 8
+"""Divisor of the lengths of public traces, for a small model on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a request is like."""
+    """Length distributions and samples of a kind of request."""
 
     prompt: Lognormal
     output: Lognormal
@@ -46,16 +45,16 @@ Mix = tuple[tuple[float, Kind], ...]
 
 
 def around(prompt: int, output: int, num_samples: int = 1) -> Mix:
-    """Lengths that are lognormal around these medians."""
+    """Return one kind, with lognormal lengths around these medians."""
     prompts = Lognormal(log(prompt), 0.6, PROMPT_BOUNDS)
     outputs = Lognormal(log(output), 0.6, OUTPUT_BOUNDS)
     return ((1.0, Kind(prompts, outputs, num_samples)),)
 
 
 def traced(prompt: tuple[float, float], output: tuple[float, float]) -> Kind:
-    """The lognormal fit (mu, sigma) of a public trace, scaled."""
-    prompts = Lognormal(prompt[0] - log(SCALE), prompt[1], Bounds(1, 3000))
-    outputs = Lognormal(output[0] - log(SCALE), output[1], Bounds(1, 1000))
+    """Return the scaled lognormal fit (mu, sigma) of a public trace."""
+    prompts = Lognormal(prompt[0] - log(TRACE_SCALE), prompt[1], Bounds(1, 3000))
+    outputs = Lognormal(output[0] - log(TRACE_SCALE), output[1], Bounds(1, 1000))
     return Kind(prompts, outputs)
 
 
@@ -72,28 +71,28 @@ TRACES: Mix = (
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One tenant: what it asks for, and how much of it."""
+    """One tenant: kinds of requests, load, weight and priority."""
 
     name: str
     mix: Mix
-    num_callers: int = 0
-    """Requests it always has in the engine; 0: it sends at a rate."""
+    num_clients: int = 0
+    """Clients of a backlogged tenant, with one request each; 0: sends at a rate."""
     load: float = 0.0
     cv: float = 1.0
-    """Of the gaps between arrivals: 1 is Poisson, more comes in bursts."""
+    """Coefficient of variation of the gaps between arrivals; 1: Poisson, above: bursts."""
     weight: float = 1.0
     priority: int = 1
     prefix_share: float = 0.0
-    """Of its prompts, how many begin with the tenant's prefix."""
+    """Share of the prompts that begin with the tenant's prefix."""
 
     @property
     def is_backlogged(self) -> bool:
-        return self.num_callers > 0
+        return self.num_clients > 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request as a tenant makes it."""
+class RequestSpec:
+    """Arrival time and lengths of one request."""
 
     at: float
     num_prompt: int
@@ -109,14 +108,14 @@ class Scenario:
     name: str
     tenants: tuple[Tenant, ...]
     has_cache: bool = False
-    """Whether prefixes are cached."""
+    """Whether the prefix cache is on."""
 
     def share(self, tenant: Tenant) -> float:
         return tenant.weight / sum(other.weight for other in self.tenants)
 
     @property
-    def guests(self) -> tuple[Tenant, ...]:
-        """The tenants that behave well."""
+    def well_behaved(self) -> tuple[Tenant, ...]:
+        """Tenants that send at a rate within their share."""
         return tuple(
             tenant
             for tenant in self.tenants
@@ -124,8 +123,10 @@ class Scenario:
         )
 
 
-def asks(scenario: Scenario, tenant: Tenant, capacity: float, seed: int) -> Iterator[Ask]:
-    """Without end. A backlogged tenant's come when an earlier one is answered, not `at`."""
+def draw_requests(
+    scenario: Scenario, tenant: Tenant, capacity: float, seed: int
+) -> Iterator[RequestSpec]:
+    """Yield requests of a tenant without end; `at` is unused for a backlogged tenant."""
     draw = random.Random(f"{scenario.name}/{tenant.name}/{seed}")
     shares = [share for share, _ in tenant.mix]
     kinds = [kind for _, kind in tenant.mix]
@@ -137,25 +138,25 @@ def asks(scenario: Scenario, tenant: Tenant, capacity: float, seed: int) -> Iter
         has_prefix = draw.random() < tenant.prefix_share
         if has_prefix:
             num_prompt = max(num_prompt, PREFIX_TOKENS + 1)
-        yield Ask(next(times, 0.0), num_prompt, num_output, kind.num_samples, has_prefix)
+        yield RequestSpec(next(times, 0.0), num_prompt, num_output, kind.num_samples, has_prefix)
 
 
-def equal(num_tenants: int, num_callers: int) -> Scenario:
+def equal(num_tenants: int, num_clients: int) -> Scenario:
     tenants = [
-        Tenant(f"t{number}", USUAL, num_callers, priority=number % 2)
+        Tenant(f"t{number}", USUAL, num_clients, priority=number % 2)
         for number in range(num_tenants)
     ]
     return Scenario(f"{num_tenants} equal", tuple(tenants))
 
 
 def flood(num_tenants: int, ratio: int) -> Scenario:
-    """One sends `ratio` times what all the others send together."""
-    guest = Tenant("", USUAL, load=GUEST_LOAD / num_tenants)
-    guests = [replace(guest, name=f"guest{number}") for number in range(1, num_tenants)]
-    load = ratio * guest.load * len(guests)
+    """Return a scenario with one tenant of `ratio` times the load of all others."""
+    modest = Tenant("", USUAL, load=MODEST_LOAD / num_tenants)
+    others = [replace(modest, name=f"guest{number}") for number in range(1, num_tenants)]
+    load = ratio * modest.load * len(others)
     return Scenario(
         f"{num_tenants}, {ratio}:1 flood",
-        (Tenant("flood", USUAL, load=load, priority=0), *guests),
+        (Tenant("flood", USUAL, load=load, priority=0), *others),
     )
 
 
@@ -165,23 +166,26 @@ def short_against_long() -> Scenario:
 
 
 def many_samples() -> Scenario:
-    """One asks for eight samples of everything, another for one, and eight are guests."""
-    guests = [Tenant(f"guest{at}", USUAL, load=GUEST_LOAD / 10) for at in range(8)]
+    """Return a scenario with n = 8 against n = 1, and eight well-behaved tenants."""
+    others = [Tenant(f"guest{at}", USUAL, load=MODEST_LOAD / 10) for at in range(8)]
     greedy = Tenant("greedy", EIGHT_SAMPLES, 96, priority=0)
-    return Scenario("n=8 abuse", (greedy, Tenant("plain", USUAL, 96), *guests))
+    return Scenario("n=8 abuse", (greedy, Tenant("plain", USUAL, 96), *others))
 
 
 def unequal_weights() -> Scenario:
-    """Four, two and one parts for tenants that always wait, and one for a guest."""
+    """Return backlogged tenants with weights 4, 2 and 1, and a well-behaved tenant."""
     waiting = [Tenant(f"w{weight}", USUAL, 96, weight=weight) for weight in (4, 2, 1)]
-    guest = Tenant("guest", USUAL, load=GUEST_LOAD / 8)
+    modest = Tenant("guest", USUAL, load=MODEST_LOAD / 8)
     greedy = replace(waiting[2], priority=0)
-    return Scenario("weights 4:2:1", (*waiting[:2], greedy, guest))
+    return Scenario("weights 4:2:1", (*waiting[:2], greedy, modest))
 
 
 def zipf(num_tenants: int) -> Scenario:
-    """Loads by Zipf's law, in bursts: of ten tenants six are Poisson, three have twice its
-    deviation and one six times. A third of the prompts begins as others of the tenant."""
+    """Return tenants with loads by Zipf's law, in bursts, with shared prefixes.
+
+    Of ten tenants six are Poisson, three have twice its deviation and one six times. A third of
+    the prompts begins with the tenant's prefix.
+    """
     weights = [rank**-ZIPF for rank in range(1, num_tenants + 1)]
     draw = random.Random("burstiness")
     cvs = [cv for cv, tenths in ((1.0, 6), (2.0, 3), (6.0, 1)) for _ in range(tenths)]

@@ -1,8 +1,8 @@
 """Runs one scenario of benchmarks/sim/fair_load.py on a virtual clock and measures it.
 
-Service is counted here, from plans and events, in the units of headway.core.waiting.accounts:
-prompt tokens when they are first computed (those from the cache at admission), output tokens when
-they are emitted, blocks for as long as they are held.
+Counts service from plans and events, in the units of headway.core.waiting.accounts: prompt tokens
+when they are first computed (cached ones at admission), output tokens when they are emitted, blocks
+while the tenant owns them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sim.fair_load import PREFIX_TOKENS, Ask, Mix, Scenario, Tenant, asks
-from benchmarks.sim.pace_rig import CAPACITY, NUM_SEATS
+from benchmarks.sim.fair_load import (
+    PREFIX_TOKENS,
+    Mix,
+    RequestSpec,
+    Scenario,
+    Tenant,
+    draw_requests,
+)
+from benchmarks.sim.pace_rig import CAPACITY, MAX_NUM_SEQS
 from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Arrived, Event, Finished, Preempted, TokensEmitted
 from headway.core.params import SamplingParams
@@ -26,26 +33,26 @@ from headway.core.terms import Terms
 from headway.core.waiting.accounts import BLOCK_S_COST, CACHED_COST, OUTPUT_COST, PROMPT_COST
 from headway.sim import SMOLLM2_135M, CannedExecutor, TimedExecutor, VirtualEngine
 
-SETTINGS: dict[str, Any] = {"max_num_seqs": NUM_SEATS, "max_num_batched_tokens": 512}
+SETTINGS: dict[str, Any] = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 512}
 OF_POLICY: dict[str, dict[str, Any]] = {"priority": {"max_wait_s": 1e9}}
 CAPACITY_S, WARM_UP_S = 120.0, 20.0
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request that was sent."""
+class SentRequest:
+    """A request, with its progress."""
 
     id: str
     arrived_at: float
-    ask: Ask
+    spec: RequestSpec
     tenant: Tenant
     first_token_at: float | None = None
     finished_at: float | None = None
     num_preemptions: int = 0
     num_charged: int = 0
-    """How much of its prompt was computed, or found in the cache."""
+    """Prompt tokens computed, or found in the prefix cache."""
     num_ended: int = 0
-    """How many of its samples."""
+    """Samples that have ended."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -53,33 +60,35 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Books:
-    """What each tenant was given until the end of each step, divided by its weight, and whether
-    it had requests waiting from the pass of that step to its end."""
+class ServiceLog:
+    """Service of each tenant over its weight, and who waits, at the end of each step.
+
+    A tenant waits in a step if it has waiting requests from the scheduling pass to the end.
+    """
 
     times: list[float] = field(default_factory=list)
     service: list[list[float]] = field(default_factory=list)
     is_waiting: list[list[bool]] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
-    """Of all tenants together: prompt tokens, cached or not, and output tokens, by their costs."""
+    """Weighted prompt tokens, cached or not, and output tokens of all tenants."""
     num_output: list[int] = field(default_factory=list)
     max_prompt: int = 0
-    max_held: int = 0
-    """The most tokens that running requests of one tenant held together."""
+    max_running_tokens: int = 0
+    """Most tokens of the running requests of one tenant."""
 
     @property
     def bound(self) -> float:
-        """What headway.core.waiting.fair states, without the division by the smaller weight."""
-        return 2 * max(PROMPT_COST * self.max_prompt, OUTPUT_COST * self.max_held)
+        """Bound of headway.core.waiting.fair, not divided by the smaller weight."""
+        return 2 * max(PROMPT_COST * self.max_prompt, OUTPUT_COST * self.max_running_tokens)
 
     def since_warm_up(self, until_s: float) -> tuple[int, int]:
-        """The first and the last step in which things are steady."""
+        """Return the first and the last step after the warm-up."""
         first, last = np.searchsorted(self.times, [WARM_UP_S, until_s])
         return int(first), min(int(last), len(self.times) - 1)
 
 
 class TenantRig:
-    """The tenants of a scenario, or some of them, on one engine of their own."""
+    """Runs some or all tenants of a scenario on one simulated engine."""
 
     def __init__(
         self,
@@ -92,72 +101,74 @@ class TenantRig:
         config = SchedulerConfig(**SETTINGS, **OF_POLICY.get(policy, {}), scheduling_policy=policy)
         profile = SMOLLM2_135M.scaled(slowness)
         executor = TimedExecutor(CannedExecutor(CAPACITY), profile, seed)
-        self.engine = VirtualEngine(config, executor, self._take_in, scenario.has_cache)
-        self.engine.may_join, self.engine.on_step = self._arrive, self._note_step
-        self.books = Books()
-        self.records: dict[str, Asked] = {}
-        self._sent: dict[str, Asked] = {}
-        self._numbered, self._again = count(), count()
+        self.engine = VirtualEngine(config, executor, self._consume, scenario.has_cache)
+        self.engine.may_join, self.engine.on_step = self._arrive, self._record_step
+        self.log = ServiceLog()
+        self.records: dict[str, SentRequest] = {}
+        self._sent: dict[str, SentRequest] = {}
+        self._prompt_numbers, self._resend_numbers = count(), count()
         self._tenants = tenants
         self._numbers = {tenant.name: number for number, tenant in enumerate(tenants)}
         self._service = [0.0] * len(tenants)
         self._num_waiting = [0] * len(tenants)
         self._waiting_ids: set[str] = set()
         self._work, self._num_output = 0.0, 0
-        self._callers: dict[str, Iterator[Ask]] = {}
+        self._request_streams: dict[str, Iterator[RequestSpec]] = {}
 
     def send(self, scenario: Scenario, seed: int, until_s: float) -> None:
-        """Everything that will come, and the first of those that ask again and again."""
-        coming: list[Asked] = []
+        """Send all requests of the open loops, and the first of the closed loops."""
+        requests: list[SentRequest] = []
         for tenant in self._tenants:
             if tenant.is_backlogged:
-                stream = self._callers[tenant.name] = asks(scenario, tenant, 0.0, seed)
-                chosen = islice(stream, tenant.num_callers)
+                stream = self._request_streams[tenant.name] = draw_requests(
+                    scenario, tenant, 0.0, seed
+                )
+                chosen = islice(stream, tenant.num_clients)
             else:
                 capacity = measure_capacity(tenant.mix, scenario.has_cache, tenant.prefix_share)
-                stream = asks(scenario, tenant, capacity, seed)
-                chosen = takewhile(lambda ask: ask.at < until_s, stream)
-            coming += [
-                Asked(f"{tenant.name}-{number}", ask.at, ask, tenant)
-                for number, ask in enumerate(chosen)
+                stream = draw_requests(scenario, tenant, capacity, seed)
+                chosen = takewhile(lambda spec: spec.at < until_s, stream)
+            requests += [
+                SentRequest(f"{tenant.name}-{number}", spec.at, spec, tenant)
+                for number, spec in enumerate(chosen)
             ]
-        for record in sorted(coming, key=lambda record: record.arrived_at):
+        for record in sorted(requests, key=lambda record: record.arrived_at):
             self._send(record)
 
     def run(self, until_s: float, drain: bool) -> None:
-        """Serve what arrives before `until_s`; then, if asked to, what is left."""
+        """Serve the requests that arrive before `until_s`; with `drain`, to their end."""
         self.engine.run(until_s, drain)
 
-    def _ask_again(self, tenant: Tenant) -> None:
+    def _send_next(self, tenant: Tenant) -> None:
         if tenant.is_backlogged:
-            ask = next(self._callers[tenant.name])
-            number, now = next(self._again), self.engine.clock.now()
-            self._send(Asked(f"{tenant.name}-again-{number}", now, ask, tenant))
+            spec = next(self._request_streams[tenant.name])
+            number, now = next(self._resend_numbers), self.engine.clock.now()
+            self._send(SentRequest(f"{tenant.name}-again-{number}", now, spec, tenant))
 
-    def _send(self, record: Asked) -> None:
+    def _send(self, record: SentRequest) -> None:
         self._sent[record.id] = record
         self.engine.send([self._request(record)])
 
     def _arrive(self, request: Request) -> bool:
         record = self.records[request.id] = self._sent.pop(request.id)
-        self.books.max_prompt = max(self.books.max_prompt, record.ask.num_prompt)
+        self.log.max_prompt = max(self.log.max_prompt, record.spec.num_prompt)
         return True
 
-    def _request(self, record: Asked) -> Request:
-        ask, tenant = record.ask, record.tenant
-        prefix = [self._numbers[tenant.name]] * (PREFIX_TOKENS * ask.has_prefix)
-        own = [1000 + next(self._numbered)] * (ask.num_prompt - len(prefix))
+    def _request(self, record: SentRequest) -> Request:
+        spec, tenant = record.spec, record.tenant
+        prefix = [self._numbers[tenant.name]] * (PREFIX_TOKENS * spec.has_prefix)
+        own = [1000 + next(self._prompt_numbers)] * (spec.num_prompt - len(prefix))
         return Request(
             id=record.id,
             token_ids=prefix + own,
-            params=SamplingParams(max_tokens=ask.num_output, n=ask.num_samples),
+            params=SamplingParams(max_tokens=spec.num_output, n=spec.num_samples),
             seed=0,
             arrived_at=record.arrived_at,
             priority=tenant.priority,
             terms=Terms(tenant=tenant.name, weight=tenant.weight, cache_group=tenant.name),
         )
 
-    def _take_in(self, events: Sequence[Event]) -> None:
+    def _consume(self, events: Sequence[Event]) -> None:
         now = self.engine.clock.now()
         for event in events:
             if isinstance(event, TokensEmitted):
@@ -170,46 +181,46 @@ class TenantRig:
                 record = self._record(event.request_id)
                 self._set_waiting(event.request_id, record, False)
                 record.num_ended += 1
-                if record.num_ended == record.ask.num_samples:
+                if record.num_ended == record.spec.num_samples:
                     record.finished_at = now
-                    self._ask_again(record.tenant)
+                    self._send_next(record.tenant)
             elif isinstance(event, Arrived):
                 self._set_waiting(event.request_id, self._record(event.request_id), True)
             elif isinstance(event, Admitted):
-                self._seat(event)
+                self._admit(event)
             elif isinstance(event, Preempted):
                 record = self._record(event.request_id)
                 record.num_preemptions += 1
                 self._set_waiting(event.request_id, record, True)
 
-    def _seat(self, event: Admitted) -> None:
+    def _admit(self, event: Admitted) -> None:
         record = self._record(event.request_id)
         self._set_waiting(event.request_id, record, False)
         if not event.is_resumed and "#" not in event.request_id:
-            num_cached = min(event.num_cached_tokens, record.ask.num_prompt)
+            num_cached = min(event.num_cached_tokens, record.spec.num_prompt)
             record.num_charged = num_cached
             self._work += PROMPT_COST * num_cached
             self._charge(record, CACHED_COST * num_cached)
 
-    def _record(self, request_id: str) -> Asked:
+    def _record(self, request_id: str) -> SentRequest:
         return self.records[request_id.partition("#")[0]]
 
-    def _charge(self, record: Asked, amount: float) -> None:
+    def _charge(self, record: SentRequest, amount: float) -> None:
         self._service[self._numbers[record.tenant.name]] += amount / record.tenant.weight
 
-    def _set_waiting(self, request_id: str, record: Asked, is_waiting: bool) -> None:
+    def _set_waiting(self, request_id: str, record: SentRequest, is_waiting: bool) -> None:
         if (request_id in self._waiting_ids) == is_waiting:
             return
         (self._waiting_ids.add if is_waiting else self._waiting_ids.remove)(request_id)
         self._num_waiting[self._numbers[record.tenant.name]] += 1 if is_waiting else -1
 
-    def _note_step(self, plan: StepPlan) -> None:
-        """A step is over, and its events are in."""
+    def _record_step(self, plan: StepPlan) -> None:
+        """Record service and waiting tenants after a step."""
         for item in plan.scheduled:
             if "#" in item.request_id:  # the first sample computes the prompt for all
                 continue
             record = self._record(item.request_id)
-            end = min(item.start + len(item.token_ids), record.ask.num_prompt)
+            end = min(item.start + len(item.token_ids), record.spec.num_prompt)
             if end > record.num_charged:
                 num_fresh, record.num_charged = end - record.num_charged, end
                 self._work += PROMPT_COST * num_fresh
@@ -219,22 +230,22 @@ class TenantRig:
             number = self._numbers[name]
             cost = BLOCK_S_COST * len(blocks) * elapsed_s
             self._service[number] += cost / self._tenants[number].weight
-        held = [0] * len(self._tenants)
+        num_tokens = [0] * len(self._tenants)
         for request in scheduler.running:
-            held[self._numbers[request.terms.tenant]] += request.num_tokens
-        books = self.books
-        books.max_held = max(books.max_held, *held)
-        books.times.append(self.engine.clock.now())
-        books.service.append(self._service.copy())
-        books.is_waiting.append([count > 0 for count in self._num_waiting])
-        books.work.append(self._work)
-        books.num_output.append(self._num_output)
+            num_tokens[self._numbers[request.terms.tenant]] += request.num_tokens
+        log = self.log
+        log.max_running_tokens = max(log.max_running_tokens, *num_tokens)
+        log.times.append(self.engine.clock.now())
+        log.service.append(self._service.copy())
+        log.is_waiting.append([count > 0 for count in self._num_waiting])
+        log.work.append(self._work)
+        log.num_output.append(self._num_output)
 
 
 @cache
 def measure_capacity(mix: Mix, has_cache: bool, prefix_share: float) -> float:
-    """Requests per second of an engine that is full of requests of this kind."""
-    tenant = Tenant("capacity", mix, 2 * NUM_SEATS, prefix_share=prefix_share)
+    """Return requests per second of an engine that is full of this kind."""
+    tenant = Tenant("capacity", mix, 2 * MAX_NUM_SEQS, prefix_share=prefix_share)
     scenario = Scenario("capacity", (tenant,), has_cache)
     rig = TenantRig(scenario, scenario.tenants, "fcfs", seed=0)
     rig.send(scenario, 0, CAPACITY_S)
@@ -244,11 +255,13 @@ def measure_capacity(mix: Mix, has_cache: bool, prefix_share: float) -> float:
     return num_steady / (CAPACITY_S - WARM_UP_S)
 
 
-def widest_gap(books: Books) -> float:
-    """The largest difference of service between two tenants, over any stretch of time in which
-    both had requests waiting without a break."""
-    service = np.array(books.service)
-    is_waiting = np.array(books.is_waiting)
+def widest_gap(log: ServiceLog) -> float:
+    """Return the largest difference of service between two tenants.
+
+    It is taken over any span in which both had waiting requests without a break.
+    """
+    service = np.array(log.service)
+    is_waiting = np.array(log.is_waiting)
     widest = 0.0
     num_tenants = service.shape[1]
     for one in range(num_tenants):
@@ -264,7 +277,7 @@ def widest_gap(books: Books) -> float:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """1 if all have the same, 1/n if one has everything."""
+    """Return Jain's index: 1 if all amounts are equal, 1/n if one has everything."""
     total = sum(amounts)
     squares = sum(amount**2 for amount in amounts)
     return total**2 / (len(amounts) * squares) if squares else 0.0

@@ -1,31 +1,30 @@
-"""Fairness between tenants: fair shares against fcfs and priorities.
+"""Measures fairness between tenants under `fair`, `fcfs` and `priority`.
 
     python -m benchmarks.sim.fairness [--seeds 5] [--duration 300] [--json FILE] [--plot FILE]
 
-The engine core with its real scheduler on a virtual clock; steps take what they take on the real
-model (headway.sim). The scenarios are in sim/fair_load.py; each policy gets the
-same requests. How service is counted is in sim/fair_rig.py. `priority` is plain: nobody
-ages, since where all wait for long, ageing turns priorities into first come, first served.
+The engine core with its real scheduler on a virtual clock; steps take as long as on the real model
+(headway.sim). The scenarios are in sim/fair_load.py; each policy gets the same requests.
+sim/fair_rig.py counts the service. Under `priority` no request ages: where all requests wait long,
+aging would turn priorities into first come, first served.
 
-    gap         the largest difference of service, by weight, given to two tenants over any stretch
-                of time in which both had requests waiting, by the bound that
-                headway.core.waiting.fair states: 2 max(w_p L, w_q M) / the smaller weight. L is
-                the longest prompt of the run, M the most tokens that running requests of one
-                tenant held together in the run under fair shares, which is also what the other
-                policies are measured by
-    Jain        of the services, by weight, of the tenants that always wait, after a warm-up
-    TTFT        p99 of tenants that behave well, by their p99 alone on their share: the same
-                requests on an engine without anybody else, every step of which takes longer in
-                proportion (a tenant with a tenth of the weights has one ten times slower), with
-                the same seats and blocks. Those still without a token at the end count with the
-                time they have waited. Over all seeds, for all such tenants together and for
-                each one; a single seed has too few requests for a p99, and is shown, not judged
-    throughput  work done per second after the warm-up, against first come, first served: prompt
-                tokens, cached or not, and output tokens, at what they cost. A policy changes
-                which requests are served, and so how many of their tokens are output tokens, so
-                that neither count alone compares; output tokens per second are shown too
+    gap         largest difference in service over weight between two tenants, over any span in
+                which both had waiting requests, divided by the bound of headway.core.waiting.fair:
+                2 max(w_p L, w_q M) / smaller weight. L is the longest prompt of the run, M the most
+                tokens of the running requests of one tenant in the run under `fair`. All policies
+                are measured by the bound of that run
+    Jain        Jain index of service over weight of the backlogged tenants, after a warm-up
+    TTFT        p99 TTFT of well-behaved tenants, divided by that alone on their share: the same
+                requests on an engine without other tenants, with the same limits, whose steps take
+                longer in proportion (ten times as long for a tenant with a tenth of the weights).
+                A request without a token at the end counts with the time it has waited. Judged
+                over all seeds, for all such tenants together and for each one; one seed has too few
+                requests for a p99, so the figures of single seeds are shown only
+    throughput  work per second after the warm-up, relative to `fcfs`: prompt tokens, cached or not,
+                and output tokens, by their service costs. A policy changes which requests are
+                served, and so the ratio of prompt to output tokens; output tokens per second are
+                shown too
 
-Ends with 1 if under fair shares a figure misses its bar, and says which.
+The exit code is 1 if `fair` misses a bar.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sim.fair_load import SCENARIOS, Scenario, Tenant
-from benchmarks.sim.fair_rig import WARM_UP_S, Asked, TenantRig, jain, widest_gap
+from benchmarks.sim.fair_rig import WARM_UP_S, SentRequest, TenantRig, jain, widest_gap
 from headway.sim import percentile
 
 POLICIES = ("fair", "fcfs", "priority")
 MAX_GAP, MIN_JAIN, MAX_TTFT_RATIO, MIN_THROUGHPUT = 1.0, 0.95, 1.5, 0.95
 MIN_REQUESTS = 100
-"""A p99 of fewer says nothing about a tenant."""
+"""Least requests of a tenant for a p99."""
 Waits = Mapping[str, Sequence[float]]
 """Times to first token, by tenant."""
 
@@ -69,30 +68,30 @@ def run_policy(scenario: Scenario, policy: str, seed: int, duration_s: float) ->
     rig = TenantRig(scenario, scenario.tenants, policy, seed)
     rig.send(scenario, seed, duration_s)
     rig.run(duration_s, drain=False)
-    books = rig.books
-    first, last = books.since_warm_up(duration_s)
-    window_s = books.times[last] - books.times[first]
-    given = [
-        books.service[last][number] - books.service[first][number]
+    log = rig.log
+    first, last = log.since_warm_up(duration_s)
+    window_s = log.times[last] - log.times[first]
+    services = [
+        log.service[last][number] - log.service[first][number]
         for number, tenant in enumerate(scenario.tenants)
         if tenant.is_backlogged
     ]
     lightest = min(tenant.weight for tenant in scenario.tenants)
     return Run(
-        gap=widest_gap(books),
-        bound=books.bound / lightest,
-        jain=jain(given) if len(given) > 1 else None,
-        work_per_s=(books.work[last] - books.work[first]) / window_s,
-        output_per_s=(books.num_output[last] - books.num_output[first]) / window_s,
+        gap=widest_gap(log),
+        bound=log.bound / lightest,
+        jain=jain(services) if len(services) > 1 else None,
+        work_per_s=(log.work[last] - log.work[first]) / window_s,
+        output_per_s=(log.num_output[last] - log.num_output[first]) / window_s,
         num_preemptions=sum(record.num_preemptions for record in rig.records.values()),
-        waits=waits_of(rig.records.values(), scenario.guests, duration_s),
+        waits=waits_of(rig.records.values(), scenario.well_behaved, duration_s),
     )
 
 
 def run_alone(scenario: Scenario, seed: int, duration_s: float) -> Waits:
-    """Each tenant that behaves well, on an engine of its own as slow as its share is small."""
+    """Run each well-behaved tenant alone, on an engine slowed to its share."""
     found: dict[str, Sequence[float]] = {}
-    for tenant in scenario.guests:
+    for tenant in scenario.well_behaved:
         slowness = 1.0 / scenario.share(tenant)
         rig = TenantRig(scenario, (tenant,), "fcfs", seed, slowness)
         rig.send(scenario, seed, duration_s)
@@ -101,9 +100,11 @@ def run_alone(scenario: Scenario, seed: int, duration_s: float) -> Waits:
     return found
 
 
-def waits_of(records: Iterable[Asked], guests: Sequence[Tenant], until_s: float) -> Waits:
-    """After the warm-up."""
-    found: dict[str, list[float]] = {guest.name: [] for guest in guests}
+def waits_of(
+    records: Iterable[SentRequest], well_behaved: Sequence[Tenant], until_s: float
+) -> Waits:
+    """Return the times to first token after the warm-up, by tenant."""
+    found: dict[str, list[float]] = {tenant.name: [] for tenant in well_behaved}
     for record in records:
         name = record.tenant.name
         if name in found and record.arrived_at >= WARM_UP_S:
@@ -113,13 +114,13 @@ def waits_of(records: Iterable[Asked], guests: Sequence[Tenant], until_s: float)
 
 
 def ttft_ratio(shared: Iterable[float], alone: Iterable[float]) -> float | None:
-    """p99 by p99."""
+    """Return p99 beside other tenants over p99 alone."""
     mine, own = percentile(list(shared), 99), percentile(list(alone), 99)
     return None if mine is None or not own else mine / own
 
 
 def run_scenario(scenario: Scenario, seeds: Sequence[int], duration_s: float) -> dict[str, Any]:
-    """All policies on the same requests, seed by seed."""
+    """Run all policies on the same requests, seed by seed."""
     runs: dict[str, list[Run]] = defaultdict(list)
     alone: list[Waits] = []
     for seed in seeds:
@@ -154,7 +155,7 @@ def run_scenario(scenario: Scenario, seeds: Sequence[int], duration_s: float) ->
     return {
         "scenario": scenario.name,
         "num_tenants": len(scenario.tenants),
-        "num_guests": len(scenario.guests),
+        "num_guests": len(scenario.well_behaved),
         "bound": bounds,
         "ttft_p99_alone_s": [percentile(_all(own), 99) for own in alone],
         "policies": policies,
@@ -170,7 +171,7 @@ def _ratios(values: Sequence[float], by: Sequence[float]) -> list[float]:
 
 
 def _of_tenants(shared: Sequence[Waits], alone: Sequence[Waits]) -> dict[str, float]:
-    """For each tenant that sent enough, over all seeds."""
+    """Return the TTFT ratio of each tenant with enough requests, over all seeds."""
     ratios: dict[str, float] = {}
     for name in shared[0]:
         mine = [wait for waits in shared for wait in waits[name]]
@@ -184,7 +185,7 @@ def _of_tenants(shared: Sequence[Waits], alone: Sequence[Waits]) -> dict[str, fl
 
 
 def worst_of(row: Mapping[str, Any], policy: str) -> dict[str, float | None]:
-    """The worst of each figure over the seeds; of the TTFT over the tenants."""
+    """Return the worst of each figure over the seeds, of TTFT over the tenants."""
     found = row["policies"][policy]
     ratios = [found["ttft_ratio"], *found["ttft_ratio_of_tenants"].values()]
     return {
@@ -196,7 +197,7 @@ def worst_of(row: Mapping[str, Any], policy: str) -> dict[str, float | None]:
 
 
 def failures_in(rows: Iterable[Mapping[str, Any]], policy: str = "fair") -> list[str]:
-    """The bars that a policy misses."""
+    """Return the bars that a policy misses."""
     found: list[str] = []
     for row in rows:
         worst = worst_of(row, policy)
@@ -218,7 +219,7 @@ TITLES = {"gap": "gap", "jain": "Jain", "ttft": "TTFT", "throughput": "thr."}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each scenario, of the worst over the seeds."""
+    """Return the table: the worst over the seeds for each scenario."""
     widths = [int(shape.split(".")[0]) for _, shape in COLUMNS]
     width = max(len(row["scenario"]) for row in rows)
     heads = [f"{TITLES[key]:>{size}}" for (key, _), size in zip(COLUMNS, widths, strict=True)]
@@ -240,20 +241,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Each figure against its bar: the median over the seeds, with the range."""
+    """Draw each figure with its bar: median and range over the seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = (
-        ("gap_by_bound", "service gap, by its bound (at most 1)", MAX_GAP, True),
-        ("jain", "Jain index of those that always wait (at least 0.95)", MIN_JAIN, False),
+        ("gap_by_bound", "service gap over its bound (at most 1)", MAX_GAP, True),
+        ("jain", "Jain index of backlogged tenants (at least 0.95)", MIN_JAIN, False),
         (
             "ttft_ratio_of_seeds",
-            "p99 TTFT of the well-behaved, by that alone (at most 1.5)",
+            "p99 TTFT of well-behaved tenants over that alone (at most 1.5)",
             1.5,
             True,
         ),
-        ("throughput", "throughput, by that of fcfs (at least 0.95)", MIN_THROUGHPUT, False),
+        ("throughput", "throughput over that of fcfs (at least 0.95)", MIN_THROUGHPUT, False),
     )
     colors = {"fair": "#2a7f62", "fcfs": "#888888", "priority": "#b0413e"}
     figure = Figure(figsize=(13, 12), layout="constrained")
@@ -289,7 +290,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--duration", type=float, default=300.0, help="virtual seconds of a run")
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--only", default="", help="run only scenarios whose name contains this")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()

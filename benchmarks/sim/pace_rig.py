@@ -12,17 +12,17 @@ from headway.core.terms import NO_TARGETS, Targets, Terms
 from headway.sim import SMOLLM2_135M, Record, Simulation
 
 CAPACITY = Capacity(num_blocks=3000, block_size=16, max_model_len=4096)
-NUM_SEATS = 64
+MAX_NUM_SEQS = 64
 
 
 def make_simulation(settings: dict[str, Any], seed: int = 0) -> Simulation:
-    """One engine with these scheduler settings and SmolLM2's step times."""
+    """Return a simulated engine with these settings and SmolLM2's step times."""
     return Simulation(SchedulerConfig(**settings), CAPACITY, SMOLLM2_135M, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A kind of request: its share of them, how long they are, and what they are promised."""
+    """A kind of request: its share of all requests, median lengths and targets."""
 
     name: str
     share: float
@@ -35,8 +35,7 @@ class Tier:
 def draw_record(number: int, at: float, tier: Tier, draw: random.Random) -> Record:
     """Draw a request of a tier, with lognormal lengths around the tier's medians.
 
-    Requests allow for up to three times the tokens they come to: the scheduler does not know
-    lengths beforehand.
+    `max_tokens` is up to three times the output: the scheduler does not know the length.
     """
     num_prompt = min(2000, max(8, int(tier.median_prompt * draw.lognormvariate(0.0, 0.6))))
     num_output = min(400, max(2, int(tier.median_output * draw.lognormvariate(0.0, 0.6))))

@@ -1,15 +1,15 @@
-"""Cost of a small KV cache, by preemption method.
+"""Measures the cost of a small KV cache, by preemption method.
 
     python -m benchmarks.sim.preemption [--requests 2000] [--json FILE] [--plot FILE]
     python -m benchmarks.sim.preemption --model "$(scripts/get-test-model)" [--requests 48]
 
-Without a model: an executor that keeps token ids where a real one keeps keys and values, so that a
-block saved, loaded or kept wrongly shows as a wrong token, and a clock that moves by a cost model
-of about the figures of live/growth.py. All requests are there from the start. Demand is what
-the seats would need if each held the mean request at its full length, in percent of the pool.
-With a model: its own executor and the machine's clock, rounds of methods in turn.
+Without a model: the executor stores token ids in place of keys and values, so a misplaced block
+shows as a wrong token. The clock advances by a cost model with about the figures of live/growth.py.
+All requests arrive at the start. Demand is the blocks that `max_num_seqs` requests of mean length
+need at their end, in percent of the pool. With a model: the model's executor and the machine's
+clock; the methods take turns in each round.
 
-Every token is compared with that of a run whose pool is never short.
+Every token is compared with that of a run with enough blocks.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ BLOCK_SIZE = 16
 MAX_PREEMPTIONS = 4
 MAX_RECOMPUTED = 0.10
 NOISE = 0.01
-"""By which one method may be slower than another and count as equally fast, on the virtual clock:
-another order of the same work ends a little sooner or later."""
+"""Relative difference below which two methods count as equally fast on the virtual clock.
+
+The order of the same work alone changes the end a little."""
 NO_PREFIXES = Prefixes()
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a step costs on the virtual clock, in seconds."""
+    """Costs of a step on the virtual clock, in seconds."""
 
     constant_s: float = 8e-3
     per_decode_s: float = 0.4e-3
@@ -71,7 +72,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A mix of requests, and the memory there is for them."""
+    """A mix of requests, and the sizes of KV cache and offload store."""
 
     name: str
     prompts: Lognormal
@@ -80,10 +81,10 @@ class Scenario:
     prefixes: Prefixes = NO_PREFIXES
     costs: Costs = Costs()
     store_share: float = 0.25
-    """Slots of the offload store for each block of the pool."""
-    num_seats: int = 64
+    """Slots of the offload store per block of the pool."""
+    max_num_seqs: int = 64
     has_priorities: bool = False
-    """Every fourth request is of a higher rank, and comes while the others run."""
+    """Every fourth request has a higher priority, and arrives while the others run."""
 
     def items(self, count: int) -> list[WorkItem]:
         content = Content(prefixes=self.prefixes)
@@ -93,7 +94,7 @@ class Scenario:
     def capacity(self, items: Sequence[WorkItem]) -> Capacity:
         sizes = [len(item.prompt_token_ids) + item.num_output_tokens for item in items]
         blocks = [-(-size // BLOCK_SIZE) for size in sizes]
-        num_blocks = max(*blocks, round(self.num_seats * statistics.mean(blocks) / self.demand))
+        num_blocks = max(*blocks, round(self.max_num_seqs * statistics.mean(blocks) / self.demand))
         num_slots = int(num_blocks * self.store_share)
         return Capacity(num_blocks, BLOCK_SIZE, 10_000, num_slots, self.costs.block_copy_s)
 
@@ -103,20 +104,20 @@ def lengths(median: int, most: int, sigma: float = 0.5) -> Lognormal:
 
 
 CHAT = Scenario("chat", lengths(100, 512), lengths(100, 512))
-REAL = replace(CHAT, name="chat, real model", num_seats=16)
+REAL = replace(CHAT, name="chat, real model", max_num_seqs=16)
 SCENARIOS = (
     Scenario("long outputs", lengths(40, 256), lengths(300, 1024)),
     # Demand counts a shared prefix once for each request.
     Scenario("shared prefixes", lengths(400, 1024), lengths(120, 512), 4.0, Prefixes(0.8, 8)),
     replace(CHAT, name="ranks", has_priorities=True),
-    # Moving a block takes longer than computing it.
+    # Copying a block takes longer than computing it.
     replace(CHAT, name="slow store", costs=Costs(block_copy_s=12e-3)),
 )
 
 
 @dataclass(slots=True)
-class Seen:
-    """A sink: what the events say."""
+class RunOutcome:
+    """Sink of events: tokens, preemptions and end of each request."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     preemptions: Counter[str] = field(default_factory=Counter[str])
@@ -144,7 +145,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run."""
+    """Result of one run."""
 
     scenario: str
     demand: float
@@ -154,18 +155,18 @@ class Row:
     num_slots: int
     seconds: float
     mean_s: float
-    """From the start until a request is finished, on average."""
+    """Mean time from the start to the end of a request."""
     num_preemptions: int
     most_preemptions: int
     methods: Mapping[str, int]
     recomputed: float
     """Share of the computed tokens that had been computed before."""
     num_wrong: int
-    """Requests of which a token differs from the undisturbed run's."""
+    """Requests with a token that differs from the run with enough blocks."""
 
 
 class TimedExecutor(FakeExecutor):
-    """Says of each step what it would cost, and moves the clock by it."""
+    """Advances the clock by the cost of each step."""
 
     def __init__(self, capacity: Capacity, costs: Costs, clock: VirtualClock) -> None:
         super().__init__(capacity)
@@ -184,7 +185,7 @@ class TimedExecutor(FakeExecutor):
         return replace(result, elapsed_s=elapsed_s, copy_s=self._costs.copy_s(self._plan))
 
 
-def request_of(index: int, item: WorkItem, rank: int, now: float) -> Request:
+def request_of(index: int, item: WorkItem, priority: int, now: float) -> Request:
     params = SamplingParams(max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True)
     return Request(
         id=str(index),
@@ -192,12 +193,12 @@ def request_of(index: int, item: WorkItem, rank: int, now: float) -> Request:
         params=params,
         seed=index,
         arrived_at=now,
-        priority=rank,
+        priority=priority,
     )
 
 
 def run(core: EngineCore, clock: Clock, work: Work) -> None:
-    """Those of the usual rank at once; one of a higher rank every few steps while others run."""
+    """Add ordinary requests at once, and a high-priority one every few steps."""
     urgent = []
     for index, item in enumerate(work.items):
         if work.has_priorities and index % 4 == 3:
@@ -216,39 +217,47 @@ def run(core: EngineCore, clock: Clock, work: Work) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run is given to do."""
+    """Requests of a run, and whether some have a higher priority."""
 
     items: Sequence[WorkItem]
     has_priorities: bool
 
 
-def simulate(scenario: Scenario, items: Sequence[WorkItem], method: str, is_ample: bool) -> Seen:
-    """One run on the virtual clock; an ample pool holds everything at once."""
+def simulate(
+    scenario: Scenario, items: Sequence[WorkItem], method: str, is_ample: bool
+) -> RunOutcome:
+    """Run once on the virtual clock; an ample pool has blocks for all requests."""
     capacity = scenario.capacity(items)
     if is_ample:
         sizes = [len(item.prompt_token_ids) + item.num_output_tokens for item in items]
         capacity = replace(
-            capacity, num_blocks=scenario.num_seats * -(-max(sizes) // BLOCK_SIZE) * 2
+            capacity, num_blocks=scenario.max_num_seqs * -(-max(sizes) // BLOCK_SIZE) * 2
         )
-    clock, seen = VirtualClock(), Seen()
+    clock, outcome = VirtualClock(), RunOutcome()
     executor = TimedExecutor(capacity, scenario.costs, clock)
     scheduler = Scheduler(settings(scenario, method), capacity)
-    core = EngineCore(scheduler, executor, clock, seen)
+    core = EngineCore(scheduler, executor, clock, outcome)
     run(core, clock, Work(items, scenario.has_priorities))
-    return seen
+    return outcome
 
 
 def settings(scenario: Scenario, method: str) -> SchedulerConfig:
     return SchedulerConfig(
-        max_num_seqs=scenario.num_seats,
+        max_num_seqs=scenario.max_num_seqs,
         preemption_method=method,
         max_preemptions=MAX_PREEMPTIONS,
         scheduling_policy="priority" if scenario.has_priorities else "fcfs",
     )
 
 
-def row_of(scenario: Scenario, method: str, capacity: Capacity, seen: Seen, expected: Seen) -> Row:
-    finished = seen.finished_at
+def row_of(
+    scenario: Scenario,
+    method: str,
+    capacity: Capacity,
+    outcome: RunOutcome,
+    expected: RunOutcome,
+) -> Row:
+    finished = outcome.finished_at
     return Row(
         scenario=scenario.name,
         demand=scenario.demand,
@@ -258,27 +267,27 @@ def row_of(scenario: Scenario, method: str, capacity: Capacity, seen: Seen, expe
         num_slots=capacity.num_slots,
         seconds=max(finished.values()),
         mean_s=statistics.mean(finished.values()),
-        num_preemptions=seen.preemptions.total(),
-        most_preemptions=max(seen.preemptions.values(), default=0),
-        methods=dict(seen.methods),
-        recomputed=seen.num_recomputed / seen.num_computed,
-        num_wrong=sum(seen.tokens[key] != tokens for key, tokens in expected.tokens.items()),
+        num_preemptions=outcome.preemptions.total(),
+        most_preemptions=max(outcome.preemptions.values(), default=0),
+        methods=dict(outcome.methods),
+        recomputed=outcome.num_recomputed / outcome.num_computed,
+        num_wrong=sum(outcome.tokens[key] != tokens for key, tokens in expected.tokens.items()),
     )
 
 
 def battery(num_requests: int) -> list[Row]:
-    """Every demand by every method, then the other scenarios."""
+    """Run every demand and scenario with every method."""
     rows: list[Row] = []
     print(HEADER, flush=True)
     for scenario in (*(replace(CHAT, demand=demand) for demand in DEMANDS), *SCENARIOS):
         items = scenario.items(num_requests)
-        calm = replace(scenario, has_priorities=False)
-        expected = simulate(calm, items, "recompute", is_ample=True)
+        without_priorities = replace(scenario, has_priorities=False)
+        expected = simulate(without_priorities, items, "recompute", is_ample=True)
         if expected.preemptions:
-            raise SystemExit("the run that nothing should disturb had preemptions")
+            raise SystemExit("the run with enough blocks had preemptions")
         for method in METHODS:
-            seen = simulate(scenario, items, method, is_ample=False)
-            rows.append(row_of(scenario, method, scenario.capacity(items), seen, expected))
+            outcome = simulate(scenario, items, method, is_ample=False)
+            rows.append(row_of(scenario, method, scenario.capacity(items), outcome, expected))
             print(line(rows[-1]), flush=True)
     return rows
 
@@ -287,34 +296,36 @@ def battery(num_requests: int) -> list[Row]:
 
 
 def measure(model: str, num_requests: int, rounds: int) -> list[Row]:
-    """The chat mix at 200 % on the model's own executor; of each method the median round."""
+    """Run the chat mix on the model's executor; return the median round of each method."""
     items = REAL.items(num_requests)
     capacity = REAL.capacity(items)
-    ample = load_executor(model, replace(capacity, num_blocks=8 * capacity.num_blocks, num_slots=0))
-    expected = run_on(ample, "recompute", items)
-    ample.close()
+    ample_executor = load_executor(
+        model, replace(capacity, num_blocks=8 * capacity.num_blocks, num_slots=0)
+    )
+    expected = run_on(ample_executor, "recompute", items)
+    ample_executor.close()
     executor = load_executor(model, capacity)
     taken: dict[str, list[Row]] = {method: [] for method in METHODS}
     print(HEADER, flush=True)
     for _ in range(rounds):
         for method in METHODS:
-            seen = run_on(executor, method, items)
-            taken[method].append(row_of(REAL, method, executor.capacity(), seen, expected))
+            outcome = run_on(executor, method, items)
+            taken[method].append(row_of(REAL, method, executor.capacity(), outcome, expected))
             print(line(taken[method][-1]), flush=True)
     executor.close()
     return [sorted(rows, key=lambda row: row.seconds)[len(rows) // 2] for rows in taken.values()]
 
 
-def run_on(executor: Executor, method: str, items: Sequence[WorkItem]) -> Seen:
-    """One run on the machine's clock, counted from its start."""
-    seen, clock = Seen(), StartedClock()
+def run_on(executor: Executor, method: str, items: Sequence[WorkItem]) -> RunOutcome:
+    """Run once on the machine's clock, counted from the start."""
+    outcome, clock = RunOutcome(), StartedClock()
     scheduler = Scheduler(settings(REAL, method), executor.capacity())
-    run(EngineCore(scheduler, executor, clock, seen), clock, Work(items, False))
-    return seen
+    run(EngineCore(scheduler, executor, clock, outcome), clock, Work(items, False))
+    return outcome
 
 
 class StartedClock:
-    """Seconds since it was made."""
+    """Clock that counts seconds from its creation."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -325,7 +336,7 @@ class StartedClock:
 
 
 def load_executor(model: str, capacity: Capacity) -> Executor:
-    """The model with stores of these sizes, which settings ask for in bytes."""
+    """Load the model with a KV cache and an offload store of these sizes."""
     from headway.build import load_model, model_facts
     from headway.executors.hardware import probe_hardware
     from headway.resolve import resolve
@@ -357,7 +368,7 @@ def line(row: Row) -> str:
 
 
 def failures_in(rows: Sequence[Row], noise: float) -> list[str]:
-    """What the rows show that they should not."""
+    """Return the failures that the rows show."""
     found: list[str] = []
     for row in rows:
         name = f"{row.scenario} at {row.demand:.0%} by {row.method}"
@@ -378,7 +389,7 @@ def failures_in(rows: Sequence[Row], noise: float) -> list[str]:
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Time and tokens computed again, by method, for each case."""
+    """Draw time and tokens computed again, by method and case."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -409,7 +420,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
     parser.add_argument("--requests", type=int)
-    parser.add_argument("--rounds", type=int, default=3, help="with a model")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds with a model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
@@ -423,7 +434,7 @@ def main() -> int:
         args.json.write_text(json.dumps(document, indent=2) + "\n")
     if args.plot:
         draw(args.plot, rows)
-    print("\n".join(failures) if failures else "everything as it should be")
+    print("\n".join(failures) if failures else "no failures")
     return 1 if failures else 0
 
 

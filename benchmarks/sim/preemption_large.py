@@ -1,14 +1,14 @@
-"""Preemption methods where recompute is expensive: long prompts on a large model.
+"""Compares preemption methods with long prompts on a large model.
 
     python -m benchmarks.sim.preemption_large [--requests 200] [--seeds 3] [--json FILE]
 
-The real scheduler on a virtual clock, open arrivals, the pool at 60 % of what a full running set
-needs.
-The methods take turns over the same arrivals. A profile says what a step costs:
+Recompute is expensive there. The real scheduler on a virtual clock, Poisson arrivals, a pool of
+60 % of the need of a full running set. The methods take turns over the same arrivals. A profile has
+the costs of a step:
 
-    x20, x100   a prefill token is 20 and 100 times dearer, relative to a decode step, than measured
-                on the small model (0.3 ms beside 8 ms, `benchmarks.live.growth`). Decode rows
-                are not made dearer, so these are bounds in favour of saving what was computed.
+    x20, x100   a prefill token costs 20 and 100 times as much, relative to a decode step, as
+                measured on the small model (0.3 ms beside 8 ms, `benchmarks.live.growth`). Decode
+                rows cost the same, so these profiles favour methods that save computed tokens.
     gpu         an 8B model in bf16 on a GPU of 2 TB/s and 160 TFLOPS: a decode step reads 16 GB of
                 weights (8 ms), a prefill token takes 16 GFLOP (0.1 ms).
 
@@ -51,16 +51,16 @@ OUTPUTS = Lognormal(math.log(350), 0.5, Bounds(100, 900))
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a step costs, in seconds."""
+    """Costs of a step, in seconds."""
 
     name: str
     constant_s: float
     per_decode_s: float
     per_prefill_token_s: float
     per_context_token_s: float
-    """For each token of context a decode reads."""
+    """Per token of context that a decode reads."""
     per_attended_s: float
-    """For each token of context a prefill token attends to."""
+    """Per token of context that a prefill token attends to."""
     block_copy_s: float
 
     def copy_s(self, plan: StepPlan) -> float:
@@ -86,7 +86,7 @@ PROFILES = (
 
 
 class ProfileExecutor:
-    """Computes nothing; moves the clock by what each step would cost."""
+    """Computes nothing; advances the clock by the cost of each step."""
 
     def __init__(self, capacity: Capacity, profile: Profile, clock: VirtualClock) -> None:
         self._capacity = capacity
@@ -114,7 +114,7 @@ class ProfileExecutor:
 
 @dataclass(slots=True)
 class Times:
-    """A sink: when requests came, began and ended, and what was computed twice."""
+    """Sink of events: first token and end of each request, tokens computed again."""
 
     first_at: dict[str, float] = field(default_factory=dict[str, float])
     finished_at: dict[str, float] = field(default_factory=dict[str, float])
@@ -145,12 +145,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One setting in which all methods are compared."""
+    """One setting for the comparison of all methods."""
 
     profile: Profile
     policy: str
     load: float
-    """Of the throughput of a saturated run by recompute."""
+    """Arrival rate as a part of the throughput of a saturated run with recompute."""
     has_cache: bool
     store_share: float = 0.25
 
@@ -162,7 +162,7 @@ class Case:
         return Capacity(num_blocks, BLOCK_SIZE, 20_000, num_slots, self.profile.block_copy_s)
 
     def request(self, index: int, item: WorkItem, at: float) -> Request:
-        """Every fourth is of a higher priority; under fair, every fourth tenant is spot."""
+        """Return a request; one in four has a higher priority, or under fair is spot."""
         terms = Terms()
         if self.policy == "fair":
             tenant = index // 4 % 4
@@ -187,7 +187,7 @@ def items_of(num_requests: int, seed: int) -> list[WorkItem]:
 def simulate(
     case: Case, items: Sequence[WorkItem], arrivals: Sequence[float], method: str, aging_s: float
 ) -> Times:
-    """One run; an empty engine waits for the next arrival."""
+    """Run once; an empty engine waits for the next arrival."""
     capacity, clock, times = case.capacity(items), VirtualClock(), Times()
     config = SchedulerConfig(
         max_num_seqs=NUM_SEATS,
@@ -210,7 +210,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All seeds of one case by one method; seconds are of requests, over all seeds."""
+    """Result of one case with one method, over the requests of all seeds."""
 
     profile: str
     policy: str
@@ -234,7 +234,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def compare(case: Case, num_requests: int, num_seeds: int) -> list[Row]:
-    """The methods in turn over each seed's arrivals."""
+    """Run the methods in turn over the arrivals of each seed."""
     took: dict[str, list[float]] = {method: [] for method in METHODS}
     first: dict[str, list[float]] = {method: [] for method in METHODS}
     runs: dict[str, list[Times]] = {method: [] for method in METHODS}
@@ -244,7 +244,7 @@ def compare(case: Case, num_requests: int, num_seeds: int) -> list[Row]:
         service_s = max(at_once.finished_at.values()) / num_requests
         arrivals = [(item.at or 0.0) * service_s / case.load for item in items]
         for method in METHODS:
-            # Ten seconds are what a few requests of the small model take; the same here.
+            # Ten seconds are a few requests of the small model; aging scales with the profile.
             times = simulate(case, items, arrivals, method, 10.0 * service_s)
             runs[method].append(times)
             took[method] += [times.finished_at[str(i)] - at for i, at in enumerate(arrivals)]

@@ -1,16 +1,16 @@
-"""Scheduling time per step: mean and p99 of schedule + update.
+"""Measures the scheduler's time per step: mean and p99 of schedule + update.
 
-A null executor answers at once, and its time is not counted. Each engine is in a steady state:
-all seats decode, blocks are added as outputs grow, those that finish are replaced from the
-waiting line, and prompts share prefixes. All engines are built first; then short rounds go over
-the cells of the table in turn, so that a slow moment of the machine does not fall on one cell
-alone. Given are medians over rounds, of means over the steps of one, and the middle half of them.
+    python -m benchmarks.sim.scheduler_cost [--policy fair|deadline|fcfs|priority]
+                                            [--tenants 10000] [--json FILE] [--profile]
+    python -m benchmarks.sim.scheduler_cost --model "$(scripts/get-test-model)"
 
-    python benchmarks/sim/scheduler_cost.py [--policy fair|deadline|fcfs|priority] [--tenants 10000]
-                                        [--json FILE] [--profile]
-    python benchmarks/sim/scheduler_cost.py --model "$(scripts/get-test-model)"
+The time of the executor, which returns fixed results, is not counted. Each scheduler is in a steady
+state: the running set is full and decodes, block tables grow, finished requests are replaced from
+the waiting queue, and prompts share prefixes. All schedulers are built first. Then short rounds run
+the cells of the table in turn, so that a slow moment of the machine affects all cells. The figures
+are medians over rounds of the mean over steps, with the middle half.
 
-With a model, the cost is also put beside the time its executor takes for 64 decodes.
+With --model, the cost is compared with the executor's time for 64 decodes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STEP_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One cell in one round, in microseconds."""
+    """Times of one cell in one round, in microseconds."""
 
     mean_us: float
     p99_us: float
@@ -62,7 +62,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell over all rounds: medians, and the middle half of the means."""
+    """Medians of one cell over all rounds, and the middle half of the means."""
 
     running: int
     waiting: int
@@ -76,7 +76,7 @@ class Row:
 
 
 class Load:
-    """A scheduler kept at `num_running` running and about `num_waiting` waiting."""
+    """A scheduler with `num_running` running and about `num_waiting` waiting requests."""
 
     def __init__(
         self, num_running: int, num_waiting: int, policy: str, seed: int, num_tenants: int
@@ -97,7 +97,7 @@ class Load:
         for _ in range(num_running):
             self._add(self._rng.randint(1, 256))
         self._fill()
-        # Prompts average 160 tokens; by then all seats have been taken, and some again.
+        # Prompts average 160 tokens; after these steps the running set is full.
         for _ in range(64 + num_running * 200 // PREFILL_TOKENS):
             self.step()
 
@@ -120,20 +120,20 @@ class Load:
         self.scheduler.add(request, self._now)
 
     def _fill(self) -> None:
-        """Arrivals, which are not timed."""
+        """Add requests up to the numbers above; not timed."""
         missing = self._num_running + self._num_waiting - len(self.scheduler.requests)
         for _ in range(missing):
             self._add(self._rng.randint(32, 256))
         self.scheduler.take_events()
 
     def step(self) -> tuple[float, float]:
-        """Seconds taken by schedule and by update."""
+        """Run one step; return the seconds of schedule and of update."""
         self._now += STEP_S
         at = self._now
         start = time.perf_counter()
         plan = self.scheduler.schedule(at)
         scheduled = time.perf_counter()
-        result = canned(plan)
+        result = fixed_result(plan)
         resumed = time.perf_counter()
         self.scheduler.update(plan, result, at)
         self.scheduler.take_events()
@@ -143,7 +143,7 @@ class Load:
         return scheduled - start, end - resumed
 
 
-def canned(plan: StepPlan) -> StepResult:
+def fixed_result(plan: StepPlan) -> StepResult:
     outcomes = tuple([SAMPLE if item.has_sample else None for item in plan.scheduled])
     return StepResult(plan.step_id, outcomes, 0.0)
 
@@ -188,7 +188,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def print_ratios(times: dict[tuple[int, int], list[Times]]) -> None:
-    """What many waiting add, round by round."""
+    """Print the cost with many waiting requests over that with none."""
     for running in RUNNING:
         pairs = zip(times[running, WAITING[-1]], times[running, WAITING[0]], strict=True)
         low, median, high = statistics.quantiles([a.mean_us / b.mean_us for a, b in pairs], n=4)
@@ -199,7 +199,7 @@ def print_ratios(times: dict[tuple[int, int], list[Times]]) -> None:
 
 
 def model_step_s(model: str) -> float:
-    """The median step of 64 decoding requests on the real executor."""
+    """Return the median seconds of a step with 64 decodes on the real executor."""
     from headway.build import load_model
     from headway.clock import SystemClock
     from headway.config import load_config
@@ -211,10 +211,10 @@ def model_step_s(model: str) -> float:
     steps: list[float] = []
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=64), loaded.executor.capacity())
 
-    def take_in(events: Sequence[Event]) -> None:
+    def consume(events: Sequence[Event]) -> None:
         steps.extend(e.elapsed_s for e in events if isinstance(e, Stepped) and e.num_tokens == 64)
 
-    core = EngineCore(scheduler, loaded.executor, SystemClock(), take_in)
+    core = EngineCore(scheduler, loaded.executor, SystemClock(), consume)
     for number in range(64):
         prompt = [rng.randint(100, 40_000) for _ in range(rng.randint(32, 256))]
         params = SamplingParams(max_tokens=60, temperature=0.0)
@@ -232,7 +232,7 @@ def run_profile(policy: str, num_tenants: int) -> None:
         profile.enable()
         plan = load.scheduler.schedule(at)
         profile.disable()
-        result = canned(plan)
+        result = fixed_result(plan)
         profile.enable()
         load.scheduler.update(plan, result, at)
         profile.disable()
@@ -241,14 +241,16 @@ def run_profile(policy: str, num_tenants: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policy", choices=list(POLICIES), default="fair")
-    parser.add_argument("--tenants", type=int, default=4, help="tenants the requests come from")
+    parser.add_argument("--tenants", type=int, default=4, help="number of tenants")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=50, help="timed steps per cell and round")
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
-    parser.add_argument("--model", help="compare with the step of 64 requests on this model")
-    parser.add_argument("--profile", action="store_true", help="profile 256 running, and stop")
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--model", help="compare with a step of 64 decodes on this model")
+    parser.add_argument(
+        "--profile", action="store_true", help="profile 256 running requests and exit"
+    )
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("a spread needs at least two rounds")

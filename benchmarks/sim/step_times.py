@@ -1,11 +1,11 @@
-"""Prediction error of the step-time model on a real model.
+"""Measures the prediction error of the step-time model on a real model.
 
     python -m benchmarks.sim.step_times MODEL [--steps 1200] [--csv FILE]
     python -m benchmarks.sim.step_times --from FILE
 
-Runs bursts of requests of mixed lengths through the engine core and notes the shape and the time
-of every step; then lets the model predict each step from those before it. The noted steps may be
-kept as a file of commas, one step a line, and be looked at again without a model.
+Runs bursts of requests of mixed lengths through the engine core and records shape and time of every
+step. Then the step-time model predicts each step from those before it. --csv writes the steps to a
+file; --from reads them again without a model.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WARM_UP = 100
 Steps = list[tuple[StepShape, float]]
 
 
-class NotingExecutor:
-    """Passes everything on, and notes what each step was and took."""
+class RecordingExecutor:
+    """Passes calls to an executor, and records shape and time of each step."""
 
     def __init__(self, inner: Executor) -> None:
         self.steps: Steps = []
@@ -55,12 +55,12 @@ class NotingExecutor:
 
 
 def run_model(name: str, num_steps: int, seed: int) -> Steps:
-    """Steps of bursts: few and many requests, short and long prompts, budgets of 128 to 1024."""
+    """Run bursts of mixed size with token budgets of 128 to 1024; return the steps."""
     from headway.build import load_model
 
     draw = random.Random(seed)
     config = load_config({"model": name, "kv_cache_memory_bytes": "1G"})
-    executor = NotingExecutor(load_model(config).executor)
+    executor = RecordingExecutor(load_model(config).executor)
     while len(executor.steps) < num_steps:
         budget = draw.choice((128, 256, 512, 1024))
         limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=budget)
@@ -98,7 +98,7 @@ def read_steps(path: Path) -> Steps:
 
 
 def report(steps: Steps) -> str:
-    """How far off each step's prediction was, by those before it."""
+    """Return the prediction errors and the fitted costs as text."""
     model, errors = StepTimeModel(), []
     for shape, elapsed_s in steps:
         errors.append(abs(model.cost.predict(shape) - elapsed_s) / elapsed_s)
@@ -118,10 +118,10 @@ def report(steps: Steps) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--from", dest="source", type=Path, help="look at noted steps again")
+    parser.add_argument("--from", dest="source", type=Path, help="read steps from this file")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="note the steps here")
+    parser.add_argument("--csv", type=Path, help="write the steps here")
     args = parser.parse_args()
     if (args.model is None) == (args.source is None):
         parser.error("either a model or --from FILE")

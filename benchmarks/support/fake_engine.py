@@ -1,5 +1,4 @@
-"""An engine process without a model: the real loop and scheduler over an executor that outputs
-lower-case letters."""
+"""Engine process without a model: real loop and scheduler, letters as output."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ class Settings(msgspec.Struct):
     fails_loading: bool = False
     fails_at_step: int = 0
     poison_token: int = -1
-    """A prompt that holds it takes the process down as soon as it is computed."""
+    """A prompt with this token ends the process when the token is computed."""
     decode_poison_token: int = -1
-    """A prompt that holds it takes the process down when one token of it is computed."""
+    """A request with this token ends the process at its first decode."""
     dies_loading_file: str = ""
     """While this file exists, loading fails."""
     scheduling_policy: str = "priority"

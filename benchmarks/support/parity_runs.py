@@ -20,13 +20,13 @@ Tokens = list[int]
 
 @dataclass
 class Collected:
-    """Everything the events of a run said, by request id."""
+    """Tokens, prefix hits and preemptions of a run, by request id."""
 
     tokens: dict[str, Tokens] = field(default_factory=dict)
     num_cached: dict[str, int] = field(default_factory=dict)
     num_preemptions: dict[str, int] = field(default_factory=dict)
 
-    def take_in(self, events: Sequence[Event]) -> None:
+    def consume(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, TokensEmitted):
                 self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
@@ -44,14 +44,14 @@ class Collected:
 
 @dataclass
 class Schedule:
-    """How the requests are run."""
+    """Settings and disturbances of a run."""
 
     config: SchedulerConfig
     enable_prefix_caching: bool = False
     interfere: Callable[[EngineCore, int], None] | None = None
     """Called before every step with the number of steps done."""
     warm_up: Sequence[Tokens] = ()
-    """Prompts that run, for one token each, before the others are added."""
+    """Prompts that run first, for one token each."""
 
 
 def run(
@@ -60,16 +60,16 @@ def run(
     prompts: Sequence[Tokens],
     params: Sequence[SamplingParams],
 ) -> Collected:
-    """All prompts at once, until every one is finished and every block is free again."""
+    """Run all prompts together to their end; check that every block is free."""
     collected = Collected()
     scheduler = Scheduler(schedule.config, executor.capacity(), schedule.enable_prefix_caching)
-    core = EngineCore(scheduler, executor, SystemClock(), collected.take_in)
+    core = EngineCore(scheduler, executor, SystemClock(), collected.consume)
     for index, prompt in enumerate(schedule.warm_up):
         core.add(new_request(f"warm-up-{index}", prompt, SamplingParams(max_tokens=1)))
     while core.has_work:
         core.step()
-    for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
-        core.add(new_request(str(index), prompt, wish))
+    for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        core.add(new_request(str(index), prompt, sampling))
     num_steps = 0
     while core.has_work:
         if schedule.interfere is not None:
@@ -86,10 +86,10 @@ def run_one_by_one(
     prompts: Sequence[Tokens],
     params: Sequence[SamplingParams],
 ) -> Collected:
-    """Each prompt with the executor to itself."""
+    """Run each prompt alone on the executor."""
     together = Collected()
-    for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
-        alone = run(executor, schedule, [prompt], [wish])
+    for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        alone = run(executor, schedule, [prompt], [sampling])
         together.tokens[str(index)] = alone.of(0)
     return together
 
@@ -102,18 +102,21 @@ def new_request(
         token_ids=list(prompt),
         params=replace(params, ignore_eos=True),
         seed=params.seed or 0,
-        arrived_at=SystemClock().now(),  # one that came long ago would have aged
+        arrived_at=SystemClock().now(),  # an earlier arrival would have aged
         priority=priority,
     )
 
 
-def preempt_everyone(at_step: int) -> Callable[[EngineCore, int], None]:
-    """At one step, as many stronger requests arrive as there are seats: all running ones go."""
+def preempt_all(at_step: int) -> Callable[[EngineCore, int], None]:
+    """Return a hook that adds `max_num_seqs` requests of higher priority at one step.
+
+    They preempt all running requests.
+    """
 
     def interfere(core: EngineCore, num_steps: int) -> None:
         if num_steps == at_step:
             for number in range(core.scheduler.config.max_num_seqs):
                 params = SamplingParams(max_tokens=1, temperature=0.0)
-                core.add(new_request(f"intruder-{number}", [11 + number, 12, 13], params, -1))
+                core.add(new_request(f"requester-{number}", [11 + number, 12, 13], params, -1))
 
     return interfere

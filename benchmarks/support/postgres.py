@@ -17,7 +17,7 @@ ACCOUNTS = ("postgres", "nobody")
 
 
 def find_binaries() -> Path | None:
-    """Where initdb and postgres are, of the newest version there is."""
+    """Return the folder of initdb and postgres, of the newest version installed."""
     on_path = shutil.which("initdb")
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=_version)
     found = [Path(on_path).resolve()] if on_path else []
@@ -33,14 +33,14 @@ def _version(path: Path) -> int:
 
 
 class PostgresServer:
-    """It can be stopped, with or without asking, and started again with the data it has."""
+    """PostgreSQL server that can be stopped or crashed, and started with its data."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self._folder = folder
         self._binaries = binaries
         self._data = folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
-        # It refuses to run as root.
+        # PostgreSQL refuses to run as root.
         self._account = next(filter(_exists, ACCOUNTS)) if os.getuid() == 0 else None
         if self._account is not None:
             shutil.chown(folder, self._account)
@@ -68,7 +68,7 @@ class PostgresServer:
                 time.sleep(0.05)
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """SIGINT ends connections and stops; SIGQUIT stops as a crash would."""
+        """Stop the server: SIGINT in order, SIGQUIT as by a crash."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait(60)

@@ -34,16 +34,16 @@ T = TypeVar("T")
 MIB = 2**20
 MODEL_SETTINGS = {"deterministic": True, "kv_cache_memory_bytes": "512M"}
 LETTERS = Vocabulary(97, 123)
-"""The token ids that the fake server's tiny vocabulary has for sure."""
+"""Token ids that the vocabulary of the fake server has."""
 QUIET_S = 60.0
 SETTLE_S = 15.0
-"""Longer than the server keeps idle connections."""
+"""Longer than the server keeps an idle connection."""
 _SERIES = re.compile(r"^([^{ ]+)(?:\{(.*)\})? ([^ ]+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process holds."""
+    """Memory, descriptors and threads of one process."""
 
     memory_bytes: int
     num_descriptors: int
@@ -51,7 +51,10 @@ class Usage:
 
 
 def usage_of(pid: int) -> Usage:
-    """ProcessLookupError or FileNotFoundError if the process is gone."""
+    """Return the usage of a process.
+
+    Raises ProcessLookupError or FileNotFoundError if the process has ended.
+    """
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -62,13 +65,13 @@ def usage_of(pid: int) -> Usage:
 
 
 def engine_pid(server: RunningServer) -> int | None:
-    """None while one engine process has ended and the next has not begun."""
+    """Return the id of the engine process; None while it is being replaced."""
     children = psutil.Process(server.process.pid).children()
     return children[0].pid if children else None
 
 
 def both_usages(server: RunningServer) -> dict[str, Usage]:
-    """Of the API process and, if there is one, of the engine process."""
+    """Return the usage of the API process and, if it exists, of the engine process."""
     found = {"api": usage_of(server.process.pid)}
     pid = engine_pid(server)
     if pid is not None:
@@ -84,7 +87,7 @@ class Scrape:
     series: Sequence[tuple[str, str, float]]
 
     def total(self, name: str) -> float:
-        """The sum of all series of a metric."""
+        """Return the sum of all series of a metric."""
         return sum(value for found, _, value in self.series if found == name)
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
@@ -96,7 +99,7 @@ class Scrape:
         return values
 
     def num_up_to(self, histogram: str, bound: float) -> float:
-        """Observations of a histogram that are not above one of its bounds."""
+        """Return the observations of a histogram up to one of its bounds."""
         buckets = self.by_label(f"{histogram}_bucket", "le")
         return next((v for le, v in buckets.items() if float(le) == bound), 0.0)
 
@@ -111,7 +114,7 @@ def scrape(server: RunningServer, key: str = "") -> Scrape:
 
 
 async def until(is_so: Callable[[], bool], timeout_s: float, every_s: float = 0.05) -> bool:
-    """Ask in a thread until it is so; False if it did not become so in time."""
+    """Wait until a condition holds, checked in a thread; return False at the timeout."""
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(is_so):
         if time.monotonic() > deadline:
@@ -121,7 +124,7 @@ async def until(is_so: Callable[[], bool], timeout_s: float, every_s: float = 0.
 
 
 async def until_quiet(server: RunningServer, timeout_s: float = QUIET_S, key: str = "") -> bool:
-    """Until nothing runs or waits."""
+    """Wait until no request runs or waits; return False at the timeout."""
 
     def is_quiet() -> bool:
         found = scrape(server, key)
@@ -133,10 +136,10 @@ async def until_quiet(server: RunningServer, timeout_s: float = QUIET_S, key: st
 
 
 def blocks_in_use(server: RunningServer) -> float:
-    """KV blocks that nobody gave back, in a quiet server.
+    """Return the KV blocks in use of a server without requests.
 
-    One small request is run first. Without it the metric says 0 whatever the engine holds: it is
-    set to 0, not counted, when the last request leaves by an abort.
+    A small request runs first. After an abort of the last request the metric is set to 0, not
+    counted, and would not show a leak.
     """
     body = {"prompt": [97, 98, 99], "max_tokens": 2, "ignore_eos": True, "temperature": 0.0}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
@@ -145,7 +148,7 @@ def blocks_in_use(server: RunningServer) -> float:
 
 @dataclass(slots=True)
 class Remains:
-    """What a quiet server still holds, beside what it held before."""
+    """Resources of a server without requests, before and after a load."""
 
     before: dict[str, Usage]
     after: dict[str, Usage] = field(default_factory=dict)
@@ -158,12 +161,12 @@ class Remains:
 
 
 THREAD_SLACK = 6
-"""The API process starts so many threads for long inputs, when they first come."""
+"""Threads that the API process starts at its first long input."""
 DESCRIPTOR_SLACK = 4
 
 
 async def remains_after(server: RunningServer, before: dict[str, Usage]) -> Remains:
-    """Wait for the server to become quiet and its idle connections to end; then look."""
+    """Return the resources in use, once requests and idle connections have ended."""
     remains = Remains(before)
     await until_quiet(server)
     most = before["api"].num_descriptors
@@ -179,13 +182,13 @@ async def remains_after(server: RunningServer, before: dict[str, Usage]) -> Rema
 def leaks_in(
     remains: Mapping[str, Any], max_growth_mib: float, processes: Sequence[str]
 ) -> list[str]:
-    """What of `Remains.as_json` must not be. Memory counts for the given processes only."""
+    """Return the leaks in `Remains.as_json`; memory counts for `processes` only."""
     counted = ("num_running", "num_waiting", "num_blocks")
     found = [f"{name} is {remains[name]:g} when quiet" for name in counted if remains[name]]
     for process in processes:
         before, after = remains["before"][process], remains["after"].get(process)
         if after is None:
-            found.append(f"the {process} process is gone")
+            found.append(f"the {process} process has ended")
             continue
         grown = (after["memory_bytes"] - before["memory_bytes"]) / MIB
         if grown > max_growth_mib:
@@ -206,8 +209,10 @@ def started(
     key: str = "",
     **fake_engine: Any,
 ) -> Iterator[RunningServer]:
-    """A server with the model, or the fake one if there is no model; ended afterwards. With keys
-    of its own it must be given one, to be asked whether it is ready."""
+    """Yield a server with the model, or the fake server without one; then stop it.
+
+    If the settings contain API keys, `key` is one of them.
+    """
     if model is None:
         launcher = Launcher(folder, write_byte_level(folder / "tokenizer.gguf", pre="gpt-2"))
         server = launcher(server=dict(settings), **fake_engine)
@@ -242,7 +247,7 @@ def origin_of(server: RunningServer) -> Origin:
 
 
 async def target_of(server: RunningServer, key: str = "") -> Target:
-    """The server as the load client asks it."""
+    """Return the target of the load client for a server."""
     client, keys = HttpClient(origin_of(server)), (key,) if key else ()
     try:
         return Target(client.origin, await first_model(client, keys), api_keys=keys)
@@ -251,12 +256,13 @@ async def target_of(server: RunningServer, key: str = "") -> Target:
 
 
 def battery_parser(about: str | None, can_fake: bool = True) -> argparse.ArgumentParser:
-    """What all batteries are told: a model, or none where they can do without, and where the
-    report goes."""
+    """Return a parser with the arguments of all batteries: model, --fake, --json."""
     parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
     parser.add_argument("model", type=Path, nargs="?" if can_fake else None, help="a GGUF file")
     if can_fake:
-        parser.add_argument("--fake", action="store_true", help="a server without a model")
+        parser.add_argument(
+            "--fake", action="store_true", help="use the fake server, without a model"
+        )
     parser.add_argument("--json", type=Path, help="write the report here")
     return parser
 
@@ -271,7 +277,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Values in a few figures."""
+    """Return count, median, p99 and maximum of values."""
     if not values:
         return {"count": 0, "p50": None, "p99": None, "max": None}
     return {
@@ -284,7 +290,7 @@ def spread(values: Sequence[float]) -> dict[str, float | int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Both processes at one moment."""
+    """Usage and metrics of both processes at one moment."""
 
     at_s: float
     api: Usage
@@ -311,7 +317,7 @@ def take_sample(server: RunningServer, at_s: float) -> Sample:
 
 
 def slope_per_s(points: Sequence[tuple[float, float]]) -> float | None:
-    """Of the straight line with the least squares; None for fewer than three points."""
+    """Return the slope of a least-squares line; None for fewer than three points."""
     if len(points) < 3:
         return None
     mean_x = sum(x for x, _ in points) / len(points)
@@ -321,7 +327,7 @@ def slope_per_s(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def engines_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Each engine process in turn: how long it was seen, and its memory first, most and last."""
+    """Return lifetime and first, largest and last memory of each engine process."""
     lives: dict[int, list[tuple[float, int]]] = {}
     for one in samples:
         if one.engine is not None and one.engine_pid is not None:
@@ -341,7 +347,7 @@ def engines_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 def draw_samples(
     path: Path, samples: Sequence[Mapping[str, Any]], marks: Sequence[tuple[float, str]]
 ) -> None:
-    """Memory of both processes and throughput over time; the marks are faults."""
+    """Draw memory of both processes and throughput over time, with faults as marks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -353,7 +359,7 @@ def draw_samples(
         values = [one[name]["memory_bytes"] / MIB for one in known]
         panel.plot([one["at_s"] / 60 for one in known], values, ".-", color="#2a7f62")
         panel.set(title=f"memory of the {name} process", ylabel="MiB")
-        # A flat line is to look flat.
+        # The axis spans at least 4 MiB, so that constant memory looks constant.
         middle = (min(values) + max(values)) / 2
         half = max(2.0, 0.6 * (max(values) - min(values)))
         panel.set_ylim(middle - half, middle + half)
@@ -373,13 +379,13 @@ def draw_samples(
 
 
 def run_client(main: Coroutine[Any, Any, T]) -> T:
-    """On the loop that costs the client least: it shares the machine with the server."""
+    """Run a client on the cheapest event loop, since it shares the machine."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
 def conclude(report: dict[str, Any], failures: Sequence[str], path: Path | None) -> int:
-    """Write the report down and say what is wrong; the exit code."""
+    """Write the report, print the failures, and return the exit code."""
     report = {**report, "failures": list(failures)}
     if path is not None:
         path.write_text(json.dumps(report, indent=2) + "\n")

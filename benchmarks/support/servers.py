@@ -1,4 +1,4 @@
-"""Servers in their own processes: with a fake engine, or with a real model."""
+"""Starts servers in their own processes, with the fake engine or a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class ServerFailed(Exception):
-    """A server ended, or did not do in time what was waited for."""
+    """A server ended, or an expected change did not occur in time."""
 
 
 def free_port() -> int:
@@ -70,7 +70,7 @@ class RunningServer:
         raise ServerFailed(f"the server was not ready in time:\n{self.log}")
 
     def metric(self, name: str) -> float:
-        """The sum of all series of a metric."""
+        """Return the sum of all series of a metric."""
         lines = _get(f"{self.admin_url}/metrics").text.splitlines()
         values = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in values)
@@ -96,7 +96,7 @@ def start_process(
 
 
 def start_model_server(model_path: Path, log_path: Path, *flags: str) -> RunningServer:
-    """The real thing, through the command line."""
+    """Start `headway serve` with a model and flags."""
     port, admin_port = free_port(), free_port()
     ports = ("--port", str(port), "--admin-port", str(admin_port))
     flags = ("--ledger-url", f"sqlite://{log_path.parent}/ledger.db", *flags)
@@ -105,7 +105,7 @@ def start_model_server(model_path: Path, log_path: Path, *flags: str) -> Running
 
 
 class Launcher:
-    """Starts fake servers and ends those that are still there when the test is over."""
+    """Starts fake servers; `close` ends those that still run."""
 
     def __init__(self, folder: Path, tokenizer_path: Path) -> None:
         self._folder = folder
@@ -120,7 +120,7 @@ class Launcher:
         under: tuple[str, ...] = (),
         **settings: object,
     ) -> RunningServer:
-        """`under` is a command that runs the server as its arguments."""
+        """Start a fake server; `under` is a command that takes the server as arguments."""
         port, admin_port = port or free_port(), free_port()
         encoded = msgspec.json.encode(Settings(**settings)).decode()  # pyright: ignore
         for_server = msgspec.json.encode({"admin_port": admin_port, **(server or {})}).decode()

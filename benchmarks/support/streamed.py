@@ -1,4 +1,4 @@
-"""One streamed response and its usage."""
+"""Reads streamed answers with their usage, and compares them with ledger rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import httpx
 from headway.observe.ledger.usage import COST_UNITS, MILLION
 
 
-class Told:
-    """What one answer said of itself."""
+class StreamedAnswer:
+    """Ids, length and usage of one streamed answer."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -28,6 +28,7 @@ class Told:
             self.usage = event.get("usage") or self.usage
 
     def check(self, row: dict[str, Any]) -> None:
+        """Check that a ledger row equals the usage of this answer."""
         usage = self.usage
         assert row["output_tokens"] == usage["completion_tokens"]
         assert row["prompt_tokens"] == usage["prompt_tokens"]
@@ -39,15 +40,17 @@ class Told:
         assert row["client_id"] == self.client_id
 
 
-async def ask(client: httpx.AsyncClient, fields: dict[str, Any], max_letters: int = 10**9) -> Told:
-    """Read a stream, to its end or until so many letters have come."""
-    told = Told()
+async def ask(
+    client: httpx.AsyncClient, fields: dict[str, Any], max_letters: int = 10**9
+) -> StreamedAnswer:
+    """Stream an answer to its end, or disconnect after `max_letters`."""
+    answer = StreamedAnswer()
     streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/completions", json=streamed) as response:
         assert response.status_code == 200, await response.aread()
-        told.client_id = response.headers["x-request-id"]
+        answer.client_id = response.headers["x-request-id"]
         async for line in response.aiter_lines():
-            told.read(line)
-            if told.num_letters >= max_letters:
+            answer.read(line)
+            if answer.num_letters >= max_letters:
                 break
-    return told
+    return answer

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from benchmarks.live import served_pace
-from benchmarks.live.served_rig import ServerParts, body_of, record_of, scaled
+from benchmarks.live.served_rig import ServerFactory, body_of, record_of, scaled
 from benchmarks.sim import control, deadlines
 from headway.bench.load.records import LoadRecord
 from headway.core.terms import Targets, Terms
 
-FAKE = ServerParts(None)
+FAKE = ServerFactory(None)
 
 
 def seen(status: int = 200, ended_at: float = 2.0) -> LoadRecord:
@@ -62,7 +62,7 @@ def test_only_what_a_policy_heeds_is_sent() -> None:
 
 def test_the_requests_are_those_of_the_virtual_clock() -> None:
     draw = partial(deadlines.arrivals, 5.0, 10.0)
-    records, items = list(draw(3)), list(ServerParts(Path("model")).mix(draw).items(3))
+    records, items = list(draw(3)), list(ServerFactory(Path("model")).mix(draw).items(3))
     assert [(one.num_prompt, one.num_output, one.arrived_at) for one in records] == [
         (len(item.prompt_token_ids), item.num_output_tokens, item.at) for item in items
     ]

@@ -163,8 +163,8 @@ class Scripted(FakeExecutor):
     def collect(self, ticket: Ticket) -> StepResult:
         result = super().collect(ticket)
         ids = [item.request_id for item in self._plans.pop(ticket.step_id).scheduled]
-        told = zip(ids, result.outcomes, strict=True)
-        outcomes = tuple(self.script.pop(id, outcome) for id, outcome in told)
+        pairs = zip(ids, result.outcomes, strict=True)
+        outcomes = tuple(self.script.pop(id, outcome) for id, outcome in pairs)
         return StepResult(result.step_id, outcomes, result.elapsed_s)
 
 

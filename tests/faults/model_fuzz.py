@@ -117,8 +117,8 @@ def try_file(path: Path, place: int, report: Report) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {error}"[:150]
-        report.defects.append(f"file {place}: {told} ({Path(where.filename).name}:{where.lineno})")
+        text = f"{type(error).__name__}: {error}"[:150]
+        report.defects.append(f"file {place}: {text} ({Path(where.filename).name}:{where.lineno})")
     report.slowest_s = max(report.slowest_s, time.monotonic() - started_at)
 
 

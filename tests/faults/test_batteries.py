@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import auth_sweep, disconnects, ledger_outage, slow_readers, soak
-from benchmarks.faults.disconnects import Crowd, QuotaLease
+from benchmarks.faults.disconnects import ClientOutcome, DisconnectLoad
 from benchmarks.live import overload
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import Launcher
@@ -29,8 +29,8 @@ only when its answer ends, or a reader that holds up the others, is above them."
 @pytest.mark.timing
 async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None:
     server = launch(server=dict(disconnects.SETTINGS), step_s=0.01).wait_ready()
-    crowd = Crowd(140, 80, 0.3, proc_stats.LETTERS, long_prompt=600)
-    report = await disconnects.run(server, crowd, num_solo=3)
+    load = DisconnectLoad(140, 80, 0.3, proc_stats.LETTERS, long_prompt=600)
+    report = await disconnects.run(server, load, num_solo=3)
     assert disconnects.failures_in(report, MAX_LATE_STEPS) == []
     assert report["accounts"]["of_them_with_samples"] == 20
     books = report["accounts"]
@@ -120,7 +120,7 @@ BOOKS = {
 def test_accounts_that_do_not_balance_are_found(
     changed: dict[str, float], is_balanced: bool
 ) -> None:
-    assert (disconnects.unbalanced({**BOOKS, **changed}) == []) == is_balanced
+    assert (disconnects.find_imbalances({**BOOKS, **changed}) == []) == is_balanced
 
 
 def test_what_was_not_given_back_is_found() -> None:
@@ -138,17 +138,17 @@ def test_what_was_not_given_back_is_found() -> None:
 @pytest.mark.parametrize(
     ("seen", "end"),
     [
-        (QuotaLease(has_left=True), soak.LEFT),
-        (QuotaLease(200, is_complete=True), soak.COMPLETE),
-        (QuotaLease(503, retry_after="2"), soak.REFUSED),
-        (QuotaLease(503), None),
-        (QuotaLease(200, error='data: {"error": {"message": "it failed (id)"}}'), soak.FAILED),
-        (QuotaLease(500, error='{"error": {"message": "it failed"}}'), soak.FAILED),
-        (QuotaLease(200, error="connection: reset"), None),
-        (QuotaLease(200), None),
+        (ClientOutcome(has_disconnected=True), soak.DISCONNECTED),
+        (ClientOutcome(200, is_complete=True), soak.COMPLETE),
+        (ClientOutcome(503, retry_after="2"), soak.REFUSED),
+        (ClientOutcome(503), None),
+        (ClientOutcome(200, error='data: {"error": {"message": "it failed (id)"}}'), soak.FAILED),
+        (ClientOutcome(500, error='{"error": {"message": "it failed"}}'), soak.FAILED),
+        (ClientOutcome(200, error="connection: reset"), None),
+        (ClientOutcome(200), None),
     ],
 )
-def test_an_end_without_a_reason_is_no_good_end(seen: QuotaLease, end: str | None) -> None:
+def test_an_end_without_a_reason_is_no_good_end(seen: ClientOutcome, end: str | None) -> None:
     assert soak.end_of(seen) == end
 
 

@@ -177,9 +177,9 @@ def test_an_engine_is_lost_under_a_running_request() -> None:
         [EngineLost(3.0)],
     )
     assert story.now("r-1", 3.5).state == "waiting"
-    told = causes(executor_busy=4.1, kv_blocks=0.4)
+    reported = causes(executor_busy=4.1, kv_blocks=0.4)
     story.tell(Resent("r-1", 4.0))
-    story.tell(Admitted("r-1", 4.5, 4.5, 32, 105, False, told), tokens("r-1"), step(5.0))
+    story.tell(Admitted("r-1", 4.5, 4.5, 32, 105, False, reported), tokens("r-1"), step(5.0))
     story.tell(Finished("r-1", 6.0, STOP, 6))
     found = story.only
     assert seconds_of(found) == {ENGINE_RESTART: 1.0, UNRECORDED: 1.0, KV: 0.4, BUSY: 0.1}

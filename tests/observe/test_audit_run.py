@@ -86,7 +86,7 @@ def test_the_causes_of_two_thousand_requests_add_up() -> None:
 
 
 def check_preemptions(run: AuditedRun) -> None:
-    """Each one is told of, with who did it, and with when it was over."""
+    """Accounts have every preemption, with its requester and the time until it resumed."""
     preempted = run.seen(Preempted)
     assert len(preempted) > 20
     assert sum(found.num_preemptions for found in run.accounts.values()) == len(preempted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from benchmarks.support.parity_runs import Schedule, preempt_everyone, run, run_one_by_one
+from benchmarks.support.parity_runs import Schedule, preempt_all, run, run_one_by_one
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
 from headway.executors.torch.load import TorchExecutor
@@ -77,7 +77,7 @@ def test_preempted_and_resumed(subject: Subject) -> None:
     workload = subject.workload
     for first in range(0, len(workload.prompts), 16):
         part = slice(first, first + 16)
-        schedule = Schedule(PREEMPTED, interfere=preempt_everyone(at_step=24))
+        schedule = Schedule(PREEMPTED, interfere=preempt_all(at_step=24))
         collected = run(subject.executor, schedule, workload.prompts[part], workload.params[part])
         for index, expected in enumerate(workload.expected[part]):
             assert collected.num_preemptions[str(index)] >= 1
@@ -108,7 +108,7 @@ def test_seeded_sampling_is_the_same_alone_batched_and_preempted(subject: Subjec
         SamplingParams(temperature=0.9, top_p=0.95, max_tokens=40, seed=100 + index)
         for index in range(len(prompts))
     ]
-    preempting = Schedule(PREEMPTED, interfere=preempt_everyone(20))
+    preempting = Schedule(PREEMPTED, interfere=preempt_all(20))
     alone = run_one_by_one(executor, Schedule(PREEMPTED), prompts, params)
     batched = run(executor, Schedule(PREEMPTED), prompts, params)
     preempted = run(executor, preempting, prompts, params)

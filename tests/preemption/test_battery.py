@@ -16,18 +16,18 @@ from benchmarks.sim.preemption import (
     simulate,
 )
 
-SMALL = [replace(scenario, num_seats=16) for scenario in (CHAT, *SCENARIOS)]
+SMALL = [replace(scenario, max_num_seqs=16) for scenario in (CHAT, *SCENARIOS)]
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)
 def test_every_method_ends_exactly_and_the_cheapest_computes_little_again(scenario: Scenario):
     items = scenario.items(80)
-    calm = replace(scenario, has_priorities=False)
-    expected = simulate(calm, items, "recompute", is_ample=True)
+    without_priorities = replace(scenario, has_priorities=False)
+    expected = simulate(without_priorities, items, "recompute", is_ample=True)
     rows = []
     for method in METHODS:
-        seen = simulate(scenario, items, method, is_ample=False)
-        rows.append(row_of(scenario, method, scenario.capacity(items), seen, expected))
+        outcome = simulate(scenario, items, method, is_ample=False)
+        rows.append(row_of(scenario, method, scenario.capacity(items), outcome, expected))
         assert rows[-1].num_preemptions > 0
         assert rows[-1].num_requests == 80
     # So few requests end a little sooner or later by the order of things alone.

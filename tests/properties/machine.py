@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.terms import Terms
-from tests.properties.rig import TARGETS, Rig, Wish, terms_of
+from tests.properties.rig import TARGETS, RequestSpec, Rig, terms_of
 
-WISHES = st.builds(
-    Wish,
+SPECS = st.builds(
+    RequestSpec,
     stem=st.integers(0, 3),
     prompt_len=st.integers(1, 20),
     max_tokens=st.integers(1, 12),
@@ -79,23 +79,23 @@ class EngineMachine(RuleBasedStateMachine):
         self.ids.append(request_id)
         self.ids.extend(f"{request_id}#{index}" for index in range(1, n))
 
-    @rule(wish=WISHES)
-    def add(self, wish: Wish) -> None:
-        self._remember(self.rig.add(wish), wish.n)
+    @rule(spec=SPECS)
+    def add(self, spec: RequestSpec) -> None:
+        self._remember(self.rig.add(spec), spec.n)
 
-    @rule(wish=WISHES, pick=st.integers(0, 1000))
-    def add_under_a_used_id(self, wish: Wish, pick: int) -> None:
+    @rule(spec=SPECS, pick=st.integers(0, 1000))
+    def add_under_a_used_id(self, spec: RequestSpec, pick: int) -> None:
         request_id = self.ids[pick % len(self.ids)].partition("#")[0]
-        names = {request_id, *(f"{request_id}#{index}" for index in range(1, wish.n))}
+        names = {request_id, *(f"{request_id}#{index}" for index in range(1, spec.n))}
         if not names & self.rig.ledger.live.keys():
-            self._remember(self.rig.add(wish, request_id), wish.n)
+            self._remember(self.rig.add(spec, request_id), spec.n)
 
     @rule(extra=st.integers(1, 5))
     def add_one_that_never_fits(self, extra: int) -> None:
         capacity = self.rig.capacity
         room = min(capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
-        self.rig.add(Wish(prompt_len=room, max_tokens=extra))
-        self.rig.add(Wish(n=self.rig.scheduler.config.max_num_seqs + extra))
+        self.rig.add(RequestSpec(prompt_len=room, max_tokens=extra))
+        self.rig.add(RequestSpec(n=self.rig.scheduler.config.max_num_seqs + extra))
 
     @rule(pick=st.integers(0, 1000))
     def abort(self, pick: int) -> None:

@@ -21,8 +21,8 @@ from tests.support.harness import expected_output, make_request
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A request to make, in small numbers that shrink well."""
+class RequestSpec:
+    """Parameters of a request, in small numbers that shrink well."""
 
     stem: int = 0
     prompt_len: int = 1
@@ -103,28 +103,28 @@ class Rig:
         self.num_steps = 0
         self._num_added = 0
 
-    def fits(self, wish: Wish) -> bool:
-        total = wish.prompt_len + wish.max_tokens
+    def fits(self, spec: RequestSpec) -> bool:
+        total = spec.prompt_len + spec.max_tokens
         num_blocks = self.capacity.num_blocks
-        share = self.terms[wish.tenant].max_kv_share
+        share = self.terms[spec.tenant].max_kv_share
         return (
             total <= self.capacity.max_model_len
             and total - 1 <= max(1, int(share * num_blocks)) * self.capacity.block_size
-            and wish.n <= self.scheduler.config.max_num_seqs
+            and spec.n <= self.scheduler.config.max_num_seqs
         )
 
-    def add(self, wish: Wish, request_id: str | None = None) -> str:
+    def add(self, spec: RequestSpec, request_id: str | None = None) -> str:
         self._num_added += 1
-        terms = replace(self.terms[wish.tenant], is_spot=wish.is_spot)
-        request = wish.request(request_id or f"r{self._num_added}", terms, self.clock.now())
+        terms = replace(self.terms[spec.tenant], is_spot=spec.is_spot)
+        request = spec.request(request_id or f"r{self._num_added}", terms, self.clock.now())
         num_refused = self.ledger.counts["Refused"]
         self.ledger.offer(request)
         self.core.add(request)
         self.ledger.answered()
         was_refused = self.ledger.counts["Refused"] > num_refused
-        was_promised = self.terms[wish.tenant].targets != NO_TARGETS
-        is_expected = was_refused != self.fits(wish) or (was_refused and was_promised)
-        require(is_expected, f"{wish}: refused is {was_refused}")
+        has_targets = self.terms[spec.tenant].targets != NO_TARGETS
+        is_expected = was_refused != self.fits(spec) or (was_refused and has_targets)
+        require(is_expected, f"{spec}: refused is {was_refused}")
         return request.id
 
     def abort(self, request_id: str) -> None:
@@ -219,8 +219,8 @@ class Rig:
             bound -= 1
             require(bound > 0, "the engine does not come to an end")
         invariants.check_drained(self.scheduler)
-        # One more request, and the executor has been told to forget all the others.
-        last = self.add(Wish())
+        # With the plan of one more request the executor releases all the others.
+        last = self.add(RequestSpec())
         self.begin()
         require(self.executor.known_ids == {last}, "the executor still holds finished requests")
         slots = self.scheduler.offload.slots

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
-from tests.properties.rig import TARGETS, Rig, Wish, terms_of
+from tests.properties.rig import TARGETS, RequestSpec, Rig, terms_of
 
 STEPS_PER_EPOCH = 500
 STEPS_PER_CHECK = 50
@@ -79,13 +79,13 @@ def draw_rig(rng: random.Random) -> Rig:
     return Rig(config, capacity, rng.random() < 0.7, terms)
 
 
-def draw_wish(rng: random.Random, rig: Rig) -> Wish:
-    """Most wishes fit an empty engine; a few never do."""
+def draw_spec(rng: random.Random, rig: Rig) -> RequestSpec:
+    """Draw a request; most fit an empty engine, a few never do."""
     capacity = rig.capacity
     room = min(capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
     prompt_len = rng.randint(1, max(1, room - 2))
     max_n = min(4, rig.scheduler.config.max_num_seqs)
-    return Wish(
+    return RequestSpec(
         stem=rng.randrange(6),
         prompt_len=prompt_len,
         max_tokens=rng.randint(1, room - prompt_len) + room * (rng.random() < 0.02),
@@ -110,7 +110,7 @@ class Walker:
         """One step, and what clients do around it and while it is in flight."""
         rng, rig = self._rng, self.rig
         while len(rig.ledger.live) < self._crowd and rng.random() < 0.6:
-            rig.add(draw_wish(rng, rig))
+            rig.add(draw_spec(rng, rig))
         if rng.random() < 0.05:
             self._meddle()
         if rig.begin() is not None:
@@ -125,7 +125,7 @@ class Walker:
         live = list(rig.ledger.live)
         choice = rng.random()
         if choice < 0.2 or not live:
-            rig.add(draw_wish(rng, rig))
+            rig.add(draw_spec(rng, rig))
         elif choice < 0.3:
             rig.abort("never-seen")
         elif choice < 0.4:

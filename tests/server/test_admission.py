@@ -22,7 +22,7 @@ from headway.server.admission import AdmissionController, DrainRate
 
 
 class StillEngine:
-    """Has what it is given waiting, until told otherwise."""
+    """Keeps added requests waiting until a test admits them."""
 
     def __init__(self, policy: str) -> None:
         capacity = SimpleNamespace(max_model_len=1000)

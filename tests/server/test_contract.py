@@ -81,13 +81,13 @@ def test_the_table_has_every_field_of_the_official_client(endpoint) -> None:
 
 @pytest.mark.parametrize("endpoint", PATHS)
 def test_the_table_says_what_is_harmless(endpoint) -> None:
-    told = {
+    documented = {
         row.field: row.harmless
         for row in TABLE
         if row.endpoint == endpoint and row.outcome != "honoured"
     }
     marks = unsupported_fields(KINDS[endpoint])
-    assert told == {name: mark.values for name, mark in marks.items()}
+    assert documented == {name: mark.values for name, mark in marks.items()}
 
 
 async def send(made: Any, row: Row, value: Any) -> Any:

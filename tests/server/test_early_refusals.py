@@ -80,8 +80,8 @@ async def test_those_on_their_way_count(tokenizer: Tokenizer):
     await local.engine.close()
 
 
-def told(local: SimpleNamespace, forecast: Forecast) -> None:
-    """The engine ended a step with this forecast."""
+def report_forecast(local: SimpleNamespace, forecast: Forecast) -> None:
+    """Report a step with this forecast to the API process."""
     batch = SimpleNamespace(
         arrived=[], refused=[], finished=[], idled=[], stepped=[SimpleNamespace(forecast=forecast)]
     )
@@ -92,9 +92,9 @@ async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer)
     local = await slow_engine(tokenizer, "fair")
     local.process.is_paused = True
     forecast, terms = local.process.scheduler.forecast(0.0), replace(HURRIED, tenant="t")
-    told(local, replace(forecast, tenants={"t": TenantForecast(1.0, owed_s=0.1)}))
+    report_forecast(local, replace(forecast, tenants={"t": TenantForecast(1.0, owed_s=0.1)}))
     await local.engine.submit("fine", [65] * 2, PARAMS, terms=terms)
-    told(local, replace(forecast, tenants={"t": TenantForecast(1.0, owed_s=1.5)}))
+    report_forecast(local, replace(forecast, tenants={"t": TenantForecast(1.0, owed_s=1.5)}))
     with pytest.raises(DeadlineError):
         await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
     local.engine._forecast_reader.observe(
@@ -112,7 +112,7 @@ async def test_demand_of_others_leaves_a_tenant_its_share_here_too(tokenizer: To
     terms = replace(HURRIED, tenant="t")
     at = forecast.made_at
     own = {"t": TenantForecast(0.5, full, made_at=at), "u": TenantForecast(0.5, made_at=at)}
-    told(local, replace(forecast, tenants=own))
+    report_forecast(local, replace(forecast, tenants=own))
     with pytest.raises(DeadlineError):
         await local.engine.submit("over", [65] * 2, PARAMS, terms=terms)
     await local.engine.submit("within", [65] * 2, PARAMS, terms=replace(terms, tenant="u"))

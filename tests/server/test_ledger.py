@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.support.streamed import Told, ask
+from benchmarks.support.streamed import StreamedAnswer, ask
 from tests.server.test_crash import body, engine_pids, wait_restart
 
 COLUMNS = (
@@ -67,13 +67,13 @@ def client_of(server: Any) -> httpx.AsyncClient:
 async def test_the_ledger_has_what_the_answers_say(launch, tmp_path: Path) -> None:
     server = launch(server={"ledger_url": ledger_url(tmp_path)}).wait_ready()
     async with client_of(server) as client:
-        told = await asyncio.gather(*(ask(client, fields) for fields in [*bodies(), *bodies()]))
-        told.append(await ask(client, bodies()[-1]))  # cached by now, however they came
+        answers = await asyncio.gather(*(ask(client, fields) for fields in [*bodies(), *bodies()]))
+        answers.append(await ask(client, bodies()[-1]))  # cached by now, however they came
         whole = (await client.post("/v1/completions", json=body(1, n=2))).json()
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 7}
         chatted = (await client.post("/v1/chat/completions", json=chat)).json()
-    rows = wait_rows(tmp_path, len(told) + 2)
-    for one in told:
+    rows = wait_rows(tmp_path, len(answers) + 2)
+    for one in answers:
         one.check(rows[one.id])
         assert rows[one.id]["finish_reason"] in ("stop", "length")
     for answer in (whole, chatted):
@@ -98,27 +98,27 @@ async def test_an_answer_of_the_last_moment_has_its_row(launch, tmp_path: Path) 
 
 @pytest.mark.timing
 async def test_an_answer_not_read_to_its_end_counts_its_output(launch, tmp_path: Path) -> None:
-    """The engine is held, so that there is nothing on the way when the client leaves."""
+    """The engine is stopped, so that no token is in flight when the client disconnects."""
     server = launch(step_s=0.01, server={"ledger_url": ledger_url(tmp_path)}).wait_ready()
-    told = Told()
+    answer = StreamedAnswer()
     fields = body(1, max_tokens=2000, stream=True)
     async with client_of(server) as client:
         async with client.stream("POST", "/v1/completions", json=fields) as response:
             lines = response.aiter_lines()
-            while told.num_letters < 20:
-                told.read(await anext(lines))
+            while answer.num_letters < 20:
+                answer.read(await anext(lines))
             os.kill(engine_pids(server)[-1], signal.SIGSTOP)
             try:
                 while True:
                     line = await asyncio.wait_for(anext(lines), 1.0)
-                    told.read(line)
+                    answer.read(line)
             except TimeoutError:
                 pass
         os.kill(engine_pids(server)[-1], signal.SIGCONT)
         await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 0)
     (row,) = wait_rows(tmp_path, 1).values()
-    assert (row["request_id"], row["finish_reason"]) == (told.id, "abort")
-    assert row["output_tokens"] == told.num_letters >= 20
+    assert (row["request_id"], row["finish_reason"]) == (answer.id, "abort")
+    assert row["output_tokens"] == answer.num_letters >= 20
 
 
 async def test_clients_that_leave_at_any_moment(launch, tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ async def test_clients_that_leave_at_any_moment(launch, tmp_path: Path) -> None:
         )
         await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 0)
     rows = wait_rows(tmp_path, len(leavers))
-    for told in leavers:
-        row = rows[told.id]
+    for answer in leavers:
+        row = rows[answer.id]
         assert row["finish_reason"] == "abort"
         # What was on the way to it counts as well; it is a fraction of a second's worth.
-        assert told.num_letters <= row["output_tokens"] < 400
+        assert answer.num_letters <= row["output_tokens"] < 400
     total = sum(row["output_tokens"] for row in rows.values())
     assert server.metric("vllm:generation_tokens_total") == total
 
@@ -154,13 +154,13 @@ async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -
     settings = {"ledger_url": ledger_url(tmp_path), "max_engine_restarts": 1000}
     settings |= {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
     server = await asyncio.to_thread(launch(step_s=0.005, server=settings).wait_ready)
-    told: list[Told] = []
-    left: list[Told] = []
+    answers: list[StreamedAnswer] = []
+    left: list[StreamedAnswer] = []
     is_over = False
 
     async def keep_asking(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
         while not is_over:
-            told.append(await ask(client, fields))
+            answers.append(await ask(client, fields))
             left.append(await ask(client, body(99, max_tokens=300), 25))
 
     async with client_of(server) as client:
@@ -169,15 +169,15 @@ async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -
             os.kill(engine_pids(server)[-1], signal.SIGKILL)
             await wait_restart(server, number)
             await asyncio.to_thread(server.wait_ready)
-            # Nobody may be under suspicion when the next one is killed: all run again, and go on.
+            # No request may be a suspect at the next kill: all run again, and make progress.
             await until(server, workers, "vllm:num_requests_running", len(workers))
             gained = await asyncio.to_thread(server.metric, "vllm:generation_tokens_total")
             await until(server, workers, "vllm:generation_tokens_total", gained + 400)
         is_over = True
         await asyncio.gather(*workers)
         await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 0)
-    rows = wait_rows(tmp_path, len(told) + len(left))
-    for one in told:
+    rows = wait_rows(tmp_path, len(answers) + len(left))
+    for one in answers:
         one.check(rows[one.id])
     for one in left:
         assert one.num_letters <= rows[one.id]["output_tokens"] <= 300
@@ -191,16 +191,16 @@ async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -
 
 
 async def test_a_server_killed_while_the_ledger_is_locked(launch, tmp_path: Path) -> None:
-    """What clients were told in full is in the ledger once another server has been there."""
+    """Complete answers are in the ledger after another server has started."""
     settings = {"ledger_url": ledger_url(tmp_path)}
     server = await asyncio.to_thread(launch(server=settings).wait_ready)
     async with client_of(server) as client:
-        told = [await ask(client, body(0))]
+        answers = [await ask(client, body(0))]
         wait_rows(tmp_path, 1)
         lock = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
-        told += await asyncio.gather(*(ask(client, fields) for fields in bodies()))
-        explained = await client.get(f"/v1/requests/{told[-1].id}/explanation")
+        answers += await asyncio.gather(*(ask(client, fields) for fields in bodies()))
+        explained = await client.get(f"/v1/requests/{answers[-1].id}/explanation")
         assert explained.status_code == 200, "what has just ended is known without the database"
     deadline = time.monotonic() + 10
     while server.metric("headway_ledger_rows_pending") < len(bodies()):
@@ -212,6 +212,6 @@ async def test_a_server_killed_while_the_ledger_is_locked(launch, tmp_path: Path
     lock.close()
     assert len(rows_in(tmp_path)) == 1
     await asyncio.to_thread(launch(server=settings).wait_ready)
-    rows = wait_rows(tmp_path, len(told))
-    for one in told:
+    rows = wait_rows(tmp_path, len(answers))
+    for one in answers:
         one.check(rows[one.id])

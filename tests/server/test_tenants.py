@@ -1,4 +1,4 @@
-"""Who a request is for: by its key, or by the word of a gateway whose address is trusted."""
+"""The tenant of a request: by its key, or by the headers of a trusted gateway."""
 
 from __future__ import annotations
 

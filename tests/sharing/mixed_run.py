@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from benchmarks.support.wait_books import WaitBooks
+from benchmarks.support.wait_checker import WaitChecker
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
@@ -74,12 +74,12 @@ def draw_mixed(num_requests: int, rate: float, seed: int) -> Mixed:
     return Mixed(requests, aborts)
 
 
-def run_mixed(policy: str, num_requests: int, rate: float = 14.0, seed: int = 1) -> WaitBooks:
+def run_mixed(policy: str, num_requests: int, rate: float = 14.0, seed: int = 1) -> WaitChecker:
     """To the end; the books are closed."""
-    books = WaitBooks()
+    checker = WaitChecker()
     engine = make_engine(
         NUM_BLOCKS,
-        books,
+        checker,
         scheduling_policy=policy,
         max_num_seqs=NUM_SEATS,
         max_num_batched_tokens=512,
@@ -89,5 +89,5 @@ def run_mixed(policy: str, num_requests: int, rate: float = 14.0, seed: int = 1)
     mixed = draw_mixed(num_requests, rate, seed)
     engine.send(mixed.requests, mixed.aborts)
     engine.run()
-    books.conclude()
-    return books
+    checker.conclude()
+    return checker

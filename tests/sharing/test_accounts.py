@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support.wait_books import WaitBooks
+from benchmarks.support.wait_checker import WaitChecker
 from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Event, Preempted
 from headway.core.request import Request
@@ -23,20 +23,22 @@ from tests.support.harness import make_request
     ("policy", "num_requests"), [("fair", 2000), ("priority", 600), ("fcfs", 300)]
 )
 def test_causes_add_up_and_preemptions_have_counterparts(policy: str, num_requests: int) -> None:
-    books = run_mixed(policy, num_requests)
-    assert books.problems == []
+    checker = run_mixed(policy, num_requests)
+    assert checker.problems == []
     # The run was what it should be: long waits, for many reasons, and many preemptions.
-    causes = {cause for cause, seconds in books.total_causes().items() if seconds > 1.0}
+    causes = {cause for cause, seconds in checker.total_causes().items() if seconds > 1.0}
     expected = {WaitCause.KV_BLOCKS, WaitCause.RUNNING_LIMIT, WaitCause.EXECUTOR_BUSY}
     if policy == "fair":
         expected |= {WaitCause.TENANT_SHARE, WaitCause.TIER_ORDER}
     assert expected <= causes
-    assert len(books.preempted) > num_requests / 50
-    assert any(not story.runs for story in books.stories.values()), "nobody left from the line"
+    assert len(checker.preempted) > num_requests / 50
+    assert any(not history.runs for history in checker.histories.values()), (
+        "no client disconnected from the waiting queue"
+    )
 
 
 def run(requests: Iterable[Request], num_blocks: int = 64, **settings: Any) -> list[Event]:
-    """All of them to their ends, with their books in order; what happened."""
+    """Run all requests to their end; return the events, after checking their waits."""
     found: list[Event] = []
     engine = make_engine(num_blocks, found.extend, scheduling_policy="fair", **settings)
     engine.send(requests)
@@ -46,10 +48,10 @@ def run(requests: Iterable[Request], num_blocks: int = 64, **settings: Any) -> l
 
 
 def problems_in(found: Iterable[Event]) -> list[str]:
-    books = WaitBooks()
-    books(list(found))
-    books.conclude()
-    return books.problems
+    checker = WaitChecker()
+    checker(list(found))
+    checker.conclude()
+    return checker.problems
 
 
 def ask(request_id: str, tenant: str, at: float, prompt: int, max_tokens: int, **terms: Any):
@@ -58,13 +60,13 @@ def ask(request_id: str, tenant: str, at: float, prompt: int, max_tokens: int, *
 
 
 def wait_of(found: Iterable[Event], request_id: str) -> Admitted:
-    """How a request came to its seat for the first time."""
+    """Return the first admission of a request."""
     return next(
         event for event in found if isinstance(event, Admitted) and event.request_id == request_id
     )
 
 
-def kv_quota_blocks(cause: WaitCause, admitted: Admitted) -> float:
+def share_of(cause: WaitCause, admitted: Admitted) -> float:
     assert admitted.waited_s > 0.1, "it had to wait, or nothing is shown"
     return sum(one.seconds for one in admitted.causes if one.cause is cause) / admitted.waited_s
 
@@ -78,7 +80,7 @@ def test_one_blocked_by_kv_blocks_is_told_so_and_who_holds_them() -> None:
         ]
     )
     late = wait_of(found, "late")
-    assert kv_quota_blocks(WaitCause.KV_BLOCKS, late) > 0.9
+    assert share_of(WaitCause.KV_BLOCKS, late) > 0.9
     assert late.held_by == "holder"
 
 
@@ -88,7 +90,7 @@ def test_one_blocked_by_what_its_tenant_has_had_is_told_so() -> None:
     found = run([first, second, *others], max_num_seqs=1)
     after = wait_of(found, "second")
     assert after.at > wait_of(found, "other2").at
-    assert kv_quota_blocks(WaitCause.TENANT_SHARE, after) > 0.8
+    assert share_of(WaitCause.TENANT_SHARE, after) > 0.8
 
 
 def test_one_blocked_by_what_its_tenant_may_hold_is_told_so() -> None:
@@ -99,7 +101,7 @@ def test_one_blocked_by_what_its_tenant_may_hold_is_told_so() -> None:
             ask("free", "other", 0.31, 100, 10),
         ]
     )
-    assert kv_quota_blocks(WaitCause.KV_QUOTA, wait_of(found, "second")) > 0.9
+    assert share_of(WaitCause.KV_QUOTA, wait_of(found, "second")) > 0.9
     assert wait_of(found, "free").waited_s < 0.1
 
 
@@ -109,7 +111,7 @@ def test_one_blocked_by_a_higher_tier_is_told_so() -> None:
     found = run([*paid, spot], max_num_seqs=1)
     last = wait_of(found, "spot")
     assert last.at > wait_of(found, "paid7").at
-    assert kv_quota_blocks(WaitCause.TIER_ORDER, last) > 0.8
+    assert share_of(WaitCause.TIER_ORDER, last) > 0.8
 
 
 def test_books_notice_causes_that_do_not_add_up() -> None:

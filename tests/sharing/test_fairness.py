@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.sim.fair_load import equal, flood, short_against_long
-from benchmarks.sim.fair_rig import Books, jain, widest_gap
+from benchmarks.sim.fair_rig import ServiceLog, jain, widest_gap
 from benchmarks.sim.fairness import failures_in, run_scenario, worst_of
 
 
@@ -31,9 +31,9 @@ def test_fair_shares_keep_the_bars(scenario: Any, missed_by_fcfs: str | None) ->
 def test_the_widest_gap_is_within_one_stretch_of_waiting() -> None:
     service = [[0.0, 0.0], [5.0, 1.0], [6.0, 9.0], [60.0, 9.0], [61.0, 9.0], [62.0, 11.0]]
     is_waiting = [[True, True]] * 3 + [[True, False]] + [[True, True]] * 2
-    books = Books(list(map(float, range(6))), service, is_waiting)
+    log = ServiceLog(list(map(float, range(6))), service, is_waiting)
     # Between the second and the third step: 4 ahead, then 3 behind.
-    assert widest_gap(books) == 7.0
+    assert widest_gap(log) == 7.0
 
 
 def test_jain() -> None:

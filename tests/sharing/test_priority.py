@@ -10,7 +10,7 @@ from itertools import count, takewhile
 
 import pytest
 
-from benchmarks.support.wait_books import WaitBooks
+from benchmarks.support.wait_checker import WaitChecker
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.terms import Terms
@@ -130,9 +130,9 @@ def _is_full(engine: VirtualEngine, what: str) -> bool:
 def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str, what: str) -> None:
     """The bound: `max_wait_s`, and then as long as those that run at that time may go on. It
     holds while the stronger ones do not themselves wait as long: nobody can serve all at once."""
-    case, books, end_s = CASES[name], WaitBooks(), 50.0
+    case, checker, end_s = CASES[name], WaitChecker(), 50.0
     engine = make_engine(
-        **FULL[what], sink=books, scheduling_policy=case.policy, max_wait_s=MAX_WAIT_S
+        **FULL[what], sink=checker, scheduling_policy=case.policy, max_wait_s=MAX_WAIT_S
     )
     crowd = Crowd(engine, stream(case.strong, "strong", 1.0, 3), CROWD)
     weak = stream(case.weak, "weak", 0.5, 4)
@@ -141,14 +141,16 @@ def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str,
         crowd.top_up()
         engine.step()
     longest_run_s = max(
-        min(end, end_s) - start for story in books.stories.values() for start, end in story.runs
+        min(end, end_s) - start
+        for history in checker.histories.values()
+        for start, end in history.runs
     )
-    waits = [(event.request_id, event.waited_s) for event in books.admitted]
+    waits = [(event.request_id, event.waited_s) for event in checker.admitted]
     now = engine.clock.now()
     waits += [
-        (story.id, now - story.waits_since)
-        for story in books.stories.values()
-        if story.waits_since is not None
+        (history.id, now - history.waits_since)
+        for history in checker.histories.values()
+        if history.waits_since is not None
     ]
     of_weak = {request_id: wait for request_id, wait in waits if request_id.startswith("weak")}
     bound_s = MAX_WAIT_S + longest_run_s

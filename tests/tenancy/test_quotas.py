@@ -42,7 +42,7 @@ def test_so_many_requests_a_minute() -> None:
 
 
 def test_retry_after_is_when_it_works() -> None:
-    """Whoever waits as long as told is let in, whatever the limit is and whenever they came."""
+    """A client that waits for Retry-After is accepted, for any limit and arrival time."""
     for per_minute in (1, 7, 59, 61, 1000):
         meter, clock = make(requests_per_minute=per_minute)
         rng = random.Random(per_minute)

@@ -61,7 +61,7 @@ class Request:
     arrival_order: int = 0
     """Position by arrival, set once by the scheduler and kept through preemption."""
     start_by: float = inf
-    """Latest start that still meets the SLO; inf without one."""
+    """Planned start, before the latest that meets the SLO; inf without one."""
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_preemptions: int = 0

@@ -250,7 +250,7 @@ class Scheduler:
     ) -> WaitCause:
         """Admit waiting requests while samples and tokens are left; return what ended the pass.
 
-        With `due_before`, only requests whose latest start is before it. A request that does not
+        With `due_before`, only requests whose planned start is before it. A request that does not
         fit is passed over, until it ages; then the pass ends at it. A tenant at its KV quota is
         suspended, and does not hold up others.
         """

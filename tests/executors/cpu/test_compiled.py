@@ -102,7 +102,7 @@ def poison(
 def scores_of(
     model: StepModel, spans: Sequence[Span], rows: Sequence[int] | None = None
 ) -> tuple[Scores, torch.Tensor]:
-    """With their logits; of every token unless told otherwise."""
+    """Return scores and logits of `rows`; by default of every token."""
     if rows is None:
         rows = range(sum(len(span.token_ids) for span in spans))
     scores = model.run(spans, rows, True)

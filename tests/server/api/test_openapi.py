@@ -42,7 +42,7 @@ async def test_every_schema_is_valid_and_every_reference_leads_somewhere(local) 
 async def test_it_has_every_route_of_the_public_app(local) -> None:
     async with serving(local) as made:
         document = (await made.public.get("/openapi.json")).json()
-        told = {
+        documented = {
             (method.upper(), path) for path, item in document["paths"].items() for method in item
         }
         routes = {
@@ -50,7 +50,7 @@ async def test_it_has_every_route_of_the_public_app(local) -> None:
             for method, path in routes_of(made.apps.public)
             if not path.startswith(("/v1/responses", "/v1/embeddings", "/v1/messages"))
         }
-        assert told == routes
+        assert documented == routes
 
 
 async def test_keys_are_in_it_if_they_are_asked_for(local) -> None:
@@ -141,7 +141,7 @@ async def test_real_answers_are_as_it_says(local, method, path, body, schema) ->
         response = await made.public.request(method, path, json=body)
         answer = response.json()
     validator(document, schema).validate(answer)
-    # It names all that is there; a new field of an answer must be told.
+    # The document must list every field of an answer.
     assert set(answer) <= set(document["components"]["schemas"][schema]["properties"])
     listed = path.replace("/tiny", "/{name}")
     responses = document["paths"][listed][method.lower()]["responses"]

@@ -30,7 +30,7 @@ async def test_other_names_are_refused_on_loopback(local, host) -> None:
             for asked in (path, "/nothing", "/health/ready"):
                 response = await client.get(asked, headers={"Host": host})
                 assert check_error(response, 400)["code"] == "host_not_allowed"
-            # Probes come from anywhere and are told nothing worth having.
+            # Probes come from any address; the answer contains no information.
             assert (await client.get("/health/live", headers={"Host": host})).status_code == 200
 
 

@@ -7,7 +7,7 @@ not import waiting, slo, running or the scheduler. In reading order:
     eviction.py         cached blocks without an owner, in eviction order
     pool.py             allocation and reference counts of blocks
     cache.py            KVCache: block tables, prefix matches, blocks per tenant
-    offload_slots.py    slots of the second store
+    offload_slots.py    slots of the offload store
     offload_methods.py  the cheapest method to free blocks of a preempted request
     offload.py          blocks and slots that preempted requests keep
 """

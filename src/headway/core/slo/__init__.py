@@ -1,7 +1,7 @@
 """SLOs: admission control, and step limits that meet the admitted targets.
 
 Owns the step-time model, SLO admission and the limits of each step. Must not import running or the
-scheduler. It reads requests and writes only their latest start. In reading order:
+scheduler. It reads requests and writes only their planned start. In reading order:
 
     steptime.py     the step-time model, fitted online
     targets.py      due times and remaining work of one request

@@ -13,7 +13,7 @@ Each request needs some of the machine's time before each of its due times. A re
 A request admitted by (a) breaks no target that was admitted before. By (b) a tenant has its share
 whatever other tenants have reserved. The shares add up to the machine: the speed that is lost to
 short steps is taken from the share of the tenant whose TPOT target asks for them. So requests
-admitted by (b) fit together, and the order of latest starts serves them all in time. Only targets
+admitted by (b) fit together, and the order of planned starts serves them all in time. Only targets
 that other tenants were admitted by (a), beyond their share, can be missed for (b).
 """
 

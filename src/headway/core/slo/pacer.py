@@ -158,7 +158,7 @@ class Pacer:
         now: float,
         is_resent: bool = False,
     ) -> Feasible | Infeasible:
-        """Judge a request; if it is feasible, set its latest start and add its demand.
+        """Judge a request; if it is feasible, set its planned start and add its demand.
 
         A request that an earlier engine admitted is not judged again.
         """
@@ -444,7 +444,7 @@ class Pacer:
         return min(tpot_s, needed_s / ON_ITS_OWN)
 
     def by_urgency(self, prefilling: list[Request]) -> list[Request]:
-        """Return requests in prefill, the earliest latest start first."""
+        """Return requests in prefill, the earliest planned start first."""
         return sorted(prefilling, key=_start_by) if self.has_slo_requests else prefilling
 
     def _defer(

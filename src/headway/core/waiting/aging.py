@@ -46,7 +46,7 @@ class AgingTimer:
         return is_young and self._ages_at(request) == at
 
     def _ages_at(self, request: Request) -> float:
-        """Return when it ages: max_wait_s after its wait began, not before its latest start.
+        """Return when it ages: max_wait_s after its wait began, not before its planned start.
 
         A wait begins at arrival or at the last preemption; time spent running does not count.
         """

@@ -3,10 +3,10 @@
 Each tenant has a virtual counter of service (headway.core.waiting.accounts), after "Fairness in
 Serving Large Language Models" (Sheng et al., OSDI 2024). A tenant that returns from idleness, or
 from suspension at its KV quota, is lifted to the least counter among waiting tenants, so idle time
-is not saved up. Within a tenant: lower priority number first, then earliest latest-start by SLO,
+is not saved up. Within a tenant: lower priority number first, then earliest planned start by SLO,
 then arrival.
 
-SLO between tenants: the tenant of the request with the earliest latest-start goes first while its
+SLO between tenants: the tenant of the request with the earliest planned start goes first while its
 counter exceeds the least by at most URGENT_LEAD. A flood of urgent requests uses up that lead and
 then waits for its tenant's turn.
 
@@ -88,7 +88,7 @@ class FairQueue:
         self._least: dict[float, float] = {0: 0.0, 1: 0.0}
         """The least counter at the last pop."""
         self._urgent = {rank: KeyedQueue(_by_start) for rank in self._heaps}
-        """Requests with a latest start, over all tenants."""
+        """Requests with a planned start, over all tenants."""
         self._num_requests = 0
 
     def sort_key(self, request: Request) -> SortKey:
@@ -219,7 +219,7 @@ class FairQueue:
         return None
 
     def _prefer_urgent(self, rank: float, least: _Lane) -> _Lane:
-        """Return the lane with the earliest latest-start within URGENT_LEAD, else the least."""
+        """Return the lane with the earliest planned start within URGENT_LEAD, else the least."""
         limit = least.account.counter + URGENT_LEAD
         for request in self._urgent[rank].peek_lanes(MAX_LOOKS):
             lane = self._lanes[rank, request.terms.tenant]

@@ -60,7 +60,7 @@ def priority(request: Request) -> SortKey:
 
 
 def deadline(request: Request) -> SortKey:
-    """Earliest latest-start first; requests without SLO by arrival."""
+    """Earliest planned start first; requests without SLO by arrival."""
     return SortKey(0, (start_by_us(request), request.arrival_order, request.index))
 
 

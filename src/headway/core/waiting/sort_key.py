@@ -39,5 +39,5 @@ def effective_key(key: SortKey, request: Request) -> SortKey:
 
 
 def start_by_us(request: Request) -> int:
-    """Latest start for its SLO in microseconds, as part of an order; requests without SLO last."""
+    """Planned start for its SLO in microseconds, as part of an order; requests without SLO last."""
     return int(1e6 * min(request.start_by, 1e12))

@@ -21,8 +21,8 @@ from headway.executors.cpu import kernels
 from headway.executors.spec import ModelSpec
 from headway.executors.torch.attention import Span
 from headway.executors.torch.model import Progress, WeightReader
+from headway.executors.torch.offload_store import OffloadStore
 from headway.executors.torch.rope import rope_frequencies
-from headway.executors.torch.second_store import OffloadStore
 from headway.executors.torch.step_model import ModelOptions, Scores
 from headway.executors.torch.weights import Checkpoint, QuantizedRows
 from headway.executors.torch.weights.names import (

@@ -10,7 +10,7 @@ from headway.executors.torch.attention import Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
-from headway.executors.torch.second_store import OffloadStore
+from headway.executors.torch.offload_store import OffloadStore
 from headway.executors.torch.step_model import Scores
 
 

@@ -21,7 +21,7 @@ from headway.executors.torch.attention import Span
 from headway.executors.torch.eager import EagerModel
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.load import TorchExecutor, load_decoder
-from headway.executors.torch.second_store import OffloadStore
+from headway.executors.torch.offload_store import OffloadStore
 from tests.executors.cpu.test_compiled import (
     FORMS,
     TABLE,
@@ -44,11 +44,11 @@ def test_a_slot_holds_a_block_of_all_layers_and_nothing_else_changes():
     store = KVStore(tiny_spec(), 8, 4, torch.float32, torch.device("cpu"))
     store._data.copy_(torch.randn(store._data.shape))
     before = store._data.clone()
-    second = OffloadStore(store.by_block(), 3)
-    second.save([5, 2], [0, 2])
+    offloaded = OffloadStore(store.by_block(), 3)
+    offloaded.save([5, 2], [0, 2])
     assert torch.equal(store._data, before)
     store.clear([5, 2])
-    second.load([2, 0], [7, 5])
+    offloaded.load([2, 0], [7, 5])
     expected = before.clone()
     expected[:, :, 2] = 0
     expected[:, :, 7] = before[:, :, 2]

@@ -1,6 +1,6 @@
 """The offload store: KV blocks of preempted requests in host memory.
 
-A slot holds one block of all layers, bit for bit. The scheduler knows which request owns a slot.
+A slot has one block of all layers, bit for bit. The scheduler knows which request owns a slot.
 """
 
 from __future__ import annotations
