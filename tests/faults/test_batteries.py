@@ -41,7 +41,6 @@ async def test_clients_that_leave_leave_nothing_behind(launch: Launcher) -> None
     json.dumps(report)
 
 
-@pytest.mark.timing
 async def test_a_ledger_whose_database_was_away(launch: Launcher) -> None:
     # The database's own account must reach its folder, and the name of a socket is bounded.
     with tempfile.TemporaryDirectory() as name:
@@ -85,7 +84,6 @@ async def test_every_level_of_overload_is_measured(launch: Launcher) -> None:
     json.dumps(report)
 
 
-@pytest.mark.timing
 async def test_a_soak_with_a_killed_engine_balances(launch: Launcher, tmp_path: Path) -> None:
     server = launch(server=dict(soak.SETTINGS), step_s=0.005).wait_ready()
     plan = soak.Plan(6.0, 2.0, soak.FAKE_FAULTS, proc_stats.LETTERS, 15.0, 1.0, 1.0)

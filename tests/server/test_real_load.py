@@ -18,7 +18,7 @@ import pytest
 from benchmarks.support.servers import RunningServer, start_model_server
 from headway import LLM, SamplingParams
 
-pytestmark = [pytest.mark.model, pytest.mark.timing]
+pytestmark = pytest.mark.model
 
 NUM_STREAMS = 64
 NUM_LEAVERS = 200
@@ -82,6 +82,7 @@ async def _leave(client: httpx.AsyncClient, number: int) -> None:
                     pass
 
 
+@pytest.mark.timing
 async def test_200_leavers_leave_every_block_free(model_server: RunningServer) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=model_server.url, limits=limits, timeout=60) as client:
