@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 
 from headway.config import SchedulerConfig
 from headway.core import events
@@ -290,14 +291,15 @@ class Scheduler:
         """Admit waiting requests that may preempt running ones, where a preemption makes them fit.
 
         First the head of the waiting queue, by rank; then requests whose tenant runs requests of
-        lower priority. None overtakes an aged head.
+        lower priority. None overtakes an aged head, unless the head is spot and the request is not.
         """
-        while (request := self.waiting.peek()) is not None:
-            if not self._admit_by_preemption(request, now):
-                if request.is_aged:
-                    return
-                break
-        for request in self.waiting.urgent():
+        waiting = self.waiting
+        while (head := waiting.peek()) is not None and self._admit_by_preemption(head, now):
+            pass
+        max_rank = waiting.sort_key(head).rank if head is not None and head.is_aged else inf
+        for request in waiting.urgent():
+            if waiting.sort_key(request).rank >= max_rank:
+                continue
             # A request that fits without a preemption waits for its tenant's turn.
             if isinstance(self._try_admit_as_is(request, ()), Wait):
                 self._admit_by_preemption(request, now)
@@ -332,6 +334,7 @@ class Scheduler:
         requests, block_size = self.requests, self.kv.block_size
         emit = self._running_set.events.append
         sampled: list[str] = []
+        spot_sampled: list[str] = []
         for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
             request = requests.get(item.request_id)
             if request is None or request.state is not RUNNING:  # aborted while in flight
@@ -344,7 +347,9 @@ class Scheduler:
                     self._preemption.track_growth(request)
             if isinstance(outcome, Sample):
                 token_ids, logprobs = outcome.token_ids, outcome.logprobs
-                sampled.append(request.terms.tenant)
+                terms = request.terms
+                tenants = spot_sampled if terms.is_spot else sampled
+                tenants.append(terms.tenant)
                 if request.params.n > 1:
                     self.pacer.add_forked(request, self._running_set.fork(request, now))
                 if len(token_ids) == 1:
@@ -352,7 +357,7 @@ class Scheduler:
                 else:
                     reason, token_ids = request.extend(token_ids)
                     logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
-                    sampled += [request.terms.tenant] * (len(token_ids) - 1)
+                    tenants += [terms.tenant] * (len(token_ids) - 1)
                     self._preemption.track_growth(request)
                 emit(make_tuple(events.TokensEmitted, (request.id, token_ids, logprobs)))
                 if reason is not None:
@@ -363,6 +368,7 @@ class Scheduler:
                 self._running_set.leave(request, FinishReason.ERROR, now, message)
                 has_finished = True
         self.accounts.charge_output(sampled)
+        self.accounts.charge_output(spot_sampled, is_spot=True)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_finished:
             self._running_set.running = [it for it in self.running if it.state is RUNNING]

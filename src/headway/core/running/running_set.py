@@ -161,7 +161,7 @@ class RunningSet:
             tenant_blocks = self._kv.blocks_by_tenant
             return max(tenant_blocks, key=lambda tenant: len(tenant_blocks[tenant]), default="")
         running = self._accounts.running
-        return max(running, key=lambda tenant: running[tenant].num_running, default="")
+        return max(running, key=running.__getitem__, default="")
 
     def _start_running(self, request: Request, now: float) -> None:
         request.set_state(RUNNING, now)

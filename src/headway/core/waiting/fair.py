@@ -27,7 +27,8 @@ running requests, and the other's does not fall. Three terms are added:
 Prefix cache: among tenants whose counters are within CACHED_LEAD of the least, one whose request
 hits the prefix cache goes first. This adds CACHED_LEAD to the bound.
 
-Spot requests come after all others, by the same rule among themselves.
+Spot requests come after all others, by the same rule among themselves and with counters of their
+own, however long they have waited.
 """
 
 from __future__ import annotations

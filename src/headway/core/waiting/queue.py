@@ -1,9 +1,10 @@
 """The waiting queue as the scheduler sees it: a policy's order, aging, quotas and attribution.
 
     aging       a request that has waited `max_wait_s` since it arrived or was last preempted goes
-                before all others, or before all others of its tenant where tenants have shares,
-                and is no longer spot. It then waits only for requests that aged before it, for its
-                tenant's turn, and for running requests to make room
+                before all others, or before all others of its tenant where tenants have shares.
+                It then waits only for requests that aged before it, for its tenant's turn, and for
+                running requests to make room. A spot request that has aged still waits for all
+                ordinary requests
     KV quota    a tenant at its KV quota is suspended: the queue skips all its requests until it
                 gives up blocks
     causes      every second of every wait has one (headway.core.waiting.attribution)
@@ -188,7 +189,6 @@ class WaitingQueue:
             request.is_aged = True
             self._num_aged[request.terms.tenant] += 1
             self._queue.push(request)
-            self._attribution.age(request, self._queue.sort_key(request), now)
             self._try_if_first(request)
 
     def block(self, request: Request, cause: WaitCause, now: float) -> None:
@@ -246,9 +246,9 @@ class WaitingQueue:
             raise AssertionError("a request waits in two places, or in none")
         if len(self._queue) != len(queued):
             raise AssertionError(f"the queue counts {len(self._queue)} of {len(queued)} requests")
-        waiting: Counter[str] = Counter(request.terms.tenant for request in self)
+        waiting = Counter(map(self._accounts.of, self))
         for request in self:
             account = self._accounts.of(request)
-            if account.num_waiting != waiting[account.tenant]:
-                raise AssertionError(f"{account} has {waiting[account.tenant]} waiting")
+            if account.num_waiting != waiting[account]:
+                raise AssertionError(f"{account} has {waiting[account]} waiting")
             self._attribution.cause_of(request)
