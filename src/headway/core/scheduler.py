@@ -290,8 +290,9 @@ class Scheduler:
     def _preempt_for_waiting(self, now: float) -> None:
         """Admit waiting requests that may preempt running ones, where a preemption makes them fit.
 
-        First the head of the waiting queue, by rank; then requests whose tenant runs requests of
-        lower priority. None overtakes an aged head, unless the head is spot and the request is not.
+        First the head of the waiting queue, by rank; then the first requests of tenants that run
+        requests of lower priority. None overtakes an aged head, unless the head is spot and the
+        request is not.
         """
         waiting = self.waiting
         while (head := waiting.peek()) is not None and self._admit_by_preemption(head, now):
@@ -307,7 +308,7 @@ class Scheduler:
     def _admit_by_preemption(self, request: Request, now: float) -> bool:
         """Admit a waiting request in place of running ones; return False if it stays waiting."""
         key, waiting = self.waiting.sort_key(request), self.waiting
-        if not waiting.may_preempt(request, key, self.running) or waiting.is_behind_own(request):
+        if not waiting.may_preempt(request, key, self.running):
             return False
         waiting.take(request)
         # Running requests that this one may not preempt grow later in this step: leave them room.

@@ -218,7 +218,7 @@ def test_nothing_is_kept_of_tenants_that_are_gone():
     for _ in range(30):
         engine.step()
         engine.advance(0.5)
-    assert not engine.scheduler.waiting._num_aged
+    assert not engine.scheduler.waiting._urgent
 
 
 def test_a_resent_request_has_not_waited_while_it_ran():
