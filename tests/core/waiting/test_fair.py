@@ -274,6 +274,28 @@ def test_one_who_is_put_back_is_not_lifted():
     assert account.counter == 0
 
 
+def test_lanes_of_tenants_that_left_are_dropped_behind_a_waiting_head():
+    line = Line()
+    line.join("head", "a")
+    for at in range(500):
+        line.queue.remove(line.join(f"r{at}", f"t{at}"))
+    assert list(line.queue._lanes[0]) == ["a"]
+    assert len(line.queue._heaps[0]) <= 2 * 1 + 64
+    assert line.take() == "head"
+
+
+def test_a_tenant_that_comes_back_behind_a_waiting_head_is_listed_once():
+    line = Line()
+    line.join("a0", "a")
+    line.join("b0", "b")
+    line.charge("b", 5)
+    for at in range(200):
+        line.queue.remove(line.join(f"r{at}", "c"))
+    line.join("c0", "c")
+    line.charge("c", 9)
+    assert [line.take() for _ in range(3)] == ["a0", "b0", "c0"]
+
+
 def test_accounts_of_tenants_long_gone_are_forgotten():
     accounts = Accounts()
     for at in range(MAX_IDLE_ACCOUNTS + 10):
