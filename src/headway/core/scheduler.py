@@ -61,7 +61,7 @@ make_tuple = tuple[object, ...].__new__
 """Makes a NamedTuple without its constructor. Used once per running request and step, where it
 saves 7 % of the scheduler's time at 256 running requests."""
 MAX_SKIPS = 4
-"""Requests that a step tries, does not admit and passes over; bounds the work of a pass."""
+"""Requests that do not fit after which a pass ends; bounds its work."""
 
 
 class Scheduler:
@@ -257,7 +257,7 @@ class Scheduler:
         """
         waiting, skipped = self.waiting, list[Request]()
         cause: WaitCause | None = None
-        while len(skipped) <= MAX_SKIPS and not any(request.is_aged for request in skipped):
+        while len(skipped) < MAX_SKIPS and not any(request.is_aged for request in skipped):
             cause = self._limit_reached(draft, limit)
             request = waiting.pop() if cause is None else None
             if request is None:
