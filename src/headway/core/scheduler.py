@@ -344,7 +344,7 @@ class Scheduler:
                 num_tokens = len(item.token_ids)
                 request.num_computed += num_tokens
                 if num_tokens > 1 or request.num_computed % block_size == 0:
-                    self.kv.publish(request)
+                    self._running_set.publish(request)
                     self._preemption.track_growth(request)
             if isinstance(outcome, Sample):
                 token_ids, logprobs = outcome.token_ids, outcome.logprobs

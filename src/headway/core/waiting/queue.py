@@ -6,7 +6,7 @@
                 running requests to make room. A spot request that has aged still waits for all
                 ordinary requests
     KV quota    a tenant at its KV quota is suspended: the queue skips all its requests until it
-                gives up blocks
+                gives up blocks, or its first request can share more of them
     causes      every second of every wait has one (headway.core.waiting.attribution)
 
 A request taken by `pop` or `take` still waits until `leave`; one that does not fit is put back.
@@ -157,6 +157,18 @@ class WaitingQueue:
             self._suspended.discard(tenant)
             self._queue.resume(tenant)
             self._attribution.resume(tenant)
+
+    def resume_if_shared(self, request: Request, position: int) -> None:
+        """Try a suspended tenant again if its first request has this block of the other request.
+
+        The block at this position was just published. Shared blocks count once toward the quota.
+        """
+        tenant = request.terms.tenant
+        first = self._queue.peek_tenant(tenant) if tenant in self._suspended else None
+        if first is not None:
+            block_hashes = first.block_hashes[position : position + 1]
+            if block_hashes == request.block_hashes[position : position + 1]:
+                self.resume(tenant)
 
     def _try_if_first(self, request: Request) -> None:
         """Try a suspended tenant again if this request is its first now; it may be smaller."""
