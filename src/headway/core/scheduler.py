@@ -82,7 +82,8 @@ class Scheduler:
         )
         self._running_set = RunningSet(self.kv, self.offload, self.waiting, self.accounts)
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
-        rules = VictimRules(self.waiting.eviction_key, config.max_preemptions)
+        waiting = self.waiting
+        rules = VictimRules(waiting.eviction_key, config.max_preemptions, waiting.is_spot)
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0

@@ -405,6 +405,17 @@ def test_spot_gives_its_seat_to_anybody_else():
     engine.run()
 
 
+def test_spot_is_never_immune_to_an_ordinary_request():
+    engine = Harness(max_num_seqs=1, max_preemptions=2)
+    engine.add("spot", 4, max_tokens=40, terms=terms("s", is_spot=True))
+    for at in range(4):
+        engine.until(lambda: engine.running == ["spot"])
+        engine.add(f"a{at}", 4, max_tokens=2, terms=terms("a"))
+        assert f"a{at}" in engine.step()
+    assert len(engine.seen(Preempted, "spot")) == 4
+    engine.run()
+
+
 def test_spot_is_the_first_to_lose_its_blocks_and_then_the_tenant_given_most():
     engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
     engine.add("old", 16, max_tokens=8, terms=terms("rich"))

@@ -71,6 +71,10 @@ class WaitingQueue:
         num_before = sum(other < request.priority for other in account.priorities)
         return key.rank, excess, -1 if request.is_aged else num_before, key.order
 
+    def is_spot(self, request: Request) -> bool:
+        """Whether the policy lets the request use spare capacity only."""
+        return request.terms.is_spot and self._queue.sort_key(request).tenant is not None
+
     def shares(self, tenants: Iterable[str]) -> Shares:
         """Return how far each tenant is ahead of the least served tenant that waits.
 
