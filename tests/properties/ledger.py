@@ -51,10 +51,6 @@ class Entry:
     was_preempted: bool = False
 
 
-def _is_spot(request: Request) -> bool:
-    return request.terms.is_spot and not request.is_aged
-
-
 class Ledger:
     """A sink. Every token is compared with the oracle the moment it is emitted."""
 
@@ -139,13 +135,17 @@ class Ledger:
             own = victim.request.terms.tenant == claimant.request.terms.tenant
             require(own, f"{event}: for the share of another")
         if claimant.place == "waiting":
-            require(not victim.request.is_aged, f"{event}: had aged")
+            had_aged = victim.request.is_aged and not self._is_spot(victim.request)
+            require(not had_aged, f"{event}: had aged")
             require(self._outranks(claimant, victim), f"{event}: of equal rank")
         elif self._policy != "fair":
             require(self._claim(victim) >= self._claim(claimant), f"{event}: by a weaker claim")
         else:
-            weaker = _is_spot(victim.request) >= _is_spot(claimant.request)
+            weaker = self._is_spot(victim.request) >= self._is_spot(claimant.request)
             require(weaker, f"{event}: spot took from others")
+
+    def _is_spot(self, request: Request) -> bool:
+        return self._policy == "fair" and request.terms.is_spot
 
     def _outranks(self, claimant: Entry, victim: Entry) -> bool:
         """Natural claims only: a wait, however long, is no reason to throw anybody out."""

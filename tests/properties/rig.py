@@ -157,9 +157,9 @@ class Rig:
         return old, young
 
     def _nobody_overtook(self, old: list[Request], young: list[Request]) -> None:
-        """Nobody young was seated while an old one stayed: under fair, of the same tenant; under
-        fcfs, one that came later. An old one whose tenant holds all it may is nobody's to wait
-        for."""
+        """Nobody young was seated while an old one stayed: under fair, of the same tenant, and both
+        of them spot or neither; under fcfs, one that came later. An old one whose tenant holds all
+        it may is nobody's to wait for."""
         waiting = self.scheduler.waiting
         seated = [request for request in young if request.state is RequestState.RUNNING]
         policy = self.scheduler.config.scheduling_policy
@@ -178,7 +178,8 @@ class Rig:
                     request.index,
                 ):
                     continue
-                is_own = other.terms.tenant == request.terms.tenant
+                same_rank = other.terms.is_spot == request.terms.is_spot
+                is_own = other.terms.tenant == request.terms.tenant and same_rank
                 require(is_fair and not is_own, f"{other.id} overtook {request.id}, which is old")
 
     def end(self) -> None:

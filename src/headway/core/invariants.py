@@ -37,7 +37,8 @@ def check(scheduler: Scheduler) -> None:
     for request in scheduler.requests.values():
         request.check()
         _require(
-            request.num_preemptions <= scheduler.config.max_preemptions,
+            request.num_preemptions <= scheduler.config.max_preemptions
+            or scheduler.waiting.is_spot(request),
             f"{request.id}: {request.num_preemptions} preemptions exceed max_preemptions",
         )
     keys = [scheduler.waiting.effective_key(request) for request in scheduler.running]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 
 from headway.config import SchedulerConfig
 from headway.core import events
@@ -60,7 +61,7 @@ make_tuple = tuple[object, ...].__new__
 """Makes a NamedTuple without its constructor. Used once per running request and step, where it
 saves 7 % of the scheduler's time at 256 running requests."""
 MAX_SKIPS = 4
-"""Requests that a step tries, does not admit and passes over; bounds the work of a pass."""
+"""Requests that do not fit after which a pass ends; bounds its work."""
 
 
 class Scheduler:
@@ -81,7 +82,8 @@ class Scheduler:
         )
         self._running_set = RunningSet(self.kv, self.offload, self.waiting, self.accounts)
         self._headroom = Headroom(int(capacity.num_blocks * config.kv_watermark))
-        rules = VictimRules(self.waiting.eviction_key, config.max_preemptions)
+        waiting = self.waiting
+        rules = VictimRules(waiting.eviction_key, config.max_preemptions, waiting.is_spot)
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0
@@ -256,7 +258,7 @@ class Scheduler:
         """
         waiting, skipped = self.waiting, list[Request]()
         cause: WaitCause | None = None
-        while len(skipped) <= MAX_SKIPS and not any(request.is_aged for request in skipped):
+        while len(skipped) < MAX_SKIPS and not any(request.is_aged for request in skipped):
             cause = self._limit_reached(draft, limit)
             request = waiting.pop() if cause is None else None
             if request is None:
@@ -289,15 +291,17 @@ class Scheduler:
     def _preempt_for_waiting(self, now: float) -> None:
         """Admit waiting requests that may preempt running ones, where a preemption makes them fit.
 
-        First the head of the waiting queue, by rank; then requests whose tenant runs requests of
-        lower priority. None overtakes an aged head.
+        First the head of the waiting queue, by rank; then the first requests of tenants that run
+        requests of lower priority. None overtakes an aged head, unless the head is spot and the
+        request is not.
         """
-        while (request := self.waiting.peek()) is not None:
-            if not self._admit_by_preemption(request, now):
-                if request.is_aged:
-                    return
-                break
-        for request in self.waiting.urgent():
+        waiting = self.waiting
+        while (head := waiting.peek()) is not None and self._admit_by_preemption(head, now):
+            pass
+        max_rank = waiting.sort_key(head).rank if head is not None and head.is_aged else inf
+        for request in waiting.urgent():
+            if waiting.sort_key(request).rank >= max_rank:
+                continue
             # A request that fits without a preemption waits for its tenant's turn.
             if isinstance(self._try_admit_as_is(request, ()), Wait):
                 self._admit_by_preemption(request, now)
@@ -305,7 +309,7 @@ class Scheduler:
     def _admit_by_preemption(self, request: Request, now: float) -> bool:
         """Admit a waiting request in place of running ones; return False if it stays waiting."""
         key, waiting = self.waiting.sort_key(request), self.waiting
-        if not waiting.may_preempt(request, key, self.running) or waiting.is_behind_own(request):
+        if not waiting.may_preempt(request, key, self.running):
             return False
         waiting.take(request)
         # Running requests that this one may not preempt grow later in this step: leave them room.
@@ -332,6 +336,7 @@ class Scheduler:
         requests, block_size = self.requests, self.kv.block_size
         emit = self._running_set.events.append
         sampled: list[str] = []
+        spot_sampled: list[str] = []
         for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
             request = requests.get(item.request_id)
             if request is None or request.state is not RUNNING:  # aborted while in flight
@@ -340,11 +345,13 @@ class Scheduler:
                 num_tokens = len(item.token_ids)
                 request.num_computed += num_tokens
                 if num_tokens > 1 or request.num_computed % block_size == 0:
-                    self.kv.publish(request)
+                    self._running_set.publish(request)
                     self._preemption.track_growth(request)
             if isinstance(outcome, Sample):
                 token_ids, logprobs = outcome.token_ids, outcome.logprobs
-                sampled.append(request.terms.tenant)
+                terms = request.terms
+                tenants = spot_sampled if terms.is_spot else sampled
+                tenants.append(terms.tenant)
                 if request.params.n > 1:
                     self.pacer.add_forked(request, self._running_set.fork(request, now))
                 if len(token_ids) == 1:
@@ -352,7 +359,7 @@ class Scheduler:
                 else:
                     reason, token_ids = request.extend(token_ids)
                     logprobs = logprobs[: len(token_ids)] if logprobs is not None else None
-                    sampled += [request.terms.tenant] * (len(token_ids) - 1)
+                    tenants += [terms.tenant] * (len(token_ids) - 1)
                     self._preemption.track_growth(request)
                 emit(make_tuple(events.TokensEmitted, (request.id, token_ids, logprobs)))
                 if reason is not None:
@@ -363,6 +370,7 @@ class Scheduler:
                 self._running_set.leave(request, FinishReason.ERROR, now, message)
                 has_finished = True
         self.accounts.charge_output(sampled)
+        self.accounts.charge_output(spot_sampled, is_spot=True)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_finished:
             self._running_set.running = [it for it in self.running if it.state is RUNNING]

@@ -99,6 +99,33 @@ def test_shared_blocks_count_once():
     engine.run()
 
 
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+def test_a_suspended_tenant_resumes_when_its_own_prefix_is_published(policy: str):
+    engine = Harness(num_blocks=32, block_size=4, scheduling_policy=policy)
+    prompt = list(range(32))
+    engine.add("first", prompt, max_tokens=30, terms=half())
+    engine.add("second", [*prompt, 99], max_tokens=2, terms=half())
+    engine.step()
+    assert engine.running == ["first"]
+    engine.steps(2)
+    assert engine.seen(Admitted, "second"), "it shares 8 of its 9 blocks"
+    engine.run()
+
+
+def test_blocks_that_the_first_request_cannot_share_resume_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine = Harness(num_blocks=32, block_size=4)
+    engine.add("first", list(range(32)), max_tokens=30, terms=half())
+    engine.add("second", [99, *range(40)], max_tokens=2, terms=half())
+    engine.step()
+    resumed = list[str]()
+    monkeypatch.setattr(engine.scheduler.waiting, "resume", resumed.append)
+    engine.steps(10)
+    assert resumed == []
+    assert engine.running == ["first"]
+
+
 def test_a_request_above_the_kv_quota_is_refused_with_the_numbers():
     capacity = Capacity(num_blocks=10, block_size=4, max_model_len=100)
     refusal = refuse_if_never_fits(PeakDemand(12, 10, 1, max_kv_share=0.5), capacity, 8)

@@ -200,7 +200,7 @@ def test_a_pass_tries_a_bounded_number_of_requests():
     engine = Harness(num_blocks=16, block_size=4)
     engine.add("holder", 40, max_tokens=20)
     engine.step()
-    for at in range(MAX_SKIPS + 1):
+    for at in range(MAX_SKIPS):
         engine.add(f"big{at}", 40, max_tokens=1)
     engine.add("small", 4, max_tokens=1)
     engine.step()

@@ -43,10 +43,55 @@ def test_an_endless_stream_of_stronger_ones_delays_nobody_past_the_bound(
     assert max_wait_s <= waited_s <= max_wait_s + LONGEST_RUN_S
 
 
-def test_spot_is_served_after_the_bound_as_well():
-    engine = Harness(max_num_seqs=2, max_wait_s=3.0)
-    waited_s = endless(engine, terms=Terms("s", is_spot=True))
-    assert 3.0 <= waited_s <= 3.0 + LONGEST_RUN_S
+def test_spot_gets_nothing_of_a_full_machine_however_long_it_waits():
+    engine = Harness(max_num_seqs=2, max_wait_s=1.0)
+    with pytest.raises(AssertionError, match="it waited for"):
+        endless(engine, 100, terms=Terms("s", is_spot=True))
+    assert engine.scheduler.requests["low"].is_aged
+
+
+def test_spot_that_has_aged_goes_before_the_other_spot_requests_of_its_tenant():
+    engine = Harness(max_num_seqs=1, max_wait_s=1.0)
+    engine.add("ordinary", 4, max_tokens=15)
+    spot = Terms("s", is_spot=True)
+    engine.add("old", 4, priority=9, terms=spot)
+    for _ in range(12):
+        engine.step()
+        engine.advance(0.1)
+    engine.add("new", 4, terms=spot)
+    engine.until(lambda: bool(engine.seen(Admitted, "new")))
+    assert [event.request_id for event in engine.seen(Admitted)] == ["ordinary", "old", "new"]
+    engine.run()
+
+
+def test_spot_that_has_aged_gives_its_place_to_an_ordinary_request():
+    engine = Harness(max_num_seqs=1, max_wait_s=0.0)
+    engine.add("spot", 4, max_tokens=20, terms=Terms("s", is_spot=True))
+    engine.steps(2)
+    assert engine.scheduler.requests["spot"].is_aged
+    engine.add("ordinary", 4, terms=Terms("a"))
+    assert "ordinary" in engine.step()
+    assert engine.seen(Preempted, "spot")
+    engine.run()
+
+
+def test_spot_that_has_aged_keeps_no_tenant_from_a_place_of_its_own():
+    engine = Harness(num_blocks=16, block_size=4, max_num_seqs=3, max_wait_s=2.0)
+    share = Terms("t", max_kv_share=0.5)
+    engine.add("low", 20, max_tokens=12, priority=9, terms=share)
+    engine.add("other", 36, max_tokens=3, terms=Terms("o"))
+    engine.step()
+    engine.add("spot", 60, max_tokens=1, terms=Terms("s", is_spot=True))
+    engine.advance(3.0)
+    engine.step()
+    assert engine.scheduler.requests["spot"].is_aged
+    engine.add("high", 30, max_tokens=2, terms=share)
+    engine.until(lambda: engine.running == ["low"])
+    assert not engine.seen(Admitted, "high"), "the blocks of low alone were not enough"
+    engine.step()
+    assert engine.seen(Preempted, "low")
+    assert engine.running == ["high"]
+    engine.run()
 
 
 def test_without_the_bound_it_would_wait_for_ever():
@@ -173,7 +218,7 @@ def test_nothing_is_kept_of_tenants_that_are_gone():
     for _ in range(30):
         engine.step()
         engine.advance(0.5)
-    assert not engine.scheduler.waiting._num_aged
+    assert not engine.scheduler.waiting._urgent
 
 
 def test_a_resent_request_has_not_waited_while_it_ran():

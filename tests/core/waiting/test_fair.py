@@ -153,6 +153,65 @@ def test_spot_comes_after_everybody_else_however_little_it_was_given():
     assert [line.take() for _ in range(3)] == ["a0", "a1", "spot"]
 
 
+def test_service_as_spot_is_no_part_of_a_tenants_share():
+    line = Line()
+    line.join("night", "x", is_spot=True)
+    assert line.take() == "night"
+    spot = line.accounts.get("x", is_spot=True)
+    assert spot is not None
+    spot.charge(1000)
+    line.join("y0", "y")
+    line.charge("y", 10)
+    line.join("day", "x")
+    line.join("y1", "y")
+    line.charge("x", 1)
+    assert [line.take() for _ in range(3)] == ["y0", "y1", "day"], "x begins level with y"
+
+
+def test_ordinary_service_is_not_held_against_a_tenants_spot_requests():
+    line = Line()
+    line.join("day", "x")
+    assert line.take() == "day"
+    line.charge("x", 1000)
+    line.join("x0", "x", is_spot=True)
+    line.join("y0", "y", is_spot=True)
+    assert [line.take() for _ in range(2)] == ["x0", "y0"]
+
+
+def test_spot_requests_count_in_no_gap_weight_or_share():
+    line = Line()
+    line.join("s0", "s", is_spot=True)
+    assert not line.accounts.has_others("a")
+    for tenant in "ab":
+        line.join(f"{tenant}0", tenant)
+    for tenant in "ab":
+        line.charge(tenant, 500)
+    assert line.accounts.service_gap(0.0) == 0
+    assert line.accounts.active_weight == 2.0
+    assert line.accounts.share(terms("a")) == 0.5
+    line.join("a1", "a", is_spot=True, weight=9.0)
+    assert line.accounts.share(terms("a")) == 0.5, "the weight of a spot tier is its own"
+    line.accounts.check([])
+
+
+@pytest.mark.parametrize("weights", [(1e6, 0.5), (0.5, 1e6), (1.0, 1.0)])
+def test_a_tenant_is_alone_only_without_others_whatever_the_weights(weights: tuple[float, float]):
+    accounts = Accounts()
+    own, other = (
+        make_request(name, terms=terms(name, weight=weight))
+        for name, weight in zip("ab", weights, strict=True)
+    )
+    accounts.open(own)
+    assert not accounts.has_others("a")
+    accounts.open(other)
+    assert accounts.has_others("a")
+    accounts.close(own)
+    assert accounts.has_others("a")
+    accounts.close(other)
+    assert not accounts.has_others("a")
+    assert accounts.active_weight == 0.0
+
+
 def test_a_cached_prefix_goes_first_among_tenants_given_about_as_much():
     line = Line(cached={"b0", "c0"})
     for tenant, amount in (("a", 0), ("b", 100), ("c", 50)):
@@ -213,6 +272,28 @@ def test_one_who_is_put_back_is_not_lifted():
     account = line.accounts.get("a")
     assert account is not None
     assert account.counter == 0
+
+
+def test_lanes_of_tenants_that_left_are_dropped_behind_a_waiting_head():
+    line = Line()
+    line.join("head", "a")
+    for at in range(500):
+        line.queue.remove(line.join(f"r{at}", f"t{at}"))
+    assert list(line.queue._lanes[0]) == ["a"]
+    assert len(line.queue._heaps[0]) <= 2 * 1 + 64
+    assert line.take() == "head"
+
+
+def test_a_tenant_that_comes_back_behind_a_waiting_head_is_listed_once():
+    line = Line()
+    line.join("a0", "a")
+    line.join("b0", "b")
+    line.charge("b", 5)
+    for at in range(200):
+        line.queue.remove(line.join(f"r{at}", "c"))
+    line.join("c0", "c")
+    line.charge("c", 9)
+    assert [line.take() for _ in range(3)] == ["a0", "b0", "c0"]
 
 
 def test_accounts_of_tenants_long_gone_are_forgotten():
@@ -324,6 +405,17 @@ def test_spot_gives_its_seat_to_anybody_else():
     engine.run()
 
 
+def test_spot_is_never_immune_to_an_ordinary_request():
+    engine = Harness(max_num_seqs=1, max_preemptions=2)
+    engine.add("spot", 4, max_tokens=40, terms=terms("s", is_spot=True))
+    for at in range(4):
+        engine.until(lambda: engine.running == ["spot"])
+        engine.add(f"a{at}", 4, max_tokens=2, terms=terms("a"))
+        assert f"a{at}" in engine.step()
+    assert len(engine.seen(Preempted, "spot")) == 4
+    engine.run()
+
+
 def test_spot_is_the_first_to_lose_its_blocks_and_then_the_tenant_given_most():
     engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
     engine.add("old", 16, max_tokens=8, terms=terms("rich"))
@@ -423,7 +515,7 @@ def test_a_tenant_whose_account_was_forgotten_begins_with_the_new_one():
     gone = line.join("old", "a")
     line.charge("a", 1000.0)
     line.queue.remove(gone)
-    del line.accounts._accounts["a"]
+    del line.accounts._accounts[False]["a"]
     line.join("new", "a")
     line.charge("a", 5.0)
     line.join("b2", "b")

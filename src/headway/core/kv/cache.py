@@ -178,19 +178,20 @@ class KVCache:
         self._copies.clear()
         return copies
 
-    def publish(self, request: Request) -> None:
-        """Add the full blocks of a request to the prefix index."""
+    def publish(self, request: Request) -> bool:
+        """Add the full blocks of a request to the prefix index; return whether any is new."""
         if not self.enable_prefix_caching:
-            return
+            return False
         table = self.tables[request.id]
         num_full = request.num_computed // self.block_size
         if num_full <= table.num_published:
-            return
+            return False
         self._hash_full_blocks(request)
         group = request.terms.cache_group
         for position in range(table.num_published, num_full):
             self.pool.publish(table.block_ids[position], request.block_hashes[position], group)
         table.num_published = num_full
+        return True
 
     def free(self, request: Request, now: float = 0.0) -> float:
         """Free the blocks of a request; return the block-seconds since the last change."""

@@ -105,6 +105,12 @@ class RunningSet:
         """Allocate one more block to a running request; the caller has checked that one is free."""
         self._accounts.charge_blocks(request, self._kv.extend(request, now))
 
+    def publish(self, request: Request) -> None:
+        """Publish full blocks; try a suspended tenant again if its first request shares them."""
+        num_published = self._kv.tables[request.id].num_published
+        if self._kv.publish(request):
+            self._waiting.resume_if_shared(request, num_published)
+
     def fork(self, parent: Request, now: float) -> list[Request]:
         """Start the other samples of a computed prompt, sharing its blocks; return them.
 
@@ -161,7 +167,7 @@ class RunningSet:
             tenant_blocks = self._kv.blocks_by_tenant
             return max(tenant_blocks, key=lambda tenant: len(tenant_blocks[tenant]), default="")
         running = self._accounts.running
-        return max(running, key=lambda tenant: running[tenant].num_running, default="")
+        return max(running, key=running.__getitem__, default="")
 
     def _start_running(self, request: Request, now: float) -> None:
         request.set_state(RUNNING, now)

@@ -2,7 +2,8 @@
 
 Pure functions over the running requests; the running set applies the choice. A request that was
 preempted `max_preemptions` times is immune. Admission gave an immune request room for its whole
-output, so it cannot block other requests forever.
+output, so it cannot block other requests forever. No spot request is immune to an ordinary one, or
+immune spot requests could fill the machine.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from headway.core.waiting.sort_key import EvictionKey, SortKey
 
 @dataclass(frozen=True, slots=True)
 class VictimRules:
-    """The eviction key and the limit of preemptions per request."""
+    """The eviction key, the limit of preemptions per request, and which requests are spot."""
 
     eviction_key: Callable[[Request], EvictionKey]
     """Key of a running request; the highest is preempted first."""
     max_preemptions: int
+    is_spot: Callable[[Request], bool] = lambda request: False
 
-    def is_preemptible(self, request: Request) -> bool:
-        return request.num_preemptions < self.max_preemptions
+    def is_preemptible(self, request: Request, requester: Request) -> bool:
+        if request.num_preemptions < self.max_preemptions:
+            return True
+        return self.is_spot(request) and not self.is_spot(requester)
 
 
 def choose_victim(
@@ -39,7 +43,7 @@ def choose_victim(
     """
     by_key = sorted(running, key=rules.eviction_key)
     for request in reversed(by_key[1:]):
-        if rules.is_preemptible(request) and kv.num_freeable([request]) > 0:
+        if rules.is_preemptible(request, requester) and kv.num_freeable([request]) > 0:
             return request
         if request is requester:
             return None
@@ -57,7 +61,7 @@ def choose_tenant_victim(
     of_tenant = [request for request in running if request.terms.tenant == tenant]
     by_key = sorted(of_tenant, key=rules.eviction_key)
     for request in reversed(by_key[1:]):
-        if rules.is_preemptible(request) and kv.num_released_blocks([request]) > 0:
+        if rules.is_preemptible(request, requester) and kv.num_released_blocks([request]) > 0:
             return request
         if request is requester:
             return None
@@ -92,9 +96,8 @@ def choose_victims(
             or kv.num_released_blocks(of_tenant, pinned) >= wait.num_quota_blocks
         )
 
-    candidates = sorted(
-        filter(rules.is_preemptible, preemptible), key=rules.eviction_key, reverse=True
-    )
+    candidates = [one for one in preemptible if rules.is_preemptible(one, requester)]
+    candidates.sort(key=rules.eviction_key, reverse=True)
     if not is_enough(candidates):
         return ()
     counts = range(len(candidates))

@@ -3,6 +3,9 @@
 Service is charged as it is given: the tokens of a prompt at admission (those not computed when the
 request leaves are refunded), output tokens as they are sampled, and KV blocks by the second. Tokens
 computed again after a preemption are not charged again.
+
+A tenant has one account for its ordinary requests and one for its spot requests. Service on unused
+capacity is on a scale of its own: a tenant's share neither pays for it nor gains by it.
 """
 
 from __future__ import annotations
@@ -60,13 +63,14 @@ NO_SHARES = Shares({})
 
 @dataclass(slots=True, eq=False)
 class TenantAccount:
-    """Service counter of one tenant.
+    """Service counter of one tenant, for its ordinary or its spot requests.
 
     `counter` is service divided by weight, lifted when the tenant returns from idleness. It never
     falls, so heaps over it may be corrected lazily.
     """
 
     tenant: str
+    is_spot: bool = False
     weight: float = 1.0
     counter: float = 0.0
     served: float = 0.0
@@ -74,12 +78,8 @@ class TenantAccount:
     credit: float = 0.0
     """Service refunded; the next charges use it up."""
     num_waiting: int = 0
-    num_running: int = 0
-    """Running samples, and samples that a running prompt has yet to fork."""
     num_live: int = 0
     """Requests, waiting or running."""
-    num_not_spot: int = 0
-    """Requests that are not spot."""
     priorities: Counter[int] = field(default_factory=Counter[int])
     """Running samples by priority; aged requests do not count."""
 
@@ -102,76 +102,77 @@ class Accounts:
     def __init__(self) -> None:
         self.num_running = 0
         """Running samples of all tenants, and samples yet to fork."""
-        self.running: dict[str, TenantAccount] = {}
-        """Accounts of the tenants that have running requests."""
+        self.running: Counter[str] = Counter()
+        """The same by tenant."""
         self._waiting: dict[str, TenantAccount] = {}
-        """Accounts of the tenants that have waiting requests."""
+        """Accounts of the tenants that have waiting ordinary requests."""
         self.active_weight = 0.0
-        """Sum of the weights of the tenants with requests that are not spot."""
+        """Sum of the weights of the tenants with ordinary requests."""
+        self._num_active = 0
+        """Tenants with ordinary requests."""
         self._gap = 0.0
         self._gap_at = -inf
         """When the service gap was last computed."""
-        self._accounts: dict[str, TenantAccount] = {}
-        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._accounts: dict[bool, dict[str, TenantAccount]] = {False: {}, True: {}}
+        """Ordinary accounts under False, those of spot requests under True."""
+        self._idle: OrderedDict[TenantAccount, None] = OrderedDict()
         self._marks: dict[str, int] = {}
         """Of preempted requests: prompt tokens charged and computed."""
 
     def __len__(self) -> int:
-        return len(self._accounts)
+        return sum(map(len, self._accounts.values()))
 
     def of(self, request: Request) -> TenantAccount:
-        return self._accounts[request.terms.tenant]
+        terms = request.terms
+        return self._accounts[terms.is_spot][terms.tenant]
 
-    def get(self, tenant: str) -> TenantAccount | None:
-        return self._accounts.get(tenant)
+    def get(self, tenant: str, is_spot: bool = False) -> TenantAccount | None:
+        return self._accounts[is_spot].get(tenant)
 
     def open(self, request: Request) -> TenantAccount:
-        """Return the account for a request that arrives; its weight is the tenant's from now on."""
-        tenant = request.terms.tenant
-        account = self._accounts.get(tenant)
+        """Return the account for a request that arrives, which sets the weight of the account."""
+        terms = request.terms
+        accounts = self._accounts[terms.is_spot]
+        account = accounts.get(terms.tenant)
         if account is None:
-            account = self._accounts[tenant] = TenantAccount(tenant)
-        is_spot = request.terms.is_spot
-        if account.num_not_spot:
-            self.active_weight += request.terms.weight - account.weight
-        elif not is_spot:
-            self.active_weight += request.terms.weight
-        account.weight = request.terms.weight
+            account = accounts[terms.tenant] = TenantAccount(terms.tenant, terms.is_spot)
+        if not terms.is_spot:
+            self._num_active += not account.num_live
+            self.active_weight += terms.weight - (account.weight if account.num_live else 0.0)
+        account.weight = terms.weight
         account.num_live += 1
-        account.num_not_spot += not is_spot
         return account
 
     def share(self, terms: Terms) -> float:
         """Return the fair share of a tenant with a request of these terms, 0 to 1."""
         if terms.is_spot:
             return 0.0
-        account = self._accounts.get(terms.tenant)
-        own = account.weight if account is not None and account.num_not_spot else 0.0
+        account = self.get(terms.tenant)
+        own = account.weight if account is not None and account.num_live else 0.0
         return terms.weight / max(terms.weight, self.active_weight - own + terms.weight)
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has requests here that are not spot."""
-        account = self._accounts.get(tenant)
-        own = account.weight if account is not None and account.num_not_spot else 0.0
-        return self.active_weight > own * 1.000001
+        """Whether another tenant has ordinary requests here."""
+        account = self.get(tenant)
+        return self._num_active > (account is not None and account.num_live > 0)
 
     def close(self, request: Request) -> None:
-        """Count a request of a tenant as ended; the tenant is idle after its last one."""
+        """Count a request of a tenant as ended; the account is idle after its last one."""
         account = self.of(request)
         account.num_live -= 1
-        if not request.terms.is_spot:
-            account.num_not_spot -= 1
-            if not account.num_not_spot:
-                self.active_weight = max(0.0, self.active_weight - account.weight)
         if account.num_live:
             return
-        self._idle[account.tenant] = None
-        self._idle.move_to_end(account.tenant)
+        if not account.is_spot:
+            self._num_active -= 1
+            self.active_weight -= account.weight
+            if not self._num_active:
+                self.active_weight = 0.0  # without the rounding errors of the sum
+        self._idle[account] = None
+        self._idle.move_to_end(account)
         while len(self._idle) > MAX_IDLE_ACCOUNTS:
-            tenant, _ = self._idle.popitem(last=False)
-            account = self._accounts[tenant]
+            account, _ = self._idle.popitem(last=False)
             if not account.num_live:
-                del self._accounts[tenant]
+                del self._accounts[account.is_spot][account.tenant]
 
     # ----------------------------------------------------------------- waiting
 
@@ -179,19 +180,21 @@ class Accounts:
         """Count a request as waiting."""
         account = self.of(request)
         account.num_waiting += 1
-        self._waiting[account.tenant] = account
+        if not account.is_spot:
+            self._waiting[account.tenant] = account
 
     def end_wait(self, request: Request) -> None:
         """Count a request as no longer waiting."""
         account = self.of(request)
         account.num_waiting -= 1
-        if not account.num_waiting:
+        if not account.num_waiting and not account.is_spot:
             del self._waiting[account.tenant]
 
     def service_gap(self, now: float) -> float:
         """Return the largest difference between the service counters of waiting tenants.
 
-        Looks at every waiting tenant, so the value may be up to GAP_PERIOD_S old.
+        Spot requests do not count. Looks at every waiting tenant, so the value may be up to
+        GAP_PERIOD_S old.
         """
         if len(self._waiting) < 2:
             return 0.0
@@ -205,9 +208,7 @@ class Accounts:
     def start(self, request: Request, num_samples: int) -> None:
         """Count samples of a request as running."""
         account = self.of(request)
-        if not account.num_running:
-            self.running[account.tenant] = account
-        account.num_running += num_samples
+        self.running[account.tenant] += num_samples
         if not request.is_aged:
             account.priorities[request.priority] += num_samples
         self.num_running += num_samples
@@ -215,12 +216,12 @@ class Accounts:
     def stop(self, request: Request, num_samples: int) -> None:
         """Count samples of a request as no longer running."""
         account = self.of(request)
-        account.num_running -= num_samples
+        self.running[account.tenant] -= num_samples
         if not request.is_aged:
             account.priorities[request.priority] -= num_samples
             if not account.priorities[request.priority]:
                 del account.priorities[request.priority]
-        if not account.num_running:
+        if not self.running[account.tenant]:
             del self.running[account.tenant]
         self.num_running -= num_samples
 
@@ -253,36 +254,38 @@ class Accounts:
         """Charge blocks times seconds."""
         self.of(request).charge(BLOCK_S_COST * block_s)
 
-    def charge_output(self, sampled: Iterable[str]) -> None:
+    def charge_output(self, sampled: Iterable[str], is_spot: bool = False) -> None:
         """Charge one output token for each occurrence of a tenant in `sampled`."""
-        accounts = self._accounts
+        accounts = self._accounts[is_spot]
         for tenant, num_tokens in Counter(sampled).items():
             account, amount = accounts[tenant], OUTPUT_COST * num_tokens
             account.charge(amount)
 
     def charge_lost(self, tenant: str, amount: float) -> None:
         """Charge service that no tenant got because this one's targets shortened a step."""
-        account = self._accounts.get(tenant)
+        account = self.get(tenant)
         if account is not None:
             account.counter += amount / account.weight
 
     def check(self, running: Iterable[Request]) -> None:
-        weights = [one.weight for one in self._accounts.values() if one.num_not_spot]
+        ordinary = self._accounts[False].values()
+        weights = [one.weight for one in ordinary if one.num_live]
         if abs(sum(weights) - self.active_weight) > 1e-6 * (1.0 + sum(weights)):
             raise AssertionError(f"weights {weights} do not add up to {self.active_weight}")
-        waiting = {one.tenant for one in self._accounts.values() if one.num_waiting}
+        if len(weights) != self._num_active:
+            raise AssertionError(f"{len(weights)} tenants are active, not {self._num_active}")
+        waiting = {one.tenant for one in ordinary if one.num_waiting}
         if waiting != self._waiting.keys():
             raise AssertionError(f"tenants {waiting} wait, {self._waiting.keys()} are counted")
         samples: Counter[str] = Counter()
-        priorities: dict[str, Counter[int]] = {}
+        priorities: dict[TenantAccount, Counter[int]] = {}
         for request in running:
             samples[request.terms.tenant] += request.params.n
-            counted = 0 if request.is_aged else request.params.n
-            priorities.setdefault(request.terms.tenant, Counter())[request.priority] += counted
-        if samples != {tenant: it.num_running for tenant, it in self.running.items()}:
-            raise AssertionError(f"{samples} run, which the accounts do not say")
-        if samples.total() != self.num_running:
-            raise AssertionError(f"{samples.total()} samples run, {self.num_running} are counted")
-        for account in self.running.values():
-            if account.priorities != priorities[account.tenant]:
+            if not request.is_aged:
+                counts = priorities.setdefault(self.of(request), Counter())
+                counts[request.priority] += request.params.n
+        if samples != self.running or samples.total() != self.num_running:
+            raise AssertionError(f"{samples} run, {self.running} are counted")
+        for account in (*ordinary, *self._accounts[True].values()):
+            if account.priorities != priorities.get(account, Counter()):
                 raise AssertionError(f"{account} miscounts its priorities")

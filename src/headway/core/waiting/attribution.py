@@ -110,8 +110,7 @@ class _QuotaTime:
 
 def path_of(request: Request, key: SortKey) -> Path:
     """Return the place of a request in the tree of clocks."""
-    is_ordinary = request.is_aged and key.tenant is not None
-    return 0 if is_ordinary else key.rank, key.tenant, key.tenant_priority, request.start_by < inf
+    return key.rank, key.tenant, key.tenant_priority, request.start_by < inf
 
 
 def path_of_head(head: Head) -> Path:
@@ -191,19 +190,6 @@ class WaitAttribution:
         """
         if tenant in self._suspended:
             self._resuming.add(tenant)
-
-    def age(self, request: Request, key: SortKey, now: float) -> None:
-        """Move the wait of a request that has aged to its new path."""
-        wait, path = self._waits[request.id], path_of(request, key)
-        if path == wait.path:
-            return
-        own = wait.own
-        self._settle(wait, now)
-        self._exit(wait)
-        wait.path = path
-        self._enter(wait)
-        if own is None:
-            self._follow_clocks(wait)
 
     def begin_pass(self, now: float) -> None:
         """Account for the time since the last pass."""

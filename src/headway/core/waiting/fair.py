@@ -27,20 +27,22 @@ running requests, and the other's does not fall. Three terms are added:
 Prefix cache: among tenants whose counters are within CACHED_LEAD of the least, one whose request
 hits the prefix cache goes first. This adds CACHED_LEAD to the bound.
 
-Spot requests come after all others, by the same rule among themselves.
+Spot requests come after all others, by the same rule among themselves and with counters of their
+own, however long they have waited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 from math import inf
 
 from headway.core.request import Request
 from headway.core.waiting.accounts import Accounts, TenantAccount
 from headway.core.waiting.keyed import KeyedQueue
 from headway.core.waiting.request_heap import RequestHeap
-from headway.core.waiting.sort_key import SortKey, effective_key, start_by_us
+from headway.core.waiting.sort_key import SortKey, start_by_us
 
 URGENT_LEAD = 16384.0
 """Lead in service, over the weight, up to which an urgent request goes before its tenant's turn:
@@ -70,11 +72,16 @@ class _Lane:
         self.is_listed = False
 
 
+Entry = tuple[float, int, int, _Lane]
+"""Counter of the tenant, arrival order of its first request, a number of its own, lane."""
+
+
 class FairQueue:
     """A heap of tenants by counter, and for each a heap of its requests.
 
     Counters only grow, so an entry that is out of date is found when it comes to the top, and
-    listed again.
+    listed again. A lane is dropped when its last request leaves; its entry is dropped at the top,
+    or when such entries outnumber lanes.
     """
 
     def __init__(
@@ -82,29 +89,29 @@ class FairQueue:
     ) -> None:
         self._accounts = accounts
         self._is_cached = is_cached
-        self._lanes: dict[tuple[float, str], _Lane] = {}
+        self._lanes: dict[float, dict[str, _Lane]] = {0: {}, 1: {}}
+        """By rank and tenant; none is empty."""
         self._suspended: set[str] = set()
-        self._heaps: dict[float, list[tuple[float, int, str, _Lane]]] = {0: [], 1: []}
+        self._heaps: dict[float, list[Entry]] = {0: [], 1: []}
         self._least: dict[float, float] = {0: 0.0, 1: 0.0}
         """The least counter at the last pop."""
         self._urgent = {rank: KeyedQueue(_by_start) for rank in self._heaps}
         """Requests with a planned start, over all tenants."""
         self._num_requests = 0
+        self._numbers = count()
 
     def sort_key(self, request: Request) -> SortKey:
         terms = request.terms
         order = (start_by_us(request), request.arrival_order, request.index)
-        return SortKey(1 if terms.is_spot else 0, order, terms.tenant, request.priority)
+        return SortKey(self._rank(request), order, terms.tenant, request.priority)
 
     def push(self, request: Request) -> None:
-        rank, key = self._lane_key(request)
-        account = self._accounts.of(request)
+        rank, account = self._rank(request), self._accounts.of(request)
         if account.num_waiting == 0:
             account.counter = max(account.counter, self.least_counter(rank))
-        lane = self._lanes.get(key)
-        # An idle tenant's account may have been dropped and opened again.
-        if lane is None or lane.account is not account:
-            lane = self._lanes[key] = _Lane(account)
+        lane = self._lanes[rank].get(account.tenant)
+        if lane is None:
+            lane = self._lanes[rank][account.tenant] = _Lane(account)
         lane.requests.push(request)
         if request.start_by < inf:
             self._urgent[rank].push(request)
@@ -121,6 +128,7 @@ class FairQueue:
                 if chosen is lane:
                     chosen = self._prefer_cached(rank, lane)
                 request = chosen.requests.pop()
+                self._drop_if_empty(rank, chosen)
                 if request is not None and request.start_by < inf:
                     self._urgent[rank].remove(request)
                 return request
@@ -135,20 +143,18 @@ class FairQueue:
 
     def peek_tenant(self, tenant: str) -> Request | None:
         """Return the first request of a tenant, suspended or not."""
-        for rank in self._heaps:
-            lane = self._lanes.get((rank, tenant))
-            if lane is not None and len(lane.requests):
-                return lane.requests.peek()
+        for lanes in self._lanes.values():
+            if tenant in lanes:
+                return lanes[tenant].requests.peek()
         return None
 
     def remove(self, request: Request) -> None:
-        rank, key = self._lane_key(request)
-        if key not in self._lanes:
+        rank = self._rank(request)
+        lane = self._lanes[rank].get(request.terms.tenant)
+        if lane is None:
             raise RuntimeError(f"request {request.id} is not waiting")
-        lane = self._lanes[key]
         lane.requests.remove(request)
-        if not len(lane.requests) and not lane.is_listed:
-            del self._lanes[key]
+        self._drop_if_empty(rank, lane)
         if request.start_by < inf:
             self._urgent[rank].remove(request)
         self._num_requests -= 1
@@ -163,16 +169,16 @@ class FairQueue:
         self._suspended.discard(tenant)
         for rank, urgent in self._urgent.items():
             urgent.resume(tenant)
-            lane = self._lanes.get((rank, tenant))
-            if lane is not None and len(lane.requests):
+            lane = self._lanes[rank].get(tenant)
+            if lane is not None:
                 account = lane.account
                 account.counter = max(account.counter, self.least_counter(rank))
                 self._list(rank, lane)
 
     def is_early(self, request: Request) -> bool:
         """Whether the head goes before its tenant's turn because of its SLO."""
-        rank, key = self._lane_key(request)
-        return self._first(rank) is not self._lanes.get(key)
+        rank = self._rank(request)
+        return self._first(rank) is not self._lanes[rank].get(request.terms.tenant)
 
     def least_counter(self, rank: float) -> float:
         """Return the least counter of waiting tenants, or the one at the last pop."""
@@ -189,31 +195,37 @@ class FairQueue:
         heappush(heap, entry)
         return [lane.account for lane in (first, second) if lane is not None]
 
-    def _lane_key(self, request: Request) -> tuple[float, tuple[float, str]]:
-        rank = effective_key(self.sort_key(request), request).rank
-        return rank, (rank, request.terms.tenant)
+    def _rank(self, request: Request) -> float:
+        return 1 if request.terms.is_spot else 0
+
+    def _drop_if_empty(self, rank: float, lane: _Lane) -> None:
+        if not len(lane.requests):
+            del self._lanes[rank][lane.account.tenant]
 
     def _list(self, rank: float, lane: _Lane) -> None:
+        """Add a lane to the heap of its rank; a suspended one waits for `resume`."""
         request = lane.requests.peek()
-        tenant = lane.account.tenant
-        if lane.is_listed or request is None or tenant in self._suspended:
+        account = lane.account
+        if lane.is_listed or request is None or account.tenant in self._suspended:
             return
         lane.is_listed = True
-        heappush(self._heaps[rank], (lane.account.counter, request.arrival_order, tenant, lane))
+        heap = self._heaps[rank]
+        heappush(heap, (account.counter, request.arrival_order, next(self._numbers), lane))
+        if len(heap) > 2 * len(self._lanes[rank]) + 64:
+            heap[:] = [entry for entry in heap if len(entry[3].requests)]
+            heapify(heap)
 
     def _first(self, rank: float) -> _Lane | None:
         """Return the lane with the least counter that is not empty and not suspended."""
         heap = self._heaps[rank]
         while heap:
-            counter, _, tenant, lane = heap[0]
-            head = lane.requests.peek()
-            if head is None or tenant in self._suspended:
+            counter, _, number, lane = heap[0]
+            head, account = lane.requests.peek(), lane.account
+            if head is None or account.tenant in self._suspended:
                 heappop(heap)
                 lane.is_listed = False
-                if head is None and self._lanes.get((rank, tenant)) is lane:
-                    del self._lanes[rank, tenant]
-            elif lane.account.counter > counter:
-                heapreplace(heap, (lane.account.counter, head.arrival_order, tenant, lane))
+            elif account.counter > counter:
+                heapreplace(heap, (account.counter, head.arrival_order, number, lane))
             else:
                 return lane
         return None
@@ -222,7 +234,7 @@ class FairQueue:
         """Return the lane with the earliest planned start within URGENT_LEAD, else the least."""
         limit = least.account.counter + URGENT_LEAD
         for request in self._urgent[rank].peek_lanes(MAX_LOOKS):
-            lane = self._lanes[rank, request.terms.tenant]
+            lane = self._lanes[rank][request.terms.tenant]
             if lane.account.counter <= limit:
                 return lane
         return least
@@ -235,7 +247,7 @@ class FairQueue:
         if self._is_cached(head):
             return first
         limit = first.account.counter + CACHED_LEAD
-        found, passed = first, list[tuple[float, int, str, _Lane]]()
+        found, passed = first, list[Entry]()
         while found is first and len(passed) < MAX_LOOKS:
             passed.append(heappop(heap))
             lane = self._first(rank)
@@ -252,4 +264,5 @@ class FairQueue:
         return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for lane in self._lanes.values() for request in lane.requests)
+        lanes = (lane for lanes in self._lanes.values() for lane in lanes.values())
+        return (request for lane in lanes for request in lane.requests)

@@ -1,11 +1,12 @@
 """The waiting queue as the scheduler sees it: a policy's order, aging, quotas and attribution.
 
     aging       a request that has waited `max_wait_s` since it arrived or was last preempted goes
-                before all others, or before all others of its tenant where tenants have shares,
-                and is no longer spot. It then waits only for requests that aged before it, for its
-                tenant's turn, and for running requests to make room
+                before all others, or before all others of its tenant where tenants have shares.
+                It then waits only for requests that aged before it, for its tenant's turn, and for
+                running requests to make room. A spot request that has aged still waits for all
+                ordinary requests
     KV quota    a tenant at its KV quota is suspended: the queue skips all its requests until it
-                gives up blocks
+                gives up blocks, or its first request can share more of them
     causes      every second of every wait has one (headway.core.waiting.attribution)
 
 A request taken by `pop` or `take` still waits until `leave`; one that does not fit is put back.
@@ -13,7 +14,7 @@ A request taken by `pop` or `take` still waits until `leave`; one that does not 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
@@ -28,9 +29,7 @@ from headway.core.waiting.policies import PolicyQueue
 from headway.core.waiting.sort_key import EvictionKey, SortKey, effective_key
 
 MAX_URGENT = 4
-"""Requests not at the head that a pass tries in place of lower-priority ones of their tenant."""
-MAX_LOOKS = 16
-"""Candidates looked at for these."""
+"""Tenants whose first request a pass tries in place of their running ones of lower priority."""
 SERVICE_STEP = 1024.0
 """Tenants whose service differs by less, in weighted tokens, are equal for eviction."""
 
@@ -46,10 +45,8 @@ class WaitingQueue:
         self._suspended: set[str] = set()
         """Tenants at their KV quota."""
         self._aging = AgingTimer(max_wait_s, self.__contains__)
-        self._urgent: dict[str, Request] = {}
-        """Requests whose tenant runs requests of lower priority."""
-        self._num_aged: Counter[str] = Counter()
-        """Aged requests by tenant."""
+        self._urgent: OrderedDict[str, None] = OrderedDict()
+        """Tenants that run requests of lower priority than their first waiting one, by turn."""
 
     def sort_key(self, request: Request) -> SortKey:
         """Return the policy's key; a waiting request preempts by this one."""
@@ -73,6 +70,10 @@ class WaitingQueue:
         excess = account.counter // SERVICE_STEP
         num_before = sum(other < request.priority for other in account.priorities)
         return key.rank, excess, -1 if request.is_aged else num_before, key.order
+
+    def is_spot(self, request: Request) -> bool:
+        """Whether the policy lets the request use spare capacity only."""
+        return request.terms.is_spot and self._queue.sort_key(request).tenant is not None
 
     def shares(self, tenants: Iterable[str]) -> Shares:
         """Return how far each tenant is ahead of the least served tenant that waits.
@@ -111,12 +112,9 @@ class WaitingQueue:
         self._accounts.begin_wait(request)
         self._members[request.id] = request
         self._attribution.start(request, key)
-        if request.is_aged:
-            self._num_aged[request.terms.tenant] += 1
-        else:
+        if not request.is_aged:
             self._aging.add(request, len(self._members))
-        if key.tenant is not None and self._runs_lower_priority(request):
-            self._urgent[request.id] = request
+        self._update_urgent(request.terms.tenant)
         self._try_if_first(request)
 
     def leave(self, request: Request, now: float) -> tuple[tuple[CauseTime, ...], str]:
@@ -125,12 +123,8 @@ class WaitingQueue:
         Returns its causes, and the tenant that held most of what it waited for.
         """
         del self._members[request.id]
-        self._urgent.pop(request.id, None)
         tenant = request.terms.tenant
-        if request.is_aged:
-            self._num_aged[tenant] -= 1
-            if not self._num_aged[tenant]:
-                del self._num_aged[tenant]
+        self._update_urgent(tenant)
         self._accounts.end_wait(request)
         # The next request of the tenant may fit where this one did not.
         self.resume(tenant)
@@ -168,15 +162,23 @@ class WaitingQueue:
             self._queue.resume(tenant)
             self._attribution.resume(tenant)
 
+    def resume_if_shared(self, request: Request, position: int) -> None:
+        """Try a suspended tenant again if its first request has this block of the other request.
+
+        The block at this position was just published. Shared blocks count once toward the quota.
+        """
+        tenant = request.terms.tenant
+        first = self._queue.peek_tenant(tenant) if tenant in self._suspended else None
+        if first is not None:
+            block_hashes = first.block_hashes[position : position + 1]
+            if block_hashes == request.block_hashes[position : position + 1]:
+                self.resume(tenant)
+
     def _try_if_first(self, request: Request) -> None:
         """Try a suspended tenant again if this request is its first now; it may be smaller."""
-        if not self.is_behind_own(request):
-            self.resume(request.terms.tenant)
-
-    def is_behind_own(self, request: Request) -> bool:
-        """Whether its tenant is at its KV quota and another request of the tenant is first."""
         tenant = request.terms.tenant
-        return tenant in self._suspended and self._queue.peek_tenant(tenant) is not request
+        if tenant in self._suspended and self._queue.peek_tenant(tenant) is request:
+            self.resume(tenant)
 
     # ------------------------------------------------------------------ passes
 
@@ -186,9 +188,7 @@ class WaitingQueue:
         for request in self._aging.pop_expired(now):
             self._queue.remove(request)
             request.is_aged = True
-            self._num_aged[request.terms.tenant] += 1
             self._queue.push(request)
-            self._attribution.age(request, self._queue.sort_key(request), now)
             self._try_if_first(request)
 
     def block(self, request: Request, cause: WaitCause, now: float) -> None:
@@ -210,25 +210,27 @@ class WaitingQueue:
             head = Head(request, queue.sort_key(request), is_early)
         self._attribution.end_pass(head, cause, find_holder, now)
 
-    def urgent(self) -> list[Request]:
-        """Return a few requests whose tenant runs requests of lower priority.
+    def urgent(self) -> Iterator[Request]:
+        """Yield a few requests whose tenant runs requests of lower priority.
 
-        The first by priority comes first, so that none is admitted whose place the next one takes.
+        Each is the first of its tenant. Tenants take turns, so that a request that does not fit
+        keeps back no other tenant.
         """
-        found: list[Request] = []
-        for request in list(islice(self._urgent.values(), MAX_LOOKS)):
-            if not self._runs_lower_priority(request):
-                del self._urgent[request.id]
-            elif self._num_aged[request.terms.tenant]:
-                # Not while the tenant has an aged request; look at others next time.
-                self._urgent[request.id] = self._urgent.pop(request.id)
+        for tenant in list(islice(self._urgent, MAX_URGENT)):
+            request = self._queue.peek_tenant(tenant)
+            if request is not None and self._runs_lower_priority(request):
+                self._urgent.move_to_end(tenant)
+                yield request
             else:
-                found.append(request)
-        return sorted(found, key=self._order_within_tenant)[:MAX_URGENT]
+                del self._urgent[tenant]
 
-    def _order_within_tenant(self, request: Request) -> tuple[float, float, tuple[int, ...]]:
-        key = self.effective_key(request)
-        return key.rank, key.tenant_priority, key.order
+    def _update_urgent(self, tenant: str) -> None:
+        """List a tenant for `urgent` if it runs requests of lower priority than its first."""
+        request = self._queue.peek_tenant(tenant)
+        if request is None or self.sort_key(request).tenant is None:
+            return
+        if self._runs_lower_priority(request):
+            self._urgent[tenant] = None
 
     def __len__(self) -> int:
         return len(self._members)
@@ -246,9 +248,9 @@ class WaitingQueue:
             raise AssertionError("a request waits in two places, or in none")
         if len(self._queue) != len(queued):
             raise AssertionError(f"the queue counts {len(self._queue)} of {len(queued)} requests")
-        waiting: Counter[str] = Counter(request.terms.tenant for request in self)
+        waiting = Counter(map(self._accounts.of, self))
         for request in self:
             account = self._accounts.of(request)
-            if account.num_waiting != waiting[account.tenant]:
-                raise AssertionError(f"{account} has {waiting[account.tenant]} waiting")
+            if account.num_waiting != waiting[account]:
+                raise AssertionError(f"{account} has {waiting[account]} waiting")
             self._attribution.cause_of(request)

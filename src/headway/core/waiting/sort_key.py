@@ -29,13 +29,13 @@ def effective_key(key: SortKey, request: Request) -> SortKey:
     """Sort key after aging.
 
     An aged request goes before all that have not aged. Where tenants have shares, it goes before
-    the others of its tenant, and a spot request counts as an ordinary one.
+    the others of its tenant, and a spot request stays spot.
     """
     if not request.is_aged:
         return key
     if key.tenant is None:
         return SortKey(-inf, (request.arrival_order, request.index))
-    return SortKey(0, key.order, key.tenant, -inf)
+    return SortKey(key.rank, key.order, key.tenant, -inf)
 
 
 def start_by_us(request: Request) -> int:

@@ -147,7 +147,7 @@ class TenantMetrics:
         ).set_function(lambda: self._goodput.share)
         self._service_gap = self._gauge(
             "headway_fairness_gap",
-            "Largest difference between the service counters of waiting tenants.",
+            "Largest difference between the service counters of waiting tenants, spot not counted.",
         )
         self._model_error = self._gauge(
             "headway_step_time_model_error",
