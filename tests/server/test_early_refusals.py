@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.events import Stepped
+from headway.core.events import Idled, Stepped
 from headway.core.params import SamplingParams
 from headway.core.slo.forecast import DemandSample, Forecast, TenantForecast
 from headway.core.slo.steptime import StepCost, StepShape
@@ -97,9 +97,8 @@ async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer)
     told(local, replace(forecast, tenants={"t": TenantForecast(1.0, owed_s=1.5)}))
     with pytest.raises(DeadlineError):
         await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
-    local.engine._forecast_reader.observe(
-        SimpleNamespace(arrived=[], refused=[], finished=[], idled=[object()], stepped=[]), 0.0
-    )
+    idled = Idled(0.0, 0, local.process.scheduler.forecast(0.0))
+    local.engine._forecast_reader.observe(EventBatch(idled=[idled]), 0.0)
     await local.engine.submit("later", [65] * 2, PARAMS, terms=terms)
     await local.engine.close()
 

@@ -109,6 +109,8 @@ class Scheduler:
 
     def forecast(self, now: float) -> Forecast:
         """Return what other processes need to judge SLO targets."""
+        if not self.has_work:
+            self.pacer.become_idle()
         return self.pacer.forecast(self.running, self.waiting.shares, now)
 
     def take_events(self) -> list[events.Event]:

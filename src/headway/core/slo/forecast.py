@@ -1,8 +1,9 @@
 """The engine's forecast: state by which the API process refuses infeasible requests.
 
-A frozen value, exported after each step. Demand is sampled at fixed horizons, as durations from the
-time of the sample, so the reader needs no common clock. A step makes new samples for a few tenants
-only; those of the others are some steps old.
+A frozen value, exported after each step and when the last request is aborted. Demand is sampled at
+fixed horizons, as durations from the time of the sample, so the reader needs no common clock. A
+step makes new samples for a few tenants only; those of the others are some steps old. The forecast
+of an idle engine has no demand and no tenants.
 """
 
 from __future__ import annotations
@@ -114,9 +115,3 @@ class Forecast:
     """Sum of the weights of the tenants with requests here."""
     made_at: float = 0.0
     """By the engine's clock: only differences of such times have a meaning elsewhere."""
-
-    def without_demand(self) -> Forecast:
-        """Return the forecast of the same engine without requests."""
-        speed = self.speed
-        idle = EngineSpeed(speed.cost, speed.full_step_s, speed.full_step_s)
-        return Forecast(idle)

@@ -344,6 +344,13 @@ class Pacer:
         demand = sample_of(self._demand(self._table, now), now)
         return Forecast(speed, demand, tenants, active_weight, now)
 
+    def become_idle(self) -> None:
+        """Drop the limits and tenants' forecasts of the time in which requests were live."""
+        self._step_target = None
+        self.limits = self._controller.decide(self._idle, self.cost)
+        self._asked.clear()
+        self._forecasts.clear()
+
     def _drop_oldest_forecast(self) -> None:
         tenant, _ = self._asked.popitem(last=False)
         del self._forecasts[tenant]

@@ -58,7 +58,8 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self._clock = clock
-        self._supervisor = Supervisor(launch, clock, limits or RestartLimits())
+        limits = limits or RestartLimits()
+        self._supervisor = Supervisor(launch, clock, limits)
         self._supervision: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._stream_of: dict[str, RequestStream] = {}
@@ -72,7 +73,7 @@ class AsyncEngine:
         self._aborting: dict[str, events.Finished] = {}
         """Finish events of samples whose abort the engine has not confirmed, by sample id."""
         self._quarantine = Quarantine()
-        self._forecast_reader = ForecastReader()
+        self._forecast_reader = ForecastReader(limits.hang_s)
         self._listeners = EventListeners()
         self._error: EngineError | None = None
         self.has_given_up = False

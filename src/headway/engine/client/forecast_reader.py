@@ -19,6 +19,7 @@ from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS, Terms
 from headway.core.waiting.policies import SLO_AWARE_POLICIES
 from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.errors import DeadlineError
 
 MIN_UNCACHED = 2
@@ -35,7 +36,9 @@ class _Sent(NamedTuple):
 class ForecastReader:
     """Refuses requests that are infeasible by the latest forecast."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_age_s: float = RestartLimits().hang_s) -> None:
+        """Refuse nothing by a forecast older than `max_age_s`: the engine may be hung by then."""
+        self._max_age_s = max_age_s
         self._forecast: Forecast | None = None
         self._demand = NO_DEMAND
         """Demand of all tenants in the forecast."""
@@ -47,12 +50,10 @@ class ForecastReader:
         """Replace the forecast by the latest, which includes requests that arrived before it."""
         for event in (*batch.arrived, *batch.refused, *batch.finished):
             self._sent.pop(event.request_id, None)
-        forecast = batch.stepped[-1].forecast if batch.stepped else self._forecast
-        if batch.idled and forecast is not None:
-            forecast = forecast.without_demand()
-        if forecast is not self._forecast:
-            self._forecast, self._received_at = forecast, now
-            self._demand = NO_DEMAND if forecast is None else forecast.demand.demand()
+        for event in (*batch.idled, *batch.stepped):  # a step follows the commands of its batch
+            if event.forecast is not None:
+                self._forecast, self._received_at = event.forecast, now
+                self._demand = event.forecast.demand.demand()
 
     def reset(self) -> None:
         """Forget the forecast, because another engine takes over."""
@@ -64,10 +65,12 @@ class ForecastReader:
         forecast, terms = self._forecast, command.terms
         if terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
             return
-        if forecast is None:
+        if forecast is None or now - self._received_at > self._max_age_s:
             return
         # All times count from the forecast: the engine has worked since then.
-        tenant = forecast.tenants.get(terms.tenant, _favourable(terms, forecast))
+        tenant = forecast.tenants.get(terms.tenant)
+        if tenant is None or forecast.made_at - tenant.made_at > self._max_age_s:
+            tenant = _favourable(terms, forecast)
         work = _work(command, tenant.length_share, info.has_prefix_cache, now - self._received_at)
         demand, own = self._demand, tenant.demand.demand(forecast.made_at - tenant.made_at)
         if self._sent:
