@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from headway.core.events import Idled, Stepped
 from headway.core.params import SamplingParams
+from headway.core.slo.demand import GRID
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.terms import Targets, Terms
@@ -106,3 +108,36 @@ def test_the_forecast_of_a_tenant_that_is_too_old_is_not_used():
     reader.observe(batch_events([replace(stepped, forecast=forecast)]), 0.0)
     assert is_refused(reader, command_of("a", "t0", tpot_s=0.03), 0.0)
     assert not is_refused(reader, command_of("b", "t1", tpot_s=0.03), 0.0)
+
+
+def test_the_work_for_an_arrival_does_not_grow_with_the_requests_sent():
+    reader, draw = ForecastReader(), random.Random(3)
+    reader.observe(batch_events(busy_engine().events), 0.0)
+    for number in range(2000):
+        deadline_s = draw.uniform(40_000.0, 60_000.0)
+        command = command_of(f"r{number}", f"t{number % 2}", num_prompt=1, deadline_s=deadline_s)
+        assert not is_refused(reader, command, 0.001 * number)
+    reader._sent.check()
+    assert reader._forecast is not None
+    for table in (reader._sent._table, *reader._sent._tables.values()):
+        assert len(table.due(reader._forecast.speed.cost).times) < GRID
+    for number in range(2000):
+        reader.remove(f"r{number}")
+    reader._sent.check()
+
+
+def test_the_requests_sent_count_until_they_are_removed():
+    reader = ForecastReader()
+    reader.observe(batch_events(busy_engine().events), 0.0)
+
+    def num_accepted(now: float) -> int:
+        commands = [command_of(f"r{number}", "new", 100, deadline_s=2.0) for number in range(50)]
+        return sum(not is_refused(reader, command, now) for command in commands)
+
+    num_first = num_accepted(0.0)
+    assert 5 < num_first < 25
+    assert is_refused(reader, command_of("x", "new", 100, deadline_s=2.0), 0.0)
+    for number in range(num_first):
+        reader.remove(f"r{number}")
+    reader._sent.check()
+    assert num_accepted(0.0) == num_first

@@ -73,10 +73,10 @@ class DemandSample(NamedTuple):
     """Milliseconds of prefill planned to start within each of HORIZONS_S."""
     rates: dict[int, float]
 
-    def demand(self, age_s: float = 0.0) -> Demand:
-        """Return the demand of a sample made `age_s` ago, as durations from now."""
-        due, starts = (points_of_sample(one, age_s) for one in (self.due_ms, self.starts_ms))
-        return Demand(due, starts, self.rates)
+    def demand(self, age_s: float = 0.0, now: float = 0.0) -> Demand:
+        """Return the demand of a sample made `age_s` ago, with times by the clock of `now`."""
+        due = points_of_sample(self.due_ms, age_s, now)
+        return Demand(due, points_of_sample(self.starts_ms, age_s, now), self.rates)
 
 
 NO_SAMPLE = DemandSample([], [], {})

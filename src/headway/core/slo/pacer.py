@@ -25,7 +25,7 @@ from headway.core.slo.demand import (
     DemandTable,
     OutputLengths,
     RunningWork,
-    round_down,
+    entry_of,
 )
 from headway.core.slo.feasibility import (
     Feasible,
@@ -273,9 +273,7 @@ class Pacer:
     def _enter(self, request: Request, now: float) -> None:
         """Add the work of a waiting request to the tables."""
         work = self._work(request)
-        demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
-        start_at = round_down(request.start_by, now) if request.start_by < inf else inf
-        entry = DemandEntry(demands, start_at, work.prefill, _num_tokens(work))
+        entry = entry_of(work.demands, request.start_by, work.prefill, now, _num_tokens(work))
         self._entries[request.id] = entry
         self._table.add(entry)
         self._tables.setdefault(request.terms.tenant, DemandTable()).add(entry)
