@@ -80,6 +80,19 @@ async def test_those_on_their_way_count(tokenizer: Tokenizer):
     await local.engine.close()
 
 
+async def test_one_aborted_before_it_is_sent_counts_no_more(tokenizer: Tokenizer):
+    local = await slow_engine(tokenizer)
+    local.process.is_paused = True
+    local.engine._supervisor.is_up = False  # as while the engine is replaced
+    for number in range(20):
+        stream = await local.engine.submit(f"a{number}", [65] * 10, PARAMS, terms=HURRIED)
+        assert not stream.is_sent
+        await local.engine.abort(stream)
+    local.engine._supervisor.is_up = True
+    await local.engine.submit("b", [65] * 10, PARAMS, terms=HURRIED)
+    await local.engine.close()
+
+
 def told(local: SimpleNamespace, forecast: Forecast) -> None:
     """The engine ended a step with this forecast."""
     batch = SimpleNamespace(

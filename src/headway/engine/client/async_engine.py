@@ -158,8 +158,9 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        self._forecast_reader.check(command, self.info, command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
+        # Last, because the demand that it adds goes with the stream.
+        self._forecast_reader.check(command, self.info, command.arrived_at)
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._stream_of.update(dict.fromkeys(stream.samples, stream))
@@ -283,6 +284,7 @@ class AsyncEngine:
     def _remove_stream(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._waiting.pop(stream.request_id)
+        self._forecast_reader.remove(stream.request_id)
         self._suspects.remove(stream)
         for name in stream.samples:
             del self._stream_of[name]
