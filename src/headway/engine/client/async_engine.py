@@ -312,6 +312,7 @@ class AsyncEngine:
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(report, at)
+        self._suspects.record_steps(len(report.stepped))
         delivered, stopped = await self._emit_all(report.tokens)
         # Listeners count delivered tokens only.
         report = replace(report, tokens=delivered)
