@@ -117,6 +117,8 @@ class Pacer:
         """By tenant."""
         self._running_ids: set[str] = set()
         """Open requests that were running when the tables were last refreshed."""
+        self._changed_tenants: set[str] = set()
+        """Tenants with requests that were running then, or that left the tables since then."""
         self._is_stale = True
         """Whether requests may have started, ended or progressed since then."""
         self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
@@ -284,6 +286,7 @@ class Pacer:
         if entry is not None:
             self._table.remove(entry)
             self._tables[request.terms.tenant].remove(entry)
+            self._changed_tenants.add(request.terms.tenant)
 
     def refresh(self, running: Iterable[Request], now: float) -> None:
         """Update the tables with requests that started, were preempted or progressed."""
@@ -303,14 +306,13 @@ class Pacer:
                 if request_id in self._open and request_id not in self._entries:
                     self._enter(self._open[request_id], now)
         self._table.set_running(everyone)
-        for tenant, table in list(self._tables.items()):
+        for tenant in self._changed_tenants | by_tenant.keys():
             work = by_tenant.get(tenant)
+            table = self._tables.setdefault(tenant, DemandTable())
             table.set_running(work or RunningWork())
             if work is None and not table.num_waiting:
                 del self._tables[tenant]
-        for tenant in by_tenant.keys() - self._tables.keys():
-            table = self._tables[tenant] = DemandTable()
-            table.set_running(by_tenant[tenant])
+        self._changed_tenants = set(by_tenant)
 
     def _collect(self, request: Request, everyone: RunningWork, own: RunningWork) -> None:
         cost, work = self._slow_cost, self._work(request)
@@ -540,6 +542,9 @@ class Pacer:
             raise AssertionError("demand of requests that have ended")
         if sum(table.num_waiting for table in self._tables.values()) != len(self._entries):
             raise AssertionError("the demand of tenants does not add up")
+        tenants = {one.terms.tenant for one in self._open.values()}
+        if not self._tables.keys() <= tenants | self._changed_tenants:
+            raise AssertionError("tables of tenants without requests")
 
 
 def _num_tokens(work: RemainingWork) -> float:
