@@ -300,28 +300,31 @@ class Pacer:
                 if request.id in self._open:
                     self._exit(request)
                     self._running_ids.add(request.id)
-                    own = by_tenant.setdefault(request.terms.tenant, RunningWork())
+                    own = by_tenant.get(request.terms.tenant)
+                    if own is None:
+                        own = by_tenant[request.terms.tenant] = RunningWork()
                     self._collect(request, everyone, own)
             for request_id in before - self._running_ids:
                 if request_id in self._open and request_id not in self._entries:
                     self._enter(self._open[request_id], now)
         self._table.set_running(everyone)
         for tenant in self._changed_tenants | by_tenant.keys():
-            work = by_tenant.get(tenant)
-            table = self._tables.setdefault(tenant, DemandTable())
+            work, table = by_tenant.get(tenant), self._tables.get(tenant)
+            if table is None:
+                table = self._tables[tenant] = DemandTable()
             table.set_running(work or RunningWork())
             if work is None and not table.num_waiting:
                 del self._tables[tenant]
         self._changed_tenants = set(by_tenant)
 
     def _collect(self, request: Request, everyone: RunningWork, own: RunningWork) -> None:
-        cost, work = self._slow_cost, self._work(request)
+        work_s, work = self._slow_cost.work_s, self._work(request)
         for due_at, shape in work.demands:
-            point = (due_at, cost.work_s(shape))
+            point = (due_at, work_s(shape))
             everyone.due.append(point)
             own.due.append(point)
         if work.num_prefill_left:
-            point = (request.start_by, cost.work_s(work.prefill))
+            point = (request.start_by, work_s(work.prefill))
             everyone.starts.append(point)
             own.starts.append(point)
         own.num_tokens += _num_tokens(work)
