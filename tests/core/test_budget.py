@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.core.budget import TokenBudget
 from headway.core.plan import ScheduledRequest
+from headway.core.terms import Targets, Terms
 from tests.support.harness import Harness
 
 BUDGET = TokenBudget(max_num_batched_tokens=32, prefill_floor=8, prefill_cap=12)
@@ -123,3 +126,30 @@ def test_decodes_have_what_prefill_could_not_use():
     for _ in range(3):
         assert len(engine.step()) == 6
     engine.run()
+
+
+@pytest.mark.parametrize("is_spot", [False, True])
+def test_decodes_beyond_the_budget_take_turns_within_their_rank(is_spot: bool):
+    engine = Harness(
+        400,
+        max_num_batched_tokens=8,
+        prefill_floor=3,
+        max_num_seqs=9,
+        scheduling_policy="fair",
+        max_wait_s=1e9,
+    )
+    urgent = Terms(tenant="a", targets=Targets(deadline_s=36_000.0))
+    for at in range(6):
+        engine.add(f"a{at}", 1, max_tokens=500, terms=urgent)
+    for at in range(2):
+        engine.add(f"b{at}", 1, max_tokens=500, terms=Terms(tenant="b", is_spot=is_spot))
+    while len(engine.step()) < 8:
+        pass
+    engine.add("long", 1000, max_tokens=2)  # leaves 5 of 8 decodes in each step
+    num_before = {name: len(engine.output(name)) for name in ("a0", "a5", "b0", "b1")}
+    engine.steps(48)
+    gained = {name: len(engine.output(name)) - num_before[name] for name in num_before}
+    if is_spot:
+        assert gained == {"a0": 40, "a5": 40, "b0": 0, "b1": 0}
+    else:
+        assert gained == {"a0": 30, "a5": 30, "b0": 30, "b1": 30}

@@ -54,7 +54,8 @@ class EngineCore:
         was_live = self.scheduler.abort(request_id, now, reason)
         events = self.scheduler.take_events()
         if was_live and not self.scheduler.has_work:
-            events.append(Idled(now, self.scheduler.kv.pool.num_used))
+            num_used = self.scheduler.kv.pool.num_used
+            events.append(Idled(now, num_used, self.scheduler.forecast(now)))
         self._sink(events)
         return was_live
 

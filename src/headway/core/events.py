@@ -134,10 +134,12 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Idled:
-    """The last request was aborted, so no Stepped follows with the block count."""
+    """The last request was aborted, so no Stepped follows with the engine's state."""
 
     at: float
     num_blocks_used: int
+    forecast: Forecast | None = None
+    """State for SLO admission in other processes."""
 
 
 @dataclass(frozen=True, slots=True)

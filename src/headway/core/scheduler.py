@@ -88,6 +88,8 @@ class Scheduler:
         self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
         self._num_seqs_before = 0
         """Running samples when the pass began."""
+        self._decode_turns: dict[str, int] = {}
+        """Order of the next decodes, while the token budget is too small for all of them."""
         self._arrival_orders, self._step_ids = count(1), count(1)
 
     @property
@@ -111,6 +113,8 @@ class Scheduler:
 
     def forecast(self, now: float) -> Forecast:
         """Return what other processes need to judge SLO targets."""
+        if not self.has_work:
+            self.pacer.become_idle()
         return self.pacer.forecast(self.running, self.waiting.shares, now)
 
     def take_events(self) -> list[events.Event]:
@@ -160,6 +164,8 @@ class Scheduler:
         active = self.pacer.begin(self.running, len(self.waiting), now)
         budget = self.pacer.limits.budget
         draft = PlanDraft()
+        if self._decode_turns:
+            active = self._in_turn(active)
         deferred = self._schedule_decodes(draft, active, budget.for_decode(has_prefill=True))
         if len(active) < len(self.running) and not draft.num_tokens and not draft.prefilling:
             # No active request has blocks for its tokens: decodes need not be deferred for any.
@@ -173,7 +179,9 @@ class Scheduler:
         # What a preemption freed belongs to the request that caused it: admit no other.
         cause = self._preemption.cause or self._admit_waiting(draft, limit, now)
         # Decodes beyond their part of the budget use what prefill leaves.
-        self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
+        deferred = self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
+        if deferred or self._decode_turns:
+            self._set_decode_turns(draft, deferred)
         self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
         return self._build_plan(draft)
 
@@ -220,6 +228,22 @@ class Scheduler:
                 draft.scheduled.append(make_tuple(ScheduledRequest, fields))
                 draft.num_tokens += 1
         return deferred
+
+    def _set_decode_turns(self, draft: PlanDraft, deferred: list[Request]) -> None:
+        """Have the decodes that were left out go first in the next step, if there are any."""
+        ids = [request.id for request in deferred]
+        if deferred:
+            ids += [item.request_id for item in draft.scheduled if len(item.token_ids) == 1]
+        self._decode_turns = {request_id: turn for turn, request_id in enumerate(ids)}
+
+    def _in_turn(self, requests: list[Request]) -> list[Request]:
+        """Return requests by rank, then by turn: one without a turn keeps its place, after them.
+
+        By rank alone, the requests that are last would get no tokens for as long as others decode.
+        """
+        turns, effective_key = self._decode_turns, self.waiting.effective_key
+        last = len(turns)
+        return sorted(requests, key=lambda one: (effective_key(one).rank, turns.get(one.id, last)))
 
     # --------------------------------------------------------------- admission
 

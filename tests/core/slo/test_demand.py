@@ -14,6 +14,7 @@ from headway.core.slo.demand import (
     DemandEntry,
     DemandTable,
     OutputLengths,
+    Points,
     RunningWork,
     TighterLoad,
     points_of_sample,
@@ -99,10 +100,10 @@ def test_a_sample_has_the_work_due_within_each_horizon():
     assert points_of_sample(sampled, age_s=9.0) == points_of_sample([], age_s=9.0) == ([], [])
 
 
-def test_points_plus_pairs_are_the_points_of_all_pairs():
+def test_points_plus_points_have_the_work_of_both():
     table = DemandTable()
     table.add(DemandEntry(((1.0, StepShape(0, 4)), (3.0, StepShape(0, 8))), 0.0, StepShape(), 0.0))
-    points = table.due(COST).plus([(2.0, 0.5), (3.0, 0.25)])
+    points = table.due(COST).plus(Points([2.0, 3.0], [0.5, 0.75]))
     assert points.times == [1.0, 2.0, 3.0, 3.0]
     assert points.totals == pytest.approx([1e-3, 0.501, 0.503, 0.753])
 

@@ -10,6 +10,7 @@ from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
 from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
 from headway.engine.process.messages import AddRequest
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.suspects import Suspects
 from headway.text import Tokenizer
 
@@ -186,3 +187,56 @@ def test_a_request_that_came_while_there_was_no_engine_has_not_waited(
     stream = RequestStream(command, tokenizer)
     stream.is_awaiting_engine = True
     assert [one.waited_s for one in stream.commands(50.0)] == [0.0]
+
+
+def test_a_long_prompt_alone_on_trial_does_not_hold_up_others_until_it_is_computed(
+    tokenizer: Tokenizer,
+) -> None:
+    engines = Engines(tokenizer, 3, 50)
+    long, second, other = engines.streams
+    engines.lose(long.request_id)
+    assert engines.suspects.begin_trial(0.0) == [long]
+    for stream in (long, second):
+        engines.send(stream)
+    engines.lose(long.request_id, second.request_id)
+    assert engines.suspects.begin_trial(0.0) == [long]
+    engines.send(long)
+    engines.suspects.record_steps(2 * NUM_CLEARING_TOKENS - 1)
+    assert engines.suspects.begin_trial(1000.0) == []
+    assert not engines.suspects.may_send(other)
+    engines.suspects.record_steps(1)
+    assert engines.suspects.begin_trial(1000.0) == [second]
+    assert engines.suspects.may_send(other)
+    assert long.num_crashes == 2, "it is not cleared"
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 16])
+@pytest.mark.parametrize("num_steps", [1, 20, 100, 250])
+def test_a_long_prompt_that_kills_late_is_found_within_the_restart_budget(
+    tokenizer: Tokenizer, num_steps: int, num_requests: int
+) -> None:
+    """The first request takes its engine down after some chunks; others keep arriving."""
+    engines = Engines(tokenizer, num_requests, 50)
+    deadly, culprit = engines.streams[0], engines.lose_all()
+    num_arrived = 0
+    while culprit is None:
+        num_left = num_steps
+        while num_left:
+            group = engines.suspects.begin_trial(0.0)
+            rest = [one for one in engines.streams if one not in group and not one.is_sent]
+            may_send = engines.suspects.may_send
+            rest = [one for one in rest if one not in engines.suspects and may_send(one)]
+            for stream in (*group, *rest):
+                engines.send(stream)
+            num_left -= deadly.is_sent
+            for stream in engines.streams:
+                if stream.is_sent and stream is not deadly:
+                    engines.gain(stream, 1)
+            engines.suspects.record_steps(1)
+            num_arrived += 1
+            if num_arrived % 4 == 0:
+                command = AddRequest(f"n{num_arrived}", [1], SamplingParams(), 0, 0.0)
+                engines.streams.append(RequestStream(command, tokenizer))
+        culprit = engines.lose_all()
+    assert culprit is deadly
+    assert engines.num_lost <= RestartLimits().max_restarts

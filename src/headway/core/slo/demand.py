@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import exp, floor, frexp, inf
 from typing import NamedTuple
@@ -65,11 +65,16 @@ class Points(NamedTuple):
         start = bisect_left(self.times, at)
         return self.times[start:], self.totals[start:]
 
-    def plus(self, pairs: Sequence[tuple[float, float]]) -> Points:
-        """Return these points and further pairs of a time and seconds of work."""
+    def plus(self, other: Points) -> Points:
+        """Return the work of both."""
+        if not other.times:
+            return self
+        return points_of(sorted([*self._pairs(), *other._pairs()]))
+
+    def _pairs(self) -> Iterable[tuple[float, float]]:
         totals = self.totals
         seconds = [total - before for total, before in zip(totals, (0.0, *totals), strict=False)]
-        return points_of(sorted([*zip(self.times, seconds, strict=True), *pairs]))
+        return zip(self.times, seconds, strict=True)
 
     def sampled_ms(self, now: float) -> list[int]:
         """Return the totals at HORIZONS_S from now, in milliseconds.
@@ -89,14 +94,14 @@ def points_of(pairs: Sequence[tuple[float, float]]) -> Points:
     return Points([at for at, _ in pairs], list(accumulate([seconds for _, seconds in pairs])))
 
 
-def points_of_sample(totals_ms: Sequence[int], age_s: float = 0.0) -> Points:
-    """Return the points of a sample made `age_s` ago, as durations from now.
+def points_of_sample(totals_ms: Sequence[int], age_s: float = 0.0, now: float = 0.0) -> Points:
+    """Return the points of a sample made `age_s` ago.
 
     Work that was due since then counts as done.
     """
     start = bisect_right(HORIZONS_S, age_s)
     done_ms = totals_ms[min(start, len(totals_ms)) - 1] if start and totals_ms else 0
-    times = [horizon_s - age_s for horizon_s in HORIZONS_S[start : len(totals_ms)]]
+    times = [now - age_s + horizon_s for horizon_s in HORIZONS_S[start : len(totals_ms)]]
     return Points(times, [(total - done_ms) / 1000.0 for total in totals_ms[start:]])
 
 
@@ -182,6 +187,19 @@ class DemandEntry(NamedTuple):
     prefill: StepShape
     num_tokens: float
     """Weighted tokens that the tenant will be charged."""
+
+
+def entry_of(
+    demands: Iterable[tuple[float, StepShape]],
+    start_at: float,
+    prefill: StepShape,
+    now: float,
+    num_tokens: float = 0.0,
+) -> DemandEntry:
+    """Return the entry of a request, with its times rounded down."""
+    rounded = tuple([(round_down(due_at, now), work) for due_at, work in demands])
+    start_at = round_down(start_at, now) if start_at < inf else inf
+    return DemandEntry(rounded, start_at, prefill, num_tokens)
 
 
 class RunningWork:

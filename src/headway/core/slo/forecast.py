@@ -1,8 +1,9 @@
 """The engine's forecast: state by which the API process refuses infeasible requests.
 
-A frozen value, exported after each step. Demand is sampled at fixed horizons, as durations from the
-time of the sample, so the reader needs no common clock. A step makes new samples for a few tenants
-only; those of the others are some steps old.
+A frozen value, exported after each step and when the last request is aborted. Demand is sampled at
+fixed horizons, as durations from the time of the sample, so the reader needs no common clock. A
+step makes new samples for a few tenants only; those of the others are some steps old. The forecast
+of an idle engine has no demand and no tenants.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class DemandSample(NamedTuple):
     """Milliseconds of prefill planned to start within each of HORIZONS_S."""
     rates: dict[int, float]
 
-    def demand(self, age_s: float = 0.0) -> Demand:
-        """Return the demand of a sample made `age_s` ago, as durations from now."""
-        due, starts = (points_of_sample(one, age_s) for one in (self.due_ms, self.starts_ms))
-        return Demand(due, starts, self.rates)
+    def demand(self, age_s: float = 0.0, now: float = 0.0) -> Demand:
+        """Return the demand of a sample made `age_s` ago, with times by the clock of `now`."""
+        due = points_of_sample(self.due_ms, age_s, now)
+        return Demand(due, points_of_sample(self.starts_ms, age_s, now), self.rates)
 
 
 NO_SAMPLE = DemandSample([], [], {})
@@ -114,9 +115,3 @@ class Forecast:
     """Sum of the weights of the tenants with requests here."""
     made_at: float = 0.0
     """By the engine's clock: only differences of such times have a meaning elsewhere."""
-
-    def without_demand(self) -> Forecast:
-        """Return the forecast of the same engine without requests."""
-        speed = self.speed
-        idle = EngineSpeed(speed.cost, speed.full_step_s, speed.full_step_s)
-        return Forecast(idle)

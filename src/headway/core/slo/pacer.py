@@ -25,7 +25,7 @@ from headway.core.slo.demand import (
     DemandTable,
     OutputLengths,
     RunningWork,
-    round_down,
+    entry_of,
 )
 from headway.core.slo.feasibility import (
     Feasible,
@@ -117,6 +117,8 @@ class Pacer:
         """By tenant."""
         self._running_ids: set[str] = set()
         """Open requests that were running when the tables were last refreshed."""
+        self._changed_tenants: set[str] = set()
+        """Tenants with requests that were running then, or that left the tables since then."""
         self._is_stale = True
         """Whether requests may have started, ended or progressed since then."""
         self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
@@ -273,9 +275,7 @@ class Pacer:
     def _enter(self, request: Request, now: float) -> None:
         """Add the work of a waiting request to the tables."""
         work = self._work(request)
-        demands = tuple([(round_down(due_at, now), shape) for due_at, shape in work.demands])
-        start_at = round_down(request.start_by, now) if request.start_by < inf else inf
-        entry = DemandEntry(demands, start_at, work.prefill, _num_tokens(work))
+        entry = entry_of(work.demands, request.start_by, work.prefill, now, _num_tokens(work))
         self._entries[request.id] = entry
         self._table.add(entry)
         self._tables.setdefault(request.terms.tenant, DemandTable()).add(entry)
@@ -286,6 +286,7 @@ class Pacer:
         if entry is not None:
             self._table.remove(entry)
             self._tables[request.terms.tenant].remove(entry)
+            self._changed_tenants.add(request.terms.tenant)
 
     def refresh(self, running: Iterable[Request], now: float) -> None:
         """Update the tables with requests that started, were preempted or progressed."""
@@ -299,29 +300,31 @@ class Pacer:
                 if request.id in self._open:
                     self._exit(request)
                     self._running_ids.add(request.id)
-                    own = by_tenant.setdefault(request.terms.tenant, RunningWork())
+                    own = by_tenant.get(request.terms.tenant)
+                    if own is None:
+                        own = by_tenant[request.terms.tenant] = RunningWork()
                     self._collect(request, everyone, own)
             for request_id in before - self._running_ids:
                 if request_id in self._open and request_id not in self._entries:
                     self._enter(self._open[request_id], now)
         self._table.set_running(everyone)
-        for tenant, table in list(self._tables.items()):
-            work = by_tenant.get(tenant)
+        for tenant in self._changed_tenants | by_tenant.keys():
+            work, table = by_tenant.get(tenant), self._tables.get(tenant)
+            if table is None:
+                table = self._tables[tenant] = DemandTable()
             table.set_running(work or RunningWork())
             if work is None and not table.num_waiting:
                 del self._tables[tenant]
-        for tenant in by_tenant.keys() - self._tables.keys():
-            table = self._tables[tenant] = DemandTable()
-            table.set_running(by_tenant[tenant])
+        self._changed_tenants = set(by_tenant)
 
     def _collect(self, request: Request, everyone: RunningWork, own: RunningWork) -> None:
-        cost, work = self._slow_cost, self._work(request)
+        work_s, work = self._slow_cost.work_s, self._work(request)
         for due_at, shape in work.demands:
-            point = (due_at, cost.work_s(shape))
+            point = (due_at, work_s(shape))
             everyone.due.append(point)
             own.due.append(point)
         if work.num_prefill_left:
-            point = (request.start_by, cost.work_s(work.prefill))
+            point = (request.start_by, work_s(work.prefill))
             everyone.starts.append(point)
             own.starts.append(point)
         own.num_tokens += _num_tokens(work)
@@ -343,6 +346,13 @@ class Pacer:
         tenants = {name: one for name, one in self._forecasts.items() if one is not None}
         demand = sample_of(self._demand(self._table, now), now)
         return Forecast(speed, demand, tenants, active_weight, now)
+
+    def become_idle(self) -> None:
+        """Drop the limits and tenants' forecasts of the time in which requests were live."""
+        self._step_target = None
+        self.limits = self._controller.decide(self._idle, self.cost)
+        self._asked.clear()
+        self._forecasts.clear()
 
     def _drop_oldest_forecast(self) -> None:
         tenant, _ = self._asked.popitem(last=False)
@@ -535,6 +545,9 @@ class Pacer:
             raise AssertionError("demand of requests that have ended")
         if sum(table.num_waiting for table in self._tables.values()) != len(self._entries):
             raise AssertionError("the demand of tenants does not add up")
+        tenants = {one.terms.tenant for one in self._open.values()}
+        if not self._tables.keys() <= tenants | self._changed_tenants:
+            raise AssertionError("tables of tenants without requests")
 
 
 def _num_tokens(work: RemainingWork) -> float:

@@ -84,8 +84,10 @@ class RemainingWork(NamedTuple):
     @property
     def demands(self) -> tuple[tuple[float, StepShape], ...]:
         """Pairs of a due time and the work due by then; work without a due time is left out."""
-        prefill, decodes = self.prefill, self.decodes
-        next_due_at, last_due_at = self.next_due_at, self.last_due_at
+        decodes, last_due_at = self.decodes, self.last_due_at
+        if self.first_token_at is not None and not self.num_prefill_left:
+            return ((last_due_at, decodes),) if last_due_at < inf else ()
+        prefill, next_due_at = self.prefill, self.next_due_at
         if next_due_at < last_due_at:
             pairs = ((next_due_at, prefill), (last_due_at, decodes))
         else:

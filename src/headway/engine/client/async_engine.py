@@ -58,7 +58,8 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self._clock = clock
-        self._supervisor = Supervisor(launch, clock, limits or RestartLimits())
+        limits = limits or RestartLimits()
+        self._supervisor = Supervisor(launch, clock, limits)
         self._supervision: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._stream_of: dict[str, RequestStream] = {}
@@ -72,7 +73,7 @@ class AsyncEngine:
         self._aborting: dict[str, events.Finished] = {}
         """Finish events of samples whose abort the engine has not confirmed, by sample id."""
         self._quarantine = Quarantine()
-        self._forecast_reader = ForecastReader()
+        self._forecast_reader = ForecastReader(limits.hang_s)
         self._listeners = EventListeners()
         self._error: EngineError | None = None
         self.has_given_up = False
@@ -157,8 +158,9 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        self._forecast_reader.check(command, self.info, command.arrived_at)
         stream = RequestStream(command, self.tokenizer)
+        # Last, because the demand that it adds goes with the stream.
+        self._forecast_reader.check(command, self.info, command.arrived_at)
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._stream_of.update(dict.fromkeys(stream.samples, stream))
@@ -282,6 +284,7 @@ class AsyncEngine:
     def _remove_stream(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._waiting.pop(stream.request_id)
+        self._forecast_reader.remove(stream.request_id)
         self._suspects.remove(stream)
         for name in stream.samples:
             del self._stream_of[name]
@@ -309,6 +312,7 @@ class AsyncEngine:
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(report, at)
+        self._suspects.record_steps(len(report.stepped))
         delivered, stopped = await self._emit_all(report.tokens)
         # Listeners count delivered tokens only.
         report = replace(report, tokens=delivered)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
-from headway.core.slo.demand import expected_left
+from headway.core.slo.demand import DemandEntry, DemandTable, entry_of, expected_left
 from headway.core.slo.feasibility import Infeasible, TenantShare, judge
 from headway.core.slo.forecast import NO_DEMAND, Demand, Forecast, TenantForecast
 from headway.core.slo.steptime import StepCost
@@ -19,84 +18,110 @@ from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS, Terms
 from headway.core.waiting.policies import SLO_AWARE_POLICIES
 from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.engine.supervise.restart_policy import RestartLimits
 from headway.errors import DeadlineError
 
 MIN_UNCACHED = 2
 """Prompt tokens that are computed even if the whole prompt is cached."""
 
 
-class _Sent(NamedTuple):
-    """Request that the forecast does not include yet."""
+class _SentDemand:
+    """Demand of the requests that the forecast does not include yet, in total and by tenant."""
 
-    tenant: str
-    work: RemainingWork
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[str, DemandEntry]] = {}
+        self._table = DemandTable()
+        self._tables: dict[str, DemandTable] = {}
+
+    def add(self, request_id: str, tenant: str, entry: DemandEntry) -> None:
+        """Add the work of a request."""
+        self.remove(request_id)
+        self._entries[request_id] = tenant, entry
+        self._table.add(entry)
+        self._tables.setdefault(tenant, DemandTable()).add(entry)
+
+    def remove(self, request_id: str) -> None:
+        """Remove the work of a request, if it is here."""
+        tenant, entry = self._entries.pop(request_id, ("", None))
+        if entry is None:
+            return
+        self._table.remove(entry)
+        self._tables[tenant].remove(entry)
+        if not self._tables[tenant].num_waiting:
+            del self._tables[tenant]
+
+    def added_to(self, demand: Demand, cost: StepCost, tenant: str | None = None) -> Demand:
+        """Return a demand and that of the requests here, of one tenant or of all."""
+        table = self._table if tenant is None else self._tables.get(tenant)
+        if table is None or not table.num_waiting:
+            return demand
+        due, starts = table.due(cost), table.starts(cost)
+        return replace(demand, due=demand.due.plus(due), starts=demand.starts.plus(starts))
+
+    def check(self) -> None:
+        """Check that the tables hold the requests, in total and by tenant."""
+        self._table.check([entry for _, entry in self._entries.values()])
+        for tenant, table in self._tables.items():
+            table.check([entry for name, entry in self._entries.values() if name == tenant])
+        if self._tables.keys() != {tenant for tenant, _ in self._entries.values()}:
+            raise AssertionError("tables of tenants without requests")
 
 
 class ForecastReader:
     """Refuses requests that are infeasible by the latest forecast."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_age_s: float = RestartLimits().hang_s) -> None:
+        """Refuse nothing by a forecast older than `max_age_s`: the engine may be hung by then."""
+        self._max_age_s = max_age_s
         self._forecast: Forecast | None = None
         self._demand = NO_DEMAND
         """Demand of all tenants in the forecast."""
         self._received_at = 0.0
-        self._sent: dict[str, _Sent] = {}
-        """Requests sent since the forecast: their demand is added to it."""
+        self._sent = _SentDemand()
+        """Demand of requests sent since the forecast."""
 
     def observe(self, batch: EventBatch, now: float) -> None:
         """Replace the forecast by the latest, which includes requests that arrived before it."""
         for event in (*batch.arrived, *batch.refused, *batch.finished):
-            self._sent.pop(event.request_id, None)
-        forecast = batch.stepped[-1].forecast if batch.stepped else self._forecast
-        if batch.idled and forecast is not None:
-            forecast = forecast.without_demand()
-        if forecast is not self._forecast:
-            self._forecast, self._received_at = forecast, now
-            self._demand = NO_DEMAND if forecast is None else forecast.demand.demand()
+            self.remove(event.request_id)
+        for event in (*batch.idled, *batch.stepped):  # a step follows the commands of its batch
+            if event.forecast is not None:
+                self._forecast, self._received_at = event.forecast, now
+                self._demand = event.forecast.demand.demand(now=now)
 
     def reset(self) -> None:
         """Forget the forecast, because another engine takes over."""
         self._forecast = None
-        self._sent.clear()
+        self._sent = _SentDemand()
+
+    def remove(self, request_id: str) -> None:
+        """Remove the demand of a request that the engine has, or that has ended."""
+        self._sent.remove(request_id)
 
     def check(self, command: AddRequest, info: EngineInfo, now: float) -> None:
         """Raise DeadlineError if a request cannot meet its targets."""
         forecast, terms = self._forecast, command.terms
         if terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
             return
-        if forecast is None:
+        if forecast is None or now - self._received_at > self._max_age_s:
             return
-        # All times count from the forecast: the engine has worked since then.
-        tenant = forecast.tenants.get(terms.tenant, _favourable(terms, forecast))
-        work = _work(command, tenant.length_share, info.has_prefix_cache, now - self._received_at)
-        demand, own = self._demand, tenant.demand.demand(forecast.made_at - tenant.made_at)
-        if self._sent:
-            demand, own = self._with_sent(demand, None), self._with_sent(own, terms.tenant)
-        share = TenantShare(
-            tenant.share,
-            own if info.scheduling_policy == "fair" else None,
-            tenant.owed_s,
-            lost_speed=tenant.lost_speed,
-        )
-        verdict = judge(work, forecast.speed, demand, share, 0.0)
+        # The verdict is that of the time of the forecast: the engine has worked since then.
+        origin, cost = self._received_at, forecast.speed.cost
+        tenant = forecast.tenants.get(terms.tenant)
+        if tenant is None or forecast.made_at - tenant.made_at > self._max_age_s:
+            tenant = _favourable(terms, forecast)
+        work = _work(command, tenant.length_share, info.has_prefix_cache, now)
+        demand, own = self._sent.added_to(self._demand, cost), None
+        if info.scheduling_policy == "fair":
+            own = tenant.demand.demand(forecast.made_at - tenant.made_at, origin)
+            own = self._sent.added_to(own, cost, terms.tenant)
+        share = TenantShare(tenant.share, own, tenant.owed_s, lost_speed=tenant.lost_speed)
+        verdict = judge(work, forecast.speed, demand, share, origin)
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
-        self._sent[command.id] = _Sent(terms.tenant, work._replace(arrived_at=now))
-
-    def _with_sent(self, demand: Demand, tenant: str | None) -> Demand:
-        """Return a demand plus that of requests sent since, of one tenant or of all."""
-        if self._forecast is None:
-            return demand
-        speed, origin = self._forecast.speed, self._received_at
-        cost: StepCost = speed.cost
-        due: list[tuple[float, float]] = []
-        starts: list[tuple[float, float]] = []
-        for sent in self._sent.values():
-            if tenant is None or sent.tenant == tenant:
-                due += [(at - origin, cost.work_s(shape)) for at, shape in sent.work.demands]
-                start_at = sent.work.planned_start_at(cost, speed.step_s) - origin
-                starts.append((start_at, cost.work_s(sent.work.prefill)))
-        return replace(demand, due=demand.due.plus(due), starts=demand.starts.plus(starts))
+        start_at = work.planned_start_at(cost, forecast.speed.step_s)
+        entry = entry_of(work.demands, start_at, work.prefill, now)
+        self._sent.add(command.id, terms.tenant, entry)
 
 
 def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:

@@ -119,8 +119,8 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     forked: list[Forked] = []
     tokens: list[TokensEmitted] = []
     finished: list[Finished] = []
-    stepped: list[Stepped] = []
     idled: list[Idled] = []
+    stepped: list[Stepped] = []
     lost: list[EngineLost] = []
     resent: list[Resent] = []
 
@@ -163,8 +163,8 @@ def all_events(batch: EventBatch) -> list[Event]:
         *batch.forked,
         *batch.tokens,
         *batch.finished,
-        *batch.stepped,
         *batch.idled,
+        *batch.stepped,
     ]
 
 

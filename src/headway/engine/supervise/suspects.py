@@ -5,14 +5,18 @@ a group of them and waits until the group has survived a prefill and a decode. A
 survives, the next group is sent. A group that takes another engine down is split in halves. So a
 recovery without a culprit takes two trials, and a culprit among n requests costs about log2(n)
 engines.
+
+A long prompt must not hold up all other requests until it is computed. So a trial waits for it for
+a number of steps, twice as many for each further engine that failed with it. A prompt that takes
+engines down after k steps is on trial for k steps after about log2(k) engines.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
-from headway.engine.client.streams import RequestStream
+from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
 
 MAX_TRIAL_WAIT_S = 5.0
 """How long a trial waits for a request that the engine does not admit."""
@@ -25,6 +29,8 @@ class Suspects:
     def __init__(self) -> None:
         self._trial: Group = []
         self._began_at = 0.0
+        self._num_steps: Counter[str] = Counter()
+        """Steps in which each request on trial was running."""
         self._groups: deque[Group] = deque()
 
     def __contains__(self, stream: RequestStream) -> bool:
@@ -48,11 +54,18 @@ class Suspects:
 
     def begin_trial(self, now: float) -> Group:
         """Begin and return the next trial group, if the last has passed."""
-        if any(not one.has_passed_trial and not self._is_stuck(one, now) for one in self._trial):
+        if not all(one.has_passed_trial or self._is_overdue(one, now) for one in self._trial):
             return []
         self._trial = self._groups.popleft() if self._groups else []
         self._began_at = now
+        self._num_steps.clear()
         return list(self._trial)
+
+    def record_steps(self, num_steps: int) -> None:
+        """Record steps that the engine ended without failing."""
+        for stream in self._trial:
+            if not stream.is_waiting:
+                self._num_steps[stream.request_id] += num_steps
 
     def remove(self, stream: RequestStream) -> None:
         """Remove a request that has ended."""
@@ -88,8 +101,13 @@ class Suspects:
         self._groups = deque(_split(named, on_trial, fresh))
         return None
 
-    def _is_stuck(self, stream: RequestStream, now: float) -> bool:
-        return stream.is_waiting and now - self._began_at > MAX_TRIAL_WAIT_S
+    def _is_overdue(self, stream: RequestStream, now: float) -> bool:
+        """Return whether the trial waits for this request no longer."""
+        if stream.is_waiting:
+            return now - self._began_at > MAX_TRIAL_WAIT_S
+        # As many steps as tokens clear a request, twice as many with each failure.
+        max_steps = NUM_CLEARING_TOKENS << max(0, stream.num_crashes - 1)
+        return self._num_steps[stream.request_id] >= max_steps
 
 
 def _blame(
