@@ -163,9 +163,9 @@ class Scheduler:
             # No active request has blocks for its tokens: decodes need not be deferred for any.
             deferred = self._schedule_decodes(draft, self.running, budget.for_decode(True))
         limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
-        for request in self.pacer.by_urgency(draft.prefilling):
+        for request in self.waiting.order_prefill(draft.prefilling, now):
             if self.pacer.has_slo_requests and not self._preemption.cause:
-                self._admit_waiting(draft, limit, now, request.start_by)
+                self._admit_waiting(draft, limit, now, request)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed belongs to the request that caused it: admit no other.
@@ -246,13 +246,13 @@ class Scheduler:
         return try_admit(request, self.offload.match(request), self.kv, room, is_immune)
 
     def _admit_waiting(
-        self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
+        self, draft: PlanDraft, limit: int, now: float, before: Request | None = None
     ) -> WaitCause:
         """Admit waiting requests while samples and tokens are left; return what ended the pass.
 
-        With `due_before`, only requests whose latest start is before it. A request that does not
-        fit is passed over, until it ages; then the pass ends at it. A tenant at its KV quota is
-        suspended, and does not hold up others.
+        With `before`, only SLO requests that may go before the chunk of this running prefill. A
+        request that does not fit is passed over, until it ages; then the pass ends at it. A tenant
+        at its KV quota is suspended, and does not hold up others.
         """
         waiting, skipped = self.waiting, list[Request]()
         cause: WaitCause | None = None
@@ -261,7 +261,7 @@ class Scheduler:
             request = waiting.pop() if cause is None else None
             if request is None:
                 break
-            if due_before is not None and request.start_by >= due_before:
+            if before is not None and not waiting.goes_before(request, before, now):
                 waiting.put_back(request)
                 break
             outcome = self._try_admit(request)

@@ -5,12 +5,14 @@ Random scenarios are in tests/properties/isolation.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from headway.core.events import Refused, Stepped, TokensEmitted
 from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.slo.steptime import shape_of
-from headway.core.terms import Targets, Terms
+from headway.core.terms import NO_TARGETS, Targets, Terms
 from tests.core.slo.paced import COST, Paced
 from tests.support.harness import make_request
 
@@ -172,3 +174,81 @@ def test_a_step_makes_the_forecast_of_a_few_tenants_and_keeps_the_others():
     assert oldest.demand.demand(oldest_s).due.times[0] == pytest.approx(
         oldest.demand.demand().due.times[0] - oldest_s
     )
+
+
+# ---------------------------------------------------------------- running prefills
+
+
+def steps_until(engine: Paced, name: str, flood: Callable[[int], None]) -> int:
+    """Return the steps until a request has its first token, with a flood before each."""
+    for number in range(200):
+        flood(number)
+        engine.step()
+        if engine.seen(TokensEmitted, name):
+            return number
+    return 200
+
+
+def flood_with_targets(engine: Paced, is_spot: bool = False) -> Callable[[int], None]:
+    """Return a flood of tenant a: a prompt of two chunks per step, due long from now."""
+    terms = Terms("a", is_spot=is_spot, targets=Targets(ttft_s=300.0))
+
+    def add(number: int) -> None:
+        at = engine.clock.now()
+        engine.core.add(make_request(f"a{number}", 100, 2, terms=terms, arrived_at=at))
+
+    return add
+
+
+def test_an_slo_flood_goes_before_a_running_prefill_by_its_lead_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("headway.core.waiting.fair.URGENT_LEAD", 400.0)
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("b", 150, max_tokens=2, terms=Terms("b", targets=NO_TARGETS))
+    engine.step()
+    # Alone three steps; a lead of 400 over a counter of 150, and a prompt, come to 13 more.
+    assert steps_until(engine, "b", flood_with_targets(engine)) in range(8, 18)
+
+
+def test_spot_requests_with_targets_do_not_delay_an_ordinary_prefill():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("b", 150, max_tokens=2, terms=Terms("b"))
+    engine.step()
+    assert steps_until(engine, "b", flood_with_targets(engine, is_spot=True)) == 1
+
+
+def test_running_prefills_go_by_the_service_of_their_tenants():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("s", 4, max_tokens=500, terms=Terms("s", is_spot=True))
+    engine.step()
+    # Beside a spot request all ordinary requests are admitted at once, whatever the budget.
+    for number in range(20):
+        engine.add(f"a{number}", 100, max_tokens=2, terms=Terms("a"))
+    engine.step()
+    engine.add("b", 150, max_tokens=2, terms=Terms("b"))
+    assert steps_until(engine, "b", lambda number: None) <= 4
+
+
+@pytest.mark.parametrize("policy", ["deadline", "priority"])
+def test_a_running_prefill_goes_first_after_max_wait_s(policy: str):
+    engine = Paced(scheduling_policy=policy, max_num_batched_tokens=50, max_wait_s=2.0)
+    engine.add("b", 150, max_tokens=2, priority=5, terms=Terms("b"))
+    engine.step()
+    steps_until(engine, "b", flood_with_targets(engine))
+    first = engine.seen(TokensEmitted, "b")
+    assert first and 2.0 < engine.clock.now() < 2.5
+
+
+def test_no_decode_is_deferred_for_the_prompt_of_a_spot_request():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.ask("b", 8, 100, tenant="b", tpot_s=0.5)
+    engine.step()
+    pacer, now = engine.scheduler.pacer, engine.clock.now()
+    needed_s = {}
+    for is_spot in (False, True):
+        terms = Terms("a", is_spot=is_spot, targets=Targets(ttft_s=20.0))
+        request = make_request("a", 400, 2, terms=terms, arrived_at=now)
+        needed_s[is_spot] = pacer._urgent_prefill_s([request], 0, 0.1, now)
+    floor_s = COST.prefill_s(engine.scheduler.config.prefill_floor)
+    assert needed_s[False] > needed_s[True] == pytest.approx(floor_s, rel=0.1)

@@ -443,10 +443,6 @@ class Pacer:
             return tpot_s
         return min(tpot_s, needed_s / ON_ITS_OWN)
 
-    def by_urgency(self, prefilling: list[Request]) -> list[Request]:
-        """Return requests in prefill, the earliest latest start first."""
-        return sorted(prefilling, key=_start_by) if self.has_slo_requests else prefilling
-
     def _defer(
         self, decoding: Sequence[Request], prefill_s: float, step_s: float, now: float
     ) -> dict[str, int]:
@@ -482,7 +478,9 @@ class Pacer:
             return 0.0
         needed_s = self.cost.prefill_s(self._config.prefill_floor)
         for request in running:
-            if len(request.token_ids) - request.num_computed > 1:
+            # Spot requests have what others leave: decodes are not deferred for them.
+            is_spot = request.terms.is_spot and not request.is_aged
+            if len(request.token_ids) - request.num_computed > 1 and not is_spot:
                 work = self._work(request)
                 left_s = max(step_s, min(work.next_due_at, work.last_due_at) - now - step_s)
                 if left_s < inf:
@@ -541,10 +539,6 @@ def _num_tokens(work: RemainingWork) -> float:
     """Return the weighted tokens that the tenant will be charged."""
     num_output = work.num_samples * work.num_output_left
     return PROMPT_COST * work.num_prefill_left + OUTPUT_COST * num_output
-
-
-def _start_by(request: Request) -> float:
-    return request.start_by
 
 
 def _slack(pair: tuple[float, Request]) -> float:

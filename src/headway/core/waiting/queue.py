@@ -45,6 +45,7 @@ class WaitingQueue:
         self._members: dict[str, Request] = {}
         self._suspended: set[str] = set()
         """Tenants at their KV quota."""
+        self._max_wait_s = max_wait_s
         self._aging = AgingTimer(max_wait_s, self.__contains__)
         self._urgent: dict[str, Request] = {}
         """Requests whose tenant runs requests of lower priority."""
@@ -150,6 +151,34 @@ class WaitingQueue:
 
     def put_back(self, request: Request) -> None:
         self._queue.push(request)
+
+    # ----------------------------------------------------------------- prefill
+
+    def order_prefill(self, prefilling: list[Request], now: float) -> list[Request]:
+        """Return the running requests in prefill in the order in which they get tokens.
+
+        The order is that of the policy, and starves none: `fair` compares the service of tenants;
+        under other policies a prefill that has run for `max_wait_s` goes first, by arrival.
+        """
+        if isinstance(self._queue, FairQueue):
+            return self._queue.order_prefill(prefilling)
+        return sorted(prefilling, key=lambda request: self._prefill_key(request, now))
+
+    def goes_before(self, request: Request, other: Request, now: float) -> bool:
+        """Whether a waiting request may be admitted before a running prefill gets its chunk.
+
+        Only because of its SLO: any other waits until the running prefills have had their chunks.
+        """
+        if request.start_by == inf:
+            return False
+        if isinstance(self._queue, FairQueue):
+            return self._queue.goes_before(request, other)
+        return self.effective_key(request) < self._prefill_key(other, now)
+
+    def _prefill_key(self, request: Request, now: float) -> SortKey:
+        if now - request.state_since < self._max_wait_s:
+            return self.effective_key(request)
+        return SortKey(-inf, (request.arrival_order, request.index))
 
     # ---------------------------------------------------------------- KV quota
 
