@@ -51,6 +51,7 @@ from headway.core.running.victim import VictimRules, find_preemptible
 from headway.core.slo.feasibility import Infeasible
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.pacer import Pacer
+from headway.core.slo.steptime import StepShape
 from headway.core.waiting.accounts import Accounts
 from headway.core.waiting.policies import PolicyContext, make_queue
 from headway.core.waiting.queue import WaitingQueue
@@ -155,14 +156,15 @@ class Scheduler:
         self.waiting.begin_pass(now)
         self._preempt_for_waiting(now)
         self._preemption.grow_tables(now)
-        active = self.pacer.begin(self.running, len(self.waiting), now)
+        active = self.pacer.begin(self.running, self.waiting.num_ready, now)
         budget = self.pacer.limits.budget
         draft = PlanDraft()
         deferred = self._schedule_decodes(draft, active, budget.for_decode(has_prefill=True))
         if len(active) < len(self.running) and not draft.num_tokens and not draft.prefilling:
             # No active request has blocks for its tokens: decodes need not be deferred for any.
             deferred = self._schedule_decodes(draft, self.running, budget.for_decode(True))
-        limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
+        num_decodes = draft.num_tokens
+        limit = num_decodes + budget.for_prefill(num_decodes)
         for request in self.waiting.order_prefill(draft.prefilling, now):
             if self.pacer.has_slo_requests and not self._preemption.cause:
                 self._admit_waiting(draft, limit, now, request)
@@ -170,6 +172,9 @@ class Scheduler:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed belongs to the request that caused it: admit no other.
         cause = self._preemption.cause or self._admit_waiting(draft, limit, now)
+        if self.pacer.step_tenant is not None:
+            num_cut = self.pacer.free_limits.budget.for_prefill(num_decodes) + num_decodes - limit
+            self.pacer.add_cut(self._find_cut(draft, num_cut if draft.num_tokens >= limit else 0))
         # Decodes beyond their part of the budget use what prefill leaves.
         self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
         self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
@@ -219,6 +224,40 @@ class Scheduler:
                 draft.num_tokens += 1
         return deferred
 
+    def _find_cut(self, draft: PlanDraft, num_cut: int) -> StepShape:
+        """Return the work of other tenants that the step target keeps out of this step.
+
+        That is prompt tokens beyond the prefill cap, at most `num_cut`, and decodes beyond a
+        lowered running limit.
+        """
+        num_others = 0
+        if num_cut:
+            ends = {item.request_id: item.start + len(item.token_ids) for item in draft.scheduled}
+            for request in self.running:
+                num_left = request.num_tokens - ends.get(request.id, request.num_computed)
+                num_left = min(num_cut, num_left) if num_left > 1 else 0
+                num_cut -= num_left
+                num_others += num_left * self.pacer.is_cut_for(request)
+        head = self.waiting.peek()
+        if head is None or self._preemption.cause or not self.pacer.is_cut_for(head):
+            return StepShape(0, num_others)
+        if self._num_free_seqs() == 0:
+            return StepShape(self._num_like(head), num_others)
+        num_waiting = min(num_cut, self._num_like(head) * head.num_tokens) if num_cut else 0
+        return StepShape(0, num_others + num_waiting)
+
+    def _num_like(self, request: Request) -> int:
+        """Return how many waiting requests like this one fit without the step target."""
+        num_free_seqs = self.pacer.free_limits.max_num_seqs - self.num_seqs
+        if num_free_seqs <= 0:
+            return 0
+        outcome = self._try_admit_as_is(request, None, num_free_seqs)
+        if isinstance(outcome, Wait):
+            return 0
+        num_free = self.kv.pool.num_free - self._headroom.num_blocks(len(self.running), None)
+        num_blocks = max(1, self.kv.num_blocks_needed(outcome.match, outcome.num_tokens))
+        return max(1, min(self.waiting.num_ready, num_free_seqs, num_free // num_blocks))
+
     # --------------------------------------------------------------- admission
 
     def _try_admit(
@@ -234,11 +273,16 @@ class Scheduler:
             outcome = self._try_admit_as_is(request, growing)
         return outcome
 
-    def _try_admit_as_is(self, request: Request, growing: Sequence[Request] | None) -> Admit | Wait:
+    def _try_admit_as_is(
+        self,
+        request: Request,
+        growing: Sequence[Request] | None,
+        num_free_seqs: int | None = None,
+    ) -> Admit | Wait:
         tenant = request.terms.tenant
         headroom = self._headroom.num_blocks(len(self.running), growing)
         room = Room(
-            self._num_free_seqs(),
+            self._num_free_seqs() if num_free_seqs is None else num_free_seqs,
             self.kv.pool.num_free - headroom,
             sum([other.terms.tenant == tenant for other in growing or ()]),
         )

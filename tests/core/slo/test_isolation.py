@@ -105,16 +105,54 @@ def test_a_tpot_target_that_was_feasible_alone_yields_when_another_tenant_comes(
     assert (both.engine.scheduler.pacer.limits.step_s or 0.0) > 0.016
 
 
-def test_the_capacity_that_short_steps_lose_is_charged_to_who_asked_for_them():
-    both = Neighbours()
-    both.b_tokens_per_s(100)
-    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=0.03)
-    account = both.engine.scheduler.accounts.of(both.engine.scheduler.requests["a"])
-    both.b_tokens_per_s(10)
-    before, served = account.counter, account.served
-    both.b_tokens_per_s(100)
-    charged = account.counter - before
-    assert charged > 5 * (account.served - served), "its own tokens are the lesser part"
+@pytest.mark.parametrize("tpot_ms", [25.0, 30.0, 40.0])
+def test_the_capacity_that_short_steps_lose_is_charged_to_who_asked_for_them(tpot_ms: float):
+    per_s: dict[bool, tuple[float, float]] = {}
+    for has_target in (False, True):
+        both = Neighbours()
+        both.b_tokens_per_s(100)
+        targets = Targets(tpot_s=tpot_ms / 1000) if has_target else NO_TARGETS
+        request = make_request("a", 8, 2000, terms=Terms("a", targets=targets))
+        both.engine.core.add(request)
+        both.b_tokens_per_s(50)
+        accounts, began_at = both.engine.scheduler.accounts, both.engine.clock.now()
+        own, other = accounts.of(request), accounts.get("b")
+        assert other is not None
+        before, served = own.counter - own.served, own.served + other.served
+        both.b_tokens_per_s(200)
+        elapsed_s = both.engine.clock.now() - began_at
+        charged_per_s = (own.counter - own.served - before) / elapsed_s
+        per_s[has_target] = (own.served + other.served - served) / elapsed_s, charged_per_s
+    lost_per_s = per_s[False][0] - per_s[True][0]
+    assert per_s[False][1] == 0.0
+    assert 0.9 * lost_per_s < per_s[True][1] < 2.0 * lost_per_s
+
+
+@pytest.mark.parametrize("tpot_s", [0.1, 1.0])
+def test_nothing_is_charged_for_steps_that_the_target_does_not_cut(tpot_s: float):
+    engine = Paced(scheduling_policy="fair", max_num_seqs=24)
+    engine.ask("a", 8, 2000, tenant="a", tpot_s=tpot_s)
+    engine.add("b", 8, max_tokens=2000, terms=Terms("b"))
+    # Tenant c is at its KV quota: its second request waits, and no step could admit it.
+    for name in ("c0", "c1"):
+        engine.add(name, 40, max_tokens=100, terms=Terms("c", max_kv_share=0.04))
+    engine.steps(80)
+    assert engine.waiting == {"c1"}
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["a"])
+    assert account.counter == pytest.approx(account.served)
+
+
+def test_nothing_is_charged_while_kv_blocks_keep_requests_waiting():
+    engine = Paced(scheduling_policy="fair", max_num_seqs=24)
+    engine.ask("a", 8, 2000, tenant="a", tpot_s=0.5)
+    for number in range(4):
+        engine.add(f"b{number}", 1200, max_tokens=400, terms=Terms("b"))
+    engine.until(lambda: len(engine.seen(TokensEmitted, "b2")) > 0)
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["a"])
+    before = account.counter - account.served
+    engine.steps(40)
+    assert engine.waiting == {"b3"}
+    assert account.counter - account.served == pytest.approx(before)
 
 
 def test_nothing_is_charged_where_there_is_nobody_else():

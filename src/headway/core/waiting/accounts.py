@@ -149,12 +149,6 @@ class Accounts:
         own = account.weight if account is not None and account.num_not_spot else 0.0
         return terms.weight / max(terms.weight, self.active_weight - own + terms.weight)
 
-    def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has requests here that are not spot."""
-        account = self._accounts.get(tenant)
-        own = account.weight if account is not None and account.num_not_spot else 0.0
-        return self.active_weight > own * 1.000001
-
     def close(self, request: Request) -> None:
         """Count a request of a tenant as ended; the tenant is idle after its last one."""
         account = self.of(request)

@@ -45,6 +45,8 @@ class WaitingQueue:
         self._members: dict[str, Request] = {}
         self._suspended: set[str] = set()
         """Tenants at their KV quota."""
+        self._num_suspended = 0
+        """Requests of these tenants."""
         self._max_wait_s = max_wait_s
         self._aging = AgingTimer(max_wait_s, self.__contains__)
         self._urgent: dict[str, Request] = {}
@@ -110,6 +112,7 @@ class WaitingQueue:
         key = self._queue.sort_key(request)
         self._queue.push(request)
         self._accounts.begin_wait(request)
+        self._num_suspended += request.terms.tenant in self._suspended
         self._members[request.id] = request
         self._attribution.start(request, key)
         if request.is_aged:
@@ -133,6 +136,7 @@ class WaitingQueue:
             if not self._num_aged[tenant]:
                 del self._num_aged[tenant]
         self._accounts.end_wait(request)
+        self._num_suspended -= tenant in self._suspended
         # The next request of the tenant may fit where this one did not.
         self.resume(tenant)
         return self._attribution.stop(request, now)
@@ -187,13 +191,17 @@ class WaitingQueue:
         tenant = request.terms.tenant
         self._queue.push(request)
         self._queue.suspend(tenant)
-        self._suspended.add(tenant)
+        if tenant not in self._suspended:
+            self._suspended.add(tenant)
+            self._num_suspended += self._accounts.of(request).num_waiting
         self._attribution.suspend(tenant, now)
 
     def resume(self, tenant: str) -> None:
         """Try the tenant again: it may have given up blocks."""
         if tenant in self._suspended:
             self._suspended.discard(tenant)
+            account = self._accounts.get(tenant)
+            self._num_suspended -= 0 if account is None else account.num_waiting
             self._queue.resume(tenant)
             self._attribution.resume(tenant)
 
@@ -259,6 +267,11 @@ class WaitingQueue:
         key = self.effective_key(request)
         return key.rank, key.tenant_priority, key.order
 
+    @property
+    def num_ready(self) -> int:
+        """Waiting requests whose tenant is not at its KV quota."""
+        return len(self._members) - self._num_suspended
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -276,6 +289,9 @@ class WaitingQueue:
         if len(self._queue) != len(queued):
             raise AssertionError(f"the queue counts {len(self._queue)} of {len(queued)} requests")
         waiting: Counter[str] = Counter(request.terms.tenant for request in self)
+        num_ready = sum(num for tenant, num in waiting.items() if tenant not in self._suspended)
+        if self.num_ready != num_ready:
+            raise AssertionError(f"{self.num_ready} requests are ready, and not {num_ready}")
         for request in self:
             account = self._accounts.of(request)
             if account.num_waiting != waiting[account.tenant]:
