@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.slo.demand import DemandTable, RunningWork
 from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.slo.steptime import shape_of
 from headway.core.terms import NO_TARGETS, Targets, Terms
@@ -212,6 +213,29 @@ def test_a_step_makes_the_forecast_of_a_few_tenants_and_keeps_the_others():
     assert oldest.demand.demand(oldest_s).due.times[0] == pytest.approx(
         oldest.demand.demand().due.times[0] - oldest_s
     )
+
+
+def test_a_step_updates_the_tables_of_tenants_with_running_requests_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine = Paced(scheduling_policy="fair", max_num_seqs=2)
+    for number in range(50):
+        engine.ask(f"r{number}", 20, 10, tenant=f"t{number}", deadline_s=600.0)
+    engine.steps(2)
+    num_updates, set_running = 0, DemandTable.set_running
+
+    def count(table: DemandTable, running: RunningWork) -> None:
+        nonlocal num_updates
+        num_updates += 1
+        set_running(table, running)
+
+    monkeypatch.setattr(DemandTable, "set_running", count)
+    engine.steps(4)
+    assert 0 < num_updates <= 4 * 3, "those of two running requests, and that of all"
+    engine.run()
+    engine.advance(1.0)
+    engine.ask("last", 20, 2, tenant="t", deadline_s=600.0)
+    assert set(engine.scheduler.pacer._tables) == {"t"}
 
 
 # ---------------------------------------------------------------- running prefills

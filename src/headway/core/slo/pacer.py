@@ -117,6 +117,8 @@ class Pacer:
         """By tenant."""
         self._running_ids: set[str] = set()
         """Open requests that were running when the tables were last refreshed."""
+        self._changed: set[str] = set()
+        """Tenants that had running requests then, or a request that no longer waits since."""
         self._is_stale = True
         """Whether requests may have started, ended or progressed since then."""
         self._asked: OrderedDict[str, tuple[float, Terms]] = OrderedDict()
@@ -307,6 +309,7 @@ class Pacer:
         if entry is not None:
             self._table.remove(entry)
             self._tables[request.terms.tenant].remove(entry)
+            self._changed.add(request.terms.tenant)
 
     def refresh(self, running: Iterable[Request], now: float) -> None:
         """Update the tables with requests that started, were preempted or progressed."""
@@ -326,14 +329,14 @@ class Pacer:
                 if request_id in self._open and request_id not in self._entries:
                     self._enter(self._open[request_id], now)
         self._table.set_running(everyone)
-        for tenant, table in list(self._tables.items()):
-            work = by_tenant.get(tenant)
-            table.set_running(work or RunningWork())
-            if work is None and not table.num_waiting:
+        changed, self._changed = self._changed, set(by_tenant)
+        for tenant in changed - by_tenant.keys():
+            if self._tables[tenant].num_waiting:
+                self._tables[tenant].set_running(RunningWork())
+            else:
                 del self._tables[tenant]
-        for tenant in by_tenant.keys() - self._tables.keys():
-            table = self._tables[tenant] = DemandTable()
-            table.set_running(by_tenant[tenant])
+        for tenant, work in by_tenant.items():
+            self._tables.setdefault(tenant, DemandTable()).set_running(work)
 
     def _collect(self, request: Request, everyone: RunningWork, own: RunningWork) -> None:
         cost, work = self._slow_cost, self._work(request)
@@ -556,6 +559,9 @@ class Pacer:
             raise AssertionError("demand of requests that have ended")
         if sum(table.num_waiting for table in self._tables.values()) != len(self._entries):
             raise AssertionError("the demand of tenants does not add up")
+        idle = {tenant for tenant, table in self._tables.items() if not table.num_waiting}
+        if not idle <= self._changed:
+            raise AssertionError(f"tables of tenants without requests: {idle - self._changed}")
 
 
 def _num_tokens(work: RemainingWork) -> float:
