@@ -2,18 +2,23 @@
 
 A scenario runs twice on a virtual clock, with the real scheduler under `fair` and a linear
 step-cost model: with the targets and priorities of the hostile tenant, and without them. Both runs
-have the same arrivals. There are three kinds of scenario:
+have the same arrivals. There are four kinds of scenario:
 
     flood     random loads, targets (feasible and infeasible), priorities and samples
     kv_quota  the same, and the hostile tenant has a backlog behind a KV quota
     tpot      other tenants keep the engine full; the hostile tenant has one long request with a
               TPOT target that asks for short steps
+    prefill   other tenants have a few prompts of many chunks, and mostly nothing waiting; the
+              hostile tenant, spot or not, floods the engine with prompts that have loose targets
 
-Two properties must hold for the victims, which are all other tenants.
+Three properties must hold for the victims, which are all other tenants.
 
     service   The weighted tokens of a victim are no less than its demand or its fair share of the
               unconstrained capacity, whichever is smaller, minus the bound below. Where the hostile
               tenant floods the engine in both runs, they are also no less than without targets.
+              Prompt tokens count when they are computed.
+    prefill   While a running prompt of a victim gets no tokens, the hostile tenant gets no more
+              service than the bound.
     refusals  A request of a victim that fits into the victim's share is not refused: test (b)
               with the victim's own demand alone decides. Service that the victim owes other
               tenants counts.
@@ -62,7 +67,7 @@ LEAD = 1024.0
 """Replaces URGENT_LEAD, which is more than the service of a victim in a run of this length."""
 WARM_UP_STEPS = 64
 HOSTILE = "hostile"
-KINDS = {3: "kv_quota", 4: "tpot"}
+KINDS = {2: "prefill", 3: "kv_quota", 4: "tpot"}
 """Kinds of scenario by seed modulo 5; the others are floods."""
 SAMPLE = Sample((7,))
 
@@ -88,6 +93,8 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     kv_shares: dict[str, float] = field(default_factory=dict[str, float])
     kind: str = "flood"
+    is_spot: bool = False
+    """Whether the requests of the hostile tenant are spot."""
 
     def stripped(self) -> Scenario:
         """Return the scenario without the targets and priorities of the hostile tenant."""
@@ -106,6 +113,10 @@ class Scenario:
         most = max(self._max_running_output(tenant) for tenant in self.weights)
         return LEAD + PROMPT_COST * longest + OUTPUT_COST * most
 
+    def bound_of(self, tenant: str) -> float:
+        """Return the bound in weighted tokens of a tenant."""
+        return self.bound * max(1.0, self.weights[tenant] / min(self.weights.values()))
+
     def _max_running_output(self, tenant: str) -> int:
         outputs = [
             one.max_tokens for one in self.arrivals for _ in range(one.n) if one.tenant == tenant
@@ -114,9 +125,11 @@ class Scenario:
 
 
 def draw_scenario(seed: int, kind: str | None = None) -> Scenario:
-    """Return a random scenario; of five seeds one is `kv_quota` and one is `tpot`."""
+    """Return a random scenario; of five seeds two are floods."""
     kind = kind or KINDS.get(seed % 5, "flood")
     draw = random.Random(f"isolation/{seed}")
+    if kind == "prefill":
+        return _draw_prefill(draw)
     names = [f"victim{number}" for number in range(draw.randint(1, 5))]
     weights = {name: draw.choice([0.5, 1.0, 1.0, 2.0, 4.0]) for name in [HOSTILE, *names]}
     arrivals: list[Arrival] = []
@@ -144,6 +157,22 @@ def draw_scenario(seed: int, kind: str | None = None) -> Scenario:
         arrivals += _flood(draw)
     kv_shares = {HOSTILE: 0.05} if kind == "kv_quota" else {}
     return Scenario(weights, tuple(sorted(arrivals, key=lambda one: one.at)), kv_shares, kind)
+
+
+def _draw_prefill(draw: random.Random) -> Scenario:
+    """Return a scenario of long prompts beside a flood of prompts with loose targets."""
+    names = [f"victim{number}" for number in range(draw.randint(1, 3))]
+    weights = {name: draw.choice([0.5, 1.0, 1.0, 2.0]) for name in [HOSTILE, *names]}
+    targets = draw.choice([Targets(ttft_s=20.0), Targets(deadline_s=60.0)])
+    prompt, output = draw.choice([(300, 5), (600, 5), (1500, 10)])
+    rate = draw.choice([1.2, 2.0, 4.0]) / work_s(prompt, output)
+    arrivals = _poisson(draw, HOSTILE, rate, (prompt, output), targets)
+    for name in names:
+        for _ in range(draw.randint(1, 3)):
+            at, num_prompt = draw.uniform(0.0, 0.4 * DURATION_S), draw.randint(1000, 4000)
+            arrivals.append(Arrival(at, name, num_prompt, 4))
+    ordered = tuple(sorted(arrivals, key=lambda one: one.at))
+    return Scenario(weights, ordered, kind="prefill", is_spot=draw.random() < 0.5)
 
 
 def _flood(draw: random.Random) -> list[Arrival]:
@@ -209,6 +238,8 @@ class Outcome:
     service: dict[str, float]
     wrongly_refused: list[str]
     num_refused: dict[str, int]
+    worst_stall: float = 0.0
+    """Most service of the hostile tenant while a victim's running prompt got no tokens."""
 
 
 class Run:
@@ -226,6 +257,8 @@ class Run:
         self.scheduler.pacer.cost = self.scheduler.pacer.model.cost
         self._requests: dict[str, Request] = {}
         self._fits: dict[str, bool] = {}
+        self._stalls: dict[str, float] = {}
+        """Service of the hostile tenant since a victim's running prompt got tokens."""
         self.outcome = Outcome({}, [], {})
 
     def play(self) -> Outcome:
@@ -238,6 +271,7 @@ class Run:
             if plan is not None:
                 elapsed_s = COST.predict(shape_of(plan))
                 self._clock.advance_to(self._clock.now() + elapsed_s)
+                self._observe_stalls(plan)
                 self._core.end_step()
             elif upcoming:
                 self._clock.advance_to(max(self._clock.now(), upcoming[-1][1].at))
@@ -247,12 +281,31 @@ class Run:
         for tenant in self._scenario.weights:
             account = accounts.get(tenant)
             self.outcome.service[tenant] = 0.0 if account is None else account.served
+        for request in self.scheduler.running:
+            num_missing = request.num_prompt_tokens - request.num_computed
+            self.outcome.service[request.terms.tenant] -= PROMPT_COST * max(0, num_missing)
         return self.outcome
+
+    def _observe_stalls(self, plan: StepPlan) -> None:
+        """Add the hostile tenant's service in a step to the prompts that get no tokens in it."""
+        service = 0.0
+        for item in plan.scheduled:
+            if self._requests[item.request_id.partition("#")[0]].terms.tenant == HOSTILE:
+                num_prompt = len(item.token_ids) if len(item.token_ids) > 1 else 0
+                service += PROMPT_COST * num_prompt + OUTPUT_COST * item.has_sample
+        scheduled = {item.request_id for item in plan.scheduled}
+        before, self._stalls = self._stalls, {}
+        for request in self.scheduler.running:
+            is_prefill = request.num_tokens - request.num_computed > 1
+            if is_prefill and request.terms.tenant != HOSTILE and request.id not in scheduled:
+                stall = self._stalls[request.id] = before.get(request.id, 0.0) + service
+                self.outcome.worst_stall = max(self.outcome.worst_stall, stall)
 
     def _add(self, number: int, one: Arrival) -> None:
         weight = self._scenario.weights[one.tenant]
         kv_share = self._scenario.kv_shares.get(one.tenant, 1.0)
-        terms = Terms(one.tenant, one.tenant, weight, False, kv_share, targets=one.targets)
+        is_spot = self._scenario.is_spot and one.tenant == HOSTILE
+        terms = Terms(one.tenant, one.tenant, weight, is_spot, kv_share, targets=one.targets)
         request = Request(
             id=f"r{number}",
             token_ids=[1] * one.num_prompt,
@@ -302,7 +355,8 @@ class Verdict:
     """How close a scenario came to the bound."""
 
     worst_ratio: float
-    """Missing service of a victim over the bound; above 1 isolation is broken."""
+    """Missing service of a victim, or service of the hostile tenant while a victim's prompt got
+    no tokens, over the bound; above 1 isolation is broken."""
     wrongly_refused: int
     num_victim_refusals: int
 
@@ -314,12 +368,12 @@ def judge_scenario(scenario: Scenario) -> Verdict:
         patch("headway.core.waiting.queue.URGENT_LEAD", LEAD),
     ):
         asked, stripped = Run(scenario).play(), Run(scenario.stripped()).play()
-    weights, worst = scenario.weights, 0.0
+    worst = asked.worst_stall / scenario.bound_of(HOSTILE)
     fair = _fair_service(scenario)
-    for tenant, weight in weights.items():
+    for tenant in scenario.weights:
         if tenant == HOSTILE:
             continue
-        bound = scenario.bound * max(1.0, weight / min(weights.values()))
+        bound = scenario.bound_of(tenant)
         missing = stripped.service[tenant] - asked.service[tenant]
         # A victim may lose service beyond its fair share: the hostile tenant uses its own share.
         below_fair = fair[tenant] - asked.service[tenant]
@@ -340,6 +394,8 @@ def _fair_service(scenario: Scenario) -> dict[str, float]:
         seconds[one.tenant] += work_s(one.num_prompt, num_output)
     speed = 1.0 - COST.constant_s / COST.predict(StepShape(MAX_NUM_SEQS))
     total = sum(scenario.weights.values())
+    if scenario.is_spot:
+        total -= scenario.weights[HOSTILE]
     found: dict[str, float] = {}
     for tenant, weight in scenario.weights.items():
         part = speed * DURATION_S * weight / total / max(seconds[tenant], 1e-9)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.request import Request
 from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.fair import FairQueue
 from tests.properties.isolation import draw_scenario, judge_scenario
 
 
@@ -22,3 +24,16 @@ def test_the_scenarios_find_a_scheduler_without_a_step_floor(monkeypatch: pytest
     monkeypatch.setattr("headway.core.slo.feasibility.step_floor_s", lambda *_: 0.0)
     monkeypatch.setattr(Accounts, "charge_lost", lambda *_: None)
     assert judge_scenario(scenario).worst_ratio > 1.0
+
+
+def test_the_scenarios_find_a_prefill_order_by_latest_start_alone(monkeypatch: pytest.MonkeyPatch):
+    def order_prefill(queue: FairQueue, prefilling: list[Request]) -> list[Request]:
+        return sorted(prefilling, key=lambda request: request.start_by)
+
+    def goes_before(queue: FairQueue, request: Request, other: Request) -> bool:
+        return request.start_by < other.start_by
+
+    monkeypatch.setattr(FairQueue, "order_prefill", order_prefill)
+    monkeypatch.setattr(FairQueue, "goes_before", goes_before)
+    broken = [seed for seed in (2, 7, 12) if judge_scenario(draw_scenario(seed)).worst_ratio > 1.0]
+    assert broken == [2, 7, 12]

@@ -52,6 +52,7 @@ from headway.core.running.victim import VictimRules, find_preemptible
 from headway.core.slo.feasibility import Infeasible
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.pacer import Pacer
+from headway.core.slo.steptime import StepShape
 from headway.core.waiting.accounts import Accounts
 from headway.core.waiting.policies import PolicyContext, make_queue
 from headway.core.waiting.queue import WaitingQueue
@@ -161,7 +162,7 @@ class Scheduler:
         self.waiting.begin_pass(now)
         self._preempt_for_waiting(now)
         self._preemption.grow_tables(now)
-        active = self.pacer.begin(self.running, len(self.waiting), now)
+        active = self.pacer.begin(self.running, self.waiting.num_ready, now)
         budget = self.pacer.limits.budget
         draft = PlanDraft()
         if self._decode_turns:
@@ -170,14 +171,18 @@ class Scheduler:
         if len(active) < len(self.running) and not draft.num_tokens and not draft.prefilling:
             # No active request has blocks for its tokens: decodes need not be deferred for any.
             deferred = self._schedule_decodes(draft, self.running, budget.for_decode(True))
-        limit = draft.num_tokens + budget.for_prefill(draft.num_tokens)
-        for request in self.pacer.by_urgency(draft.prefilling):
+        num_decodes = draft.num_tokens
+        limit = num_decodes + budget.for_prefill(num_decodes)
+        for request in self.waiting.order_prefill(draft.prefilling, now):
             if self.pacer.has_slo_requests and not self._preemption.cause:
-                self._admit_waiting(draft, limit, now, request.start_by)
+                self._admit_waiting(draft, limit, now, request)
             if draft.num_tokens < limit:
                 draft.add(request, self.kv.tables[request.id], limit)
         # What a preemption freed belongs to the request that caused it: admit no other.
         cause = self._preemption.cause or self._admit_waiting(draft, limit, now)
+        if self.pacer.step_tenant is not None:
+            num_cut = self.pacer.free_limits.budget.for_prefill(num_decodes) + num_decodes - limit
+            self.pacer.add_cut(self._find_cut(draft, num_cut if draft.num_tokens >= limit else 0))
         # Decodes beyond their part of the budget use what prefill leaves.
         deferred = self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
         if deferred or self._decode_turns:
@@ -245,6 +250,40 @@ class Scheduler:
         last = len(turns)
         return sorted(requests, key=lambda one: (effective_key(one).rank, turns.get(one.id, last)))
 
+    def _find_cut(self, draft: PlanDraft, num_cut: int) -> StepShape:
+        """Return the work of other tenants that the step target keeps out of this step.
+
+        That is prompt tokens beyond the prefill cap, at most `num_cut`, and decodes beyond a
+        lowered running limit.
+        """
+        num_others = 0
+        if num_cut:
+            ends = {item.request_id: item.start + len(item.token_ids) for item in draft.scheduled}
+            for request in self.running:
+                num_left = request.num_tokens - ends.get(request.id, request.num_computed)
+                num_left = min(num_cut, num_left) if num_left > 1 else 0
+                num_cut -= num_left
+                num_others += num_left * self.pacer.is_cut_for(request)
+        head = self.waiting.peek()
+        if head is None or self._preemption.cause or not self.pacer.is_cut_for(head):
+            return StepShape(0, num_others)
+        if self._num_free_seqs() == 0:
+            return StepShape(self._num_like(head), num_others)
+        num_waiting = min(num_cut, self._num_like(head) * head.num_tokens) if num_cut else 0
+        return StepShape(0, num_others + num_waiting)
+
+    def _num_like(self, request: Request) -> int:
+        """Return how many waiting requests like this one fit without the step target."""
+        num_free_seqs = self.pacer.free_limits.max_num_seqs - self.num_seqs
+        if num_free_seqs <= 0:
+            return 0
+        outcome = self._try_admit_as_is(request, None, num_free_seqs)
+        if isinstance(outcome, Wait):
+            return 0
+        num_free = self.kv.pool.num_free - self._headroom.num_blocks(len(self.running), None)
+        num_blocks = max(1, self.kv.num_blocks_needed(outcome.match, outcome.num_tokens))
+        return max(1, min(self.waiting.num_ready, num_free_seqs, num_free // num_blocks))
+
     # --------------------------------------------------------------- admission
 
     def _try_admit(
@@ -260,11 +299,16 @@ class Scheduler:
             outcome = self._try_admit_as_is(request, growing)
         return outcome
 
-    def _try_admit_as_is(self, request: Request, growing: Sequence[Request] | None) -> Admit | Wait:
+    def _try_admit_as_is(
+        self,
+        request: Request,
+        growing: Sequence[Request] | None,
+        num_free_seqs: int | None = None,
+    ) -> Admit | Wait:
         tenant = request.terms.tenant
         headroom = self._headroom.num_blocks(len(self.running), growing)
         room = Room(
-            self._num_free_seqs(),
+            self._num_free_seqs() if num_free_seqs is None else num_free_seqs,
             self.kv.pool.num_free - headroom,
             sum([other.terms.tenant == tenant for other in growing or ()]),
         )
@@ -272,13 +316,13 @@ class Scheduler:
         return try_admit(request, self.offload.match(request), self.kv, room, is_immune)
 
     def _admit_waiting(
-        self, draft: PlanDraft, limit: int, now: float, due_before: float | None = None
+        self, draft: PlanDraft, limit: int, now: float, before: Request | None = None
     ) -> WaitCause:
         """Admit waiting requests while samples and tokens are left; return what ended the pass.
 
-        With `due_before`, only requests whose planned start is before it. A request that does not
-        fit is passed over, until it ages; then the pass ends at it. A tenant at its KV quota is
-        suspended, and does not hold up others.
+        With `before`, only SLO requests that may go before the chunk of this running prefill. A
+        request that does not fit is passed over, until it ages; then the pass ends at it. A tenant
+        at its KV quota is suspended, and does not hold up others.
         """
         waiting, skipped = self.waiting, list[Request]()
         cause: WaitCause | None = None
@@ -287,7 +331,7 @@ class Scheduler:
             request = waiting.pop() if cause is None else None
             if request is None:
                 break
-            if due_before is not None and request.start_by >= due_before:
+            if before is not None and not waiting.goes_before(request, before, now):
                 waiting.put_back(request)
                 break
             outcome = self._try_admit(request)

@@ -5,12 +5,15 @@ Random scenarios are in tests/properties/isolation.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.slo.demand import DemandTable, RunningWork
 from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.slo.steptime import shape_of
-from headway.core.terms import Targets, Terms
+from headway.core.terms import NO_TARGETS, Targets, Terms
 from tests.core.slo.paced import COST, Paced
 from tests.support.harness import make_request
 
@@ -103,16 +106,54 @@ def test_a_tpot_target_that_was_feasible_alone_yields_when_another_tenant_comes(
     assert (both.engine.scheduler.pacer.limits.step_s or 0.0) > 0.016
 
 
-def test_the_capacity_that_short_steps_lose_is_charged_to_who_asked_for_them():
-    both = Neighbours()
-    both.b_tokens_per_s(100)
-    both.engine.ask("a", 8, 2000, tenant="a", tpot_s=0.03)
-    account = both.engine.scheduler.accounts.of(both.engine.scheduler.requests["a"])
-    both.b_tokens_per_s(10)
-    before, served = account.counter, account.served
-    both.b_tokens_per_s(100)
-    charged = account.counter - before
-    assert charged > 5 * (account.served - served), "its own tokens are the lesser part"
+@pytest.mark.parametrize("tpot_ms", [25.0, 30.0, 40.0])
+def test_the_capacity_that_short_steps_lose_is_charged_to_who_asked_for_them(tpot_ms: float):
+    per_s: dict[bool, tuple[float, float]] = {}
+    for has_target in (False, True):
+        both = Neighbours()
+        both.b_tokens_per_s(100)
+        targets = Targets(tpot_s=tpot_ms / 1000) if has_target else NO_TARGETS
+        request = make_request("a", 8, 2000, terms=Terms("a", targets=targets))
+        both.engine.core.add(request)
+        both.b_tokens_per_s(50)
+        accounts, began_at = both.engine.scheduler.accounts, both.engine.clock.now()
+        own, other = accounts.of(request), accounts.get("b")
+        assert other is not None
+        before, served = own.counter - own.served, own.served + other.served
+        both.b_tokens_per_s(200)
+        elapsed_s = both.engine.clock.now() - began_at
+        charged_per_s = (own.counter - own.served - before) / elapsed_s
+        per_s[has_target] = (own.served + other.served - served) / elapsed_s, charged_per_s
+    lost_per_s = per_s[False][0] - per_s[True][0]
+    assert per_s[False][1] == 0.0
+    assert 0.9 * lost_per_s < per_s[True][1] < 2.0 * lost_per_s
+
+
+@pytest.mark.parametrize("tpot_s", [0.1, 1.0])
+def test_nothing_is_charged_for_steps_that_the_target_does_not_cut(tpot_s: float):
+    engine = Paced(scheduling_policy="fair", max_num_seqs=24)
+    engine.ask("a", 8, 2000, tenant="a", tpot_s=tpot_s)
+    engine.add("b", 8, max_tokens=2000, terms=Terms("b"))
+    # Tenant c is at its KV quota: its second request waits, and no step could admit it.
+    for name in ("c0", "c1"):
+        engine.add(name, 40, max_tokens=100, terms=Terms("c", max_kv_share=0.04))
+    engine.steps(80)
+    assert engine.waiting == {"c1"}
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["a"])
+    assert account.counter == pytest.approx(account.served)
+
+
+def test_nothing_is_charged_while_kv_blocks_keep_requests_waiting():
+    engine = Paced(scheduling_policy="fair", max_num_seqs=24)
+    engine.ask("a", 8, 2000, tenant="a", tpot_s=0.5)
+    for number in range(4):
+        engine.add(f"b{number}", 1200, max_tokens=400, terms=Terms("b"))
+    engine.until(lambda: len(engine.seen(TokensEmitted, "b2")) > 0)
+    account = engine.scheduler.accounts.of(engine.scheduler.requests["a"])
+    before = account.counter - account.served
+    engine.steps(40)
+    assert engine.waiting == {"b3"}
+    assert account.counter - account.served == pytest.approx(before)
 
 
 def test_nothing_is_charged_where_there_is_nobody_else():
@@ -172,3 +213,104 @@ def test_a_step_makes_the_forecast_of_a_few_tenants_and_keeps_the_others():
     assert oldest.demand.demand(oldest_s).due.times[0] == pytest.approx(
         oldest.demand.demand().due.times[0] - oldest_s
     )
+
+
+def test_a_step_updates_the_tables_of_tenants_with_running_requests_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine = Paced(scheduling_policy="fair", max_num_seqs=2)
+    for number in range(50):
+        engine.ask(f"r{number}", 20, 10, tenant=f"t{number}", deadline_s=600.0)
+    engine.steps(2)
+    num_updates, set_running = 0, DemandTable.set_running
+
+    def count(table: DemandTable, running: RunningWork) -> None:
+        nonlocal num_updates
+        num_updates += 1
+        set_running(table, running)
+
+    monkeypatch.setattr(DemandTable, "set_running", count)
+    engine.steps(4)
+    assert 0 < num_updates <= 4 * 3, "those of two running requests, and that of all"
+    engine.run()
+    engine.advance(1.0)
+    engine.ask("last", 20, 2, tenant="t", deadline_s=600.0)
+    assert set(engine.scheduler.pacer._tables) == {"t"}
+
+
+# ---------------------------------------------------------------- running prefills
+
+
+def steps_until(engine: Paced, name: str, flood: Callable[[int], None]) -> int:
+    """Return the steps until a request has its first token, with a flood before each."""
+    for number in range(200):
+        flood(number)
+        engine.step()
+        if engine.seen(TokensEmitted, name):
+            return number
+    return 200
+
+
+def flood_with_targets(engine: Paced, is_spot: bool = False) -> Callable[[int], None]:
+    """Return a flood of tenant a: a prompt of two chunks per step, due long from now."""
+    terms = Terms("a", is_spot=is_spot, targets=Targets(ttft_s=300.0))
+
+    def add(number: int) -> None:
+        at = engine.clock.now()
+        engine.core.add(make_request(f"a{number}", 100, 2, terms=terms, arrived_at=at))
+
+    return add
+
+
+def test_an_slo_flood_goes_before_a_running_prefill_by_its_lead_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("headway.core.waiting.fair.URGENT_LEAD", 400.0)
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("b", 150, max_tokens=2, terms=Terms("b", targets=NO_TARGETS))
+    engine.step()
+    # Alone three steps; a lead of 400 over a counter of 150, and a prompt, come to 13 more.
+    assert steps_until(engine, "b", flood_with_targets(engine)) in range(8, 18)
+
+
+def test_spot_requests_with_targets_do_not_delay_an_ordinary_prefill():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("b", 150, max_tokens=2, terms=Terms("b"))
+    engine.step()
+    assert steps_until(engine, "b", flood_with_targets(engine, is_spot=True)) == 1
+
+
+def test_running_prefills_go_by_the_service_of_their_tenants():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.add("s", 4, max_tokens=500, terms=Terms("s", is_spot=True))
+    engine.step()
+    # Beside a spot request all ordinary requests are admitted at once, whatever the budget.
+    for number in range(20):
+        engine.add(f"a{number}", 100, max_tokens=2, terms=Terms("a"))
+    engine.step()
+    engine.add("b", 150, max_tokens=2, terms=Terms("b"))
+    assert steps_until(engine, "b", lambda number: None) <= 4
+
+
+@pytest.mark.parametrize("policy", ["deadline", "priority"])
+def test_a_running_prefill_goes_first_after_max_wait_s(policy: str):
+    engine = Paced(scheduling_policy=policy, max_num_batched_tokens=50, max_wait_s=2.0)
+    engine.add("b", 150, max_tokens=2, priority=5, terms=Terms("b"))
+    engine.step()
+    steps_until(engine, "b", flood_with_targets(engine))
+    first = engine.seen(TokensEmitted, "b")
+    assert first and 2.0 < engine.clock.now() < 2.5
+
+
+def test_no_decode_is_deferred_for_the_prompt_of_a_spot_request():
+    engine = Paced(scheduling_policy="fair", max_num_batched_tokens=50)
+    engine.ask("b", 8, 100, tenant="b", tpot_s=0.5)
+    engine.step()
+    pacer, now = engine.scheduler.pacer, engine.clock.now()
+    needed_s = {}
+    for is_spot in (False, True):
+        terms = Terms("a", is_spot=is_spot, targets=Targets(ttft_s=20.0))
+        request = make_request("a", 400, 2, terms=terms, arrived_at=now)
+        needed_s[is_spot] = pacer._urgent_prefill_s([request], 0, 0.1, now)
+    floor_s = COST.prefill_s(engine.scheduler.config.prefill_floor)
+    assert needed_s[False] > needed_s[True] == pytest.approx(floor_s, rel=0.1)

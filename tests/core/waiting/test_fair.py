@@ -181,7 +181,6 @@ def test_ordinary_service_is_not_held_against_a_tenants_spot_requests():
 def test_spot_requests_count_in_no_gap_weight_or_share():
     line = Line()
     line.join("s0", "s", is_spot=True)
-    assert not line.accounts.has_others("a")
     for tenant in "ab":
         line.join(f"{tenant}0", tenant)
     for tenant in "ab":
@@ -192,24 +191,6 @@ def test_spot_requests_count_in_no_gap_weight_or_share():
     line.join("a1", "a", is_spot=True, weight=9.0)
     assert line.accounts.share(terms("a")) == 0.5, "the weight of a spot tier is its own"
     line.accounts.check([])
-
-
-@pytest.mark.parametrize("weights", [(1e6, 0.5), (0.5, 1e6), (1.0, 1.0)])
-def test_a_tenant_is_alone_only_without_others_whatever_the_weights(weights: tuple[float, float]):
-    accounts = Accounts()
-    own, other = (
-        make_request(name, terms=terms(name, weight=weight))
-        for name, weight in zip("ab", weights, strict=True)
-    )
-    accounts.open(own)
-    assert not accounts.has_others("a")
-    accounts.open(other)
-    assert accounts.has_others("a")
-    accounts.close(own)
-    assert accounts.has_others("a")
-    accounts.close(other)
-    assert not accounts.has_others("a")
-    assert accounts.active_weight == 0.0
 
 
 def test_a_cached_prefix_goes_first_among_tenants_given_about_as_much():

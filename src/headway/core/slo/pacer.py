@@ -6,7 +6,8 @@ nothing.
 
 The targets of one tenant must not cost other tenants more than its share. So the step target of a
 tenant is never below its step floor (headway.core.slo.feasibility), and the capacity lost to short
-steps is charged to the tenant whose target asks for them.
+steps is charged to the tenant whose target asks for them. Lost is only what work of other tenants,
+cut from a step by the target, costs more in later steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from headway.core.slo.feasibility import (
     TenantShare,
     judge,
     step_floor_s,
-    unconstrained_speed,
 )
 from headway.core.slo.forecast import (
     NO_DEMAND,
@@ -128,6 +128,8 @@ class Pacer:
         self._num_deferred: dict[str, int] = {}
         self._last_step = StepShape()
         self._step_target: _StepTarget | None = None
+        self._cut = StepShape()
+        """Work of other tenants that the step target keeps out of this step."""
         self._free_step_s = 0.0
         self._idle = StepLoad(0, StepShape())
         self.limits: StepLimits = self._controller.decide(self._idle, self.cost)
@@ -137,6 +139,25 @@ class Pacer:
     def has_slo_requests(self) -> bool:
         """Whether due times should order the work of a step."""
         return bool(self._open)
+
+    @property
+    def step_tenant(self) -> str | None:
+        """Tenant whose TPOT target limits the next step."""
+        target = self._step_target
+        return None if target is None or self.limits.step_s is None else target.tenant
+
+    @property
+    def free_limits(self) -> StepLimits:
+        """Limits of a step without a target."""
+        return self._controller.free_limits
+
+    def is_cut_for(self, request: Request) -> bool:
+        """Whether the step target takes from a request of another tenant that is not spot."""
+        return request.terms.tenant != self.step_tenant and not request.terms.is_spot
+
+    def add_cut(self, cut: StepShape) -> None:
+        """Add work that the step target keeps out of this step, beside deferred decodes."""
+        self._cut = self._cut.plus(cut)
 
     def speed(self, has_running: bool) -> EngineSpeed:
         """Return the speed of the engine as of the last step."""
@@ -376,6 +397,7 @@ class Pacer:
     def begin(self, running: list[Request], num_waiting: int, now: float) -> list[Request]:
         """Set the limits of the next step; return the running requests in it."""
         self._step_target = None
+        self._cut = StepShape()
         self._is_stale = True
         if not self._open and self._config.mode != "latency":
             self.limits = self._controller.decide(self._idle, self.cost)
@@ -394,6 +416,7 @@ class Pacer:
             prefill_s = self._urgent_prefill_s(running, num_waiting, AIM * target.pace_s, now)
             deferred = self._defer(decoding, prefill_s, AIM * target.pace_s, now)
         self._num_deferred = deferred
+        left_out = [one for one in decoding if one.id in deferred]
         if deferred:
             running = [one for one in running if one.id not in deferred]
             decoding = [one for one in decoding if one.id not in deferred]
@@ -401,6 +424,7 @@ class Pacer:
         tightest_s, pace_s = (None, None) if target is None else target[:2]
         load = StepLoad(len(running), shape, tightest_s, prefill_start, pace_s, len(deferred))
         self.limits = self._controller.decide(load, self.cost)
+        self._cut = StepShape(sum([self.is_cut_for(one) for one in left_out]))
         return running
 
     def _unconstrained_step_s(
@@ -453,10 +477,6 @@ class Pacer:
             return tpot_s
         return min(tpot_s, needed_s / ON_ITS_OWN)
 
-    def by_urgency(self, prefilling: list[Request]) -> list[Request]:
-        """Return requests in prefill, the earliest planned start first."""
-        return sorted(prefilling, key=_start_by) if self.has_slo_requests else prefilling
-
     def _defer(
         self, decoding: Sequence[Request], prefill_s: float, step_s: float, now: float
     ) -> dict[str, int]:
@@ -492,7 +512,9 @@ class Pacer:
             return 0.0
         needed_s = self.cost.prefill_s(self._config.prefill_floor)
         for request in running:
-            if len(request.token_ids) - request.num_computed > 1:
+            # Spot requests have what others leave: decodes are not deferred for them.
+            is_spot = request.terms.is_spot and not request.is_aged
+            if len(request.token_ids) - request.num_computed > 1 and not is_spot:
                 work = self._work(request)
                 left_s = max(step_s, min(work.next_due_at, work.last_due_at) - now - step_s)
                 if left_s < inf:
@@ -502,7 +524,7 @@ class Pacer:
     def end(self, plan: StepPlan, elapsed_s: float, now: float) -> None:
         """Update the model and the open requests after a measured step."""
         shape = shape_of(plan)
-        self._charge_lost(shape, elapsed_s)
+        self._charge_lost(shape)
         self.model.observe(shape, elapsed_s)
         self._controller.observe(shape, elapsed_s)
         self.cost, self._slow_cost = self.model.cost, self.model.slow_cost
@@ -517,18 +539,17 @@ class Pacer:
                 if request is not None:
                     self._follow(request, now)
 
-    def _charge_lost(self, shape: StepShape, elapsed_s: float) -> None:
-        """Charge the capacity lost to a short step to the tenant whose target set it."""
-        target, cost, step_s = self._step_target, self.cost, self.limits.step_s
-        if target is None or step_s is None or step_s >= self._free_step_s:
-            return
-        work_s = elapsed_s - cost.constant_s
-        if work_s <= 0.0 or not self._accounts.has_others(target.tenant):
-            return
-        lost_s = unconstrained_speed(cost, self._free_step_s) * elapsed_s - work_s
-        service = OUTPUT_COST * shape.num_decodes + PROMPT_COST * shape.num_prefill_tokens
-        if lost_s > 0.0:
-            self._accounts.charge_lost(target.tenant, service * lost_s / work_s)
+    def _charge_lost(self, shape: StepShape) -> None:
+        """Charge the capacity lost to a short step to the tenant whose target set it.
+
+        Later steps do the work that was cut, and spend the constant cost of a step on it once more:
+        its part of the step that would have had it all.
+        """
+        tenant, cut, cost = self.step_tenant, self._cut, self.cost
+        if tenant is not None and any(cut):
+            service = OUTPUT_COST * cut.num_decodes + PROMPT_COST * cut.num_prefill_tokens
+            full_step_s = cost.predict(shape.plus(cut))
+            self._accounts.charge_lost(tenant, service * cost.constant_s / full_step_s)
 
     def _follow(self, request: Request, now: float) -> None:
         if request.state is RequestState.FINISHED:
@@ -554,10 +575,6 @@ def _num_tokens(work: RemainingWork) -> float:
     """Return the weighted tokens that the tenant will be charged."""
     num_output = work.num_samples * work.num_output_left
     return PROMPT_COST * work.num_prefill_left + OUTPUT_COST * num_output
-
-
-def _start_by(request: Request) -> float:
-    return request.start_by
 
 
 def _slack(pair: tuple[float, Request]) -> float:

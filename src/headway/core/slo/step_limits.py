@@ -68,12 +68,13 @@ class Controller:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._fixed = StepLimits(
+        self.free_limits = StepLimits(
             config.max_num_batched_tokens,
             config.prefill_floor,
             config.prefill_cap or config.max_num_batched_tokens,
             config.max_num_seqs,
         )
+        """Limits of a step without a target."""
         self._running_limit = float(config.max_num_seqs)
         self._step_s: float | None = None
         """Smoothed measured time of steps with decodes."""
@@ -91,7 +92,7 @@ class Controller:
 
     def decide(self, load: StepLoad, cost: StepCost) -> StepLimits:
         """Return the limits of the next step."""
-        mode, fixed = self._config.mode, self._fixed
+        mode, fixed = self._config.mode, self.free_limits
         if mode == "throughput":
             most = THROUGHPUT_FACTOR * fixed.max_num_batched_tokens
             return fixed._replace(max_num_batched_tokens=most, prefill_cap=most)
@@ -120,7 +121,7 @@ class Controller:
             return
         limit, most, step_s = self._running_limit, self._config.max_num_seqs, AIM * target_s
         num_running = load.num_running + load.num_deferred
-        is_cut = largest_chunk(load, cost, step_s) <= self._fixed.prefill_floor
+        is_cut = largest_chunk(load, cost, step_s) <= self.free_limits.prefill_floor
         has_room = not load.num_deferred and cost.predict(load.decodes) < LOW * step_s
         if self._step_s > target_s and is_cut and num_running > MIN_RUNNING:
             limit = max(MIN_RUNNING, DECREASE * min(limit, num_running))

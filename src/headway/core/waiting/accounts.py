@@ -129,6 +129,11 @@ class Accounts:
     def get(self, tenant: str, is_spot: bool = False) -> TenantAccount | None:
         return self._accounts[is_spot].get(tenant)
 
+    def num_waiting(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait, ordinary and spot."""
+        both = (self.get(tenant), self.get(tenant, is_spot=True))
+        return sum(account.num_waiting for account in both if account is not None)
+
     def open(self, request: Request) -> TenantAccount:
         """Return the account for a request that arrives, which sets the weight of the account."""
         terms = request.terms
@@ -150,11 +155,6 @@ class Accounts:
         account = self.get(terms.tenant)
         own = account.weight if account is not None and account.num_live else 0.0
         return terms.weight / max(terms.weight, self.active_weight - own + terms.weight)
-
-    def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has ordinary requests here."""
-        account = self.get(tenant)
-        return self._num_active > (account is not None and account.num_live > 0)
 
     def close(self, request: Request) -> None:
         """Count a request of a tenant as ended; the account is idle after its last one."""

@@ -7,8 +7,9 @@ is not saved up. Within a tenant: lower priority number first, then earliest pla
 then arrival.
 
 SLO between tenants: the tenant of the request with the earliest planned start goes first while its
-counter exceeds the least by at most URGENT_LEAD. A flood of urgent requests uses up that lead and
-then waits for its tenant's turn.
+counter exceeds the least by at most URGENT_LEAD. The least is that of the tenants that wait, or
+whose running requests are in prefill. A flood of urgent requests uses up that lead and then waits
+for its tenant's turn. Running requests in prefill get tokens in the same order.
 
 The bound: let two tenants wait without a break. Then the services given to them in that time,
 each divided by its weight, differ by at most
@@ -97,6 +98,8 @@ class FairQueue:
         """The least counter at the last pop."""
         self._urgent = {rank: KeyedQueue(_by_start) for rank in self._heaps}
         """Requests with a planned start, over all tenants."""
+        self._prefilling: dict[float, TenantAccount] = {}
+        """The least served tenant in prefill, by rank, as of the last step."""
         self._num_requests = 0
         self._numbers = count()
 
@@ -230,9 +233,37 @@ class FairQueue:
                 return lane
         return None
 
+    def order_prefill(self, prefilling: list[Request]) -> list[Request]:
+        """Return running requests in prefill, the next to get tokens first."""
+        least = self._prefilling = dict[float, TenantAccount]()
+        for request in prefilling:
+            rank, account = self._rank(request), self._accounts.of(request)
+            if rank not in least or account.counter < least[rank].counter:
+                least[rank] = account
+        return sorted(prefilling, key=self._prefill_key)
+
+    def goes_before(self, request: Request, other: Request) -> bool:
+        """Whether a waiting SLO request goes before a running prefill, within URGENT_LEAD."""
+        return self._is_urgent(request) and self._prefill_key(request) < self._prefill_key(other)
+
+    def _prefill_key(self, request: Request) -> tuple[float, bool, float, tuple[int, ...]]:
+        """Rank, then urgent requests by planned start, then the least served tenant."""
+        is_urgent, counter = self._is_urgent(request), self._accounts.of(request).counter
+        start_or_counter = request.start_by if is_urgent else counter
+        return self._rank(request), not is_urgent, start_or_counter, self.sort_key(request).order
+
+    def _is_urgent(self, request: Request) -> bool:
+        """Whether an SLO request is within URGENT_LEAD of the tenants in prefill."""
+        counter = self._accounts.of(request).counter
+        return request.start_by < inf and counter <= self._prefill_limit(self._rank(request))
+
+    def _prefill_limit(self, rank: float) -> float:
+        least = self._prefilling.get(rank)
+        return inf if least is None else least.counter + URGENT_LEAD
+
     def _prefer_urgent(self, rank: float, least: _Lane) -> _Lane:
         """Return the lane with the earliest planned start within URGENT_LEAD, else the least."""
-        limit = least.account.counter + URGENT_LEAD
+        limit = min(least.account.counter + URGENT_LEAD, self._prefill_limit(rank))
         for request in self._urgent[rank].peek_lanes(MAX_LOOKS):
             lane = self._lanes[rank][request.terms.tenant]
             if lane.account.counter <= limit:

@@ -44,6 +44,9 @@ class WaitingQueue:
         self._members: dict[str, Request] = {}
         self._suspended: set[str] = set()
         """Tenants at their KV quota."""
+        self._num_suspended = 0
+        """Requests of these tenants."""
+        self._max_wait_s = max_wait_s
         self._aging = AgingTimer(max_wait_s, self.__contains__)
         self._urgent: OrderedDict[str, None] = OrderedDict()
         """Tenants that run requests of lower priority than their first waiting one, by turn."""
@@ -110,6 +113,7 @@ class WaitingQueue:
         key = self._queue.sort_key(request)
         self._queue.push(request)
         self._accounts.begin_wait(request)
+        self._num_suspended += request.terms.tenant in self._suspended
         self._members[request.id] = request
         self._attribution.start(request, key)
         if not request.is_aged:
@@ -126,6 +130,7 @@ class WaitingQueue:
         tenant = request.terms.tenant
         self._update_urgent(tenant)
         self._accounts.end_wait(request)
+        self._num_suspended -= tenant in self._suspended
         # The next request of the tenant may fit where this one did not.
         self.resume(tenant)
         return self._attribution.stop(request, now)
@@ -145,6 +150,34 @@ class WaitingQueue:
     def put_back(self, request: Request) -> None:
         self._queue.push(request)
 
+    # ----------------------------------------------------------------- prefill
+
+    def order_prefill(self, prefilling: list[Request], now: float) -> list[Request]:
+        """Return the running requests in prefill in the order in which they get tokens.
+
+        The order is that of the policy, and starves none: `fair` compares the service of tenants;
+        under other policies a prefill that has run for `max_wait_s` goes first, by arrival.
+        """
+        if isinstance(self._queue, FairQueue):
+            return self._queue.order_prefill(prefilling)
+        return sorted(prefilling, key=lambda request: self._prefill_key(request, now))
+
+    def goes_before(self, request: Request, other: Request, now: float) -> bool:
+        """Whether a waiting request may be admitted before a running prefill gets its chunk.
+
+        Only because of its SLO: any other waits until the running prefills have had their chunks.
+        """
+        if request.start_by == inf:
+            return False
+        if isinstance(self._queue, FairQueue):
+            return self._queue.goes_before(request, other)
+        return self.effective_key(request) < self._prefill_key(other, now)
+
+    def _prefill_key(self, request: Request, now: float) -> SortKey:
+        if now - request.state_since < self._max_wait_s:
+            return self.effective_key(request)
+        return SortKey(-inf, (request.arrival_order, request.index))
+
     # ---------------------------------------------------------------- KV quota
 
     def suspend(self, request: Request, now: float) -> None:
@@ -152,13 +185,16 @@ class WaitingQueue:
         tenant = request.terms.tenant
         self._queue.push(request)
         self._queue.suspend(tenant)
-        self._suspended.add(tenant)
+        if tenant not in self._suspended:
+            self._suspended.add(tenant)
+            self._num_suspended += self._accounts.num_waiting(tenant)
         self._attribution.suspend(tenant, now)
 
     def resume(self, tenant: str) -> None:
         """Try the tenant again: it may have given up blocks."""
         if tenant in self._suspended:
             self._suspended.discard(tenant)
+            self._num_suspended -= self._accounts.num_waiting(tenant)
             self._queue.resume(tenant)
             self._attribution.resume(tenant)
 
@@ -232,6 +268,11 @@ class WaitingQueue:
         if self._runs_lower_priority(request):
             self._urgent[tenant] = None
 
+    @property
+    def num_ready(self) -> int:
+        """Waiting requests whose tenant is not at its KV quota."""
+        return len(self._members) - self._num_suspended
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -249,6 +290,9 @@ class WaitingQueue:
         if len(self._queue) != len(queued):
             raise AssertionError(f"the queue counts {len(self._queue)} of {len(queued)} requests")
         waiting = Counter(map(self._accounts.of, self))
+        num_ready = sum(one.terms.tenant not in self._suspended for one in self)
+        if self.num_ready != num_ready:
+            raise AssertionError(f"{self.num_ready} requests are ready, and not {num_ready}")
         for request in self:
             account = self._accounts.of(request)
             if account.num_waiting != waiting[account]:
