@@ -126,7 +126,24 @@ def _is_full(engine: VirtualEngine, what: str) -> bool:
 
 
 @pytest.mark.parametrize("what", FULL)
-@pytest.mark.parametrize("name", CASES)
+def test_a_spot_backlog_takes_nothing_from_an_ordinary_tenant(what: str) -> None:
+    def served(num_spot: int) -> float:
+        engine = make_engine(**FULL[what], sink=lambda _: None, max_wait_s=2.0)
+        ordinary = Crowd(engine, stream(Class("a"), "a", 1.0, 1), CROWD)
+        spot = Crowd(engine, stream(Class("s", is_spot=True), "s", 1.0, 2), num_spot)
+        while engine.clock.now() < 15.0:
+            ordinary.top_up()
+            spot.top_up()
+            engine.step()
+        account = engine.scheduler.accounts.get("a")
+        assert account is not None
+        return account.served
+
+    assert served(CROWD) >= 0.99 * served(0)
+
+
+@pytest.mark.parametrize("what", FULL)
+@pytest.mark.parametrize("name", [name for name in CASES if not CASES[name].weak.is_spot])
 def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str, what: str) -> None:
     """The bound: `max_wait_s`, and then as long as those that run at that time may go on. It
     holds while the stronger ones do not themselves wait as long: nobody can serve all at once."""
