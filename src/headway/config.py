@@ -211,7 +211,7 @@ class ServerConfig:
     engine_hang_s: float = setting(
         10.0,
         "Least seconds without a finished step, and at least 20 mean steps, after which an engine "
-        "with work counts as hung.",
+        "with work counts as hung; time in which the engine computes counts a tenth.",
     )
     shutdown_timeout: float = setting(
         30.0, "Seconds that running requests may take to finish after the first stop signal."

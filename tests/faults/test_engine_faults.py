@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ LEFT_OUT = ("SIGSTOP", "100x slow step", "MemoryError in the step", "corrupt com
 async def test_one_fault_of_most_kinds(model_path: Path, tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind not in LEFT_OUT]
     report = await run(model_path, 1, 4, tmp_path, kinds, make_jobs(6, max_output=48))
-    assert not failures_in(report), report
+    # As text, because pytest cuts a dictionary short.
+    assert not failures_in(report), json.dumps(report, indent=2)
     assert report["answers_the_same"] > 0
     assert all(report["kinds"][kind]["injected"] == 1 for kind in kinds)

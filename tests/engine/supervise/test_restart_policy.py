@@ -21,9 +21,11 @@ from headway.errors import QuarantinedError
 from headway.executors.fake import FakeExecutor
 
 
-def advance(detector: HangDetector, start: float, end: float, has_work: bool = True) -> None:
+def advance(
+    detector: HangDetector, start: float, end: float, has_work: bool = True, cpus: float = 0.0
+) -> None:
     for tick in range(int(start * 5), int(end * 5) + 1):
-        detector.advance(tick / 5, has_work)
+        detector.advance(tick / 5, has_work, cpus * tick / 5)
 
 
 def test_work_and_no_step_for_ten_seconds_is_a_hang() -> None:
@@ -55,9 +57,30 @@ def test_slow_steps_are_given_twenty_times_their_usual_time() -> None:
     assert detector.is_hung
 
 
+@pytest.mark.parametrize("cpus", [0.1, 2.0])
+def test_an_engine_that_computes_is_given_ten_times_as_long(cpus: float) -> None:
+    """A long step, or a CPU that other processes use as well, is no hang."""
+    detector = HangDetector(0.0)
+    advance(detector, 0, 99, cpus=cpus)
+    assert not detector.is_hung
+    advance(detector, 99, 102, cpus=cpus)
+    assert detector.is_hung
+
+
+def test_an_engine_that_stops_computing_is_hung_ten_seconds_later() -> None:
+    detector = HangDetector(0.0)
+    advance(detector, 0, 30, cpus=1.0)
+    for tick in range(30):
+        detector.advance(30.2 + tick / 5, True, 30.0)
+    assert not detector.is_hung
+    for tick in range(10):
+        detector.advance(36.2 + tick / 5, True, 30.0)
+    assert detector.is_hung
+
+
 def test_time_without_a_reading_does_not_count_as_a_stall() -> None:
     detector = HangDetector(0.0)
-    detector.advance(500.0, True)  # this process was stopped, not the engine
+    detector.advance(500.0, True, 0.0)  # this process was stopped, not the engine
     assert not detector.is_hung
 
 

@@ -166,7 +166,7 @@ async def test_a_request_whose_event_raises_fails_alone(engine, monkeypatch, met
 
 
 @pytest.mark.parametrize("after", [2, 5, 20])
-@pytest.mark.parametrize("place", ["listeners", "work"])
+@pytest.mark.parametrize("place", ["listeners", "report"])
 async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
     engine, monkeypatch, place: str, after: int
 ) -> None:
@@ -176,7 +176,7 @@ async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
     if place == "listeners":  # when every event of the report has been handled
         fail_once(monkeypatch, engine._listeners, "notify", after)
     else:  # before any
-        fail_once(monkeypatch, engine, "has_work_in_engine", after)
+        fail_once(monkeypatch, engine, "on_report", after)
     answers = await asyncio.gather(*(read(engine, stream) for stream in streams))
     assert answers == [SCRIPT] * 3
     assert restarts == ["failed"]
@@ -194,7 +194,7 @@ async def test_a_fault_in_the_forecast_ends_no_request(engine, monkeypatch) -> N
 async def test_a_request_that_cannot_be_sent_fails_alone(engine, monkeypatch) -> None:
     streams = [await begin(engine, name) for name in ("a", "b", "c")]
     fail_once(monkeypatch, streams[1], "commands", 1)
-    fail_once(monkeypatch, engine, "has_work_in_engine", 3)
+    fail_once(monkeypatch, engine, "on_report", 3)
     answers = await asyncio.gather(*(read(engine, it) for it in streams), return_exceptions=True)
     assert answers[0] == answers[2] == SCRIPT
     assert isinstance(answers[1], HeadwayError)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 import zmq
 import zmq.asyncio
 
@@ -74,6 +75,14 @@ class EngineProcess:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the process has used; 0 if the process has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
 
     async def send(self, command: Command) -> None:
         """Send a command without waiting; a dead process would never take it."""

@@ -10,6 +10,11 @@ MAX_TICK_S = 1.0
 
 If the API process itself was delayed, reports are unread, and the engine may have made progress.
 """
+COMPUTING_WEIGHT = 0.1
+"""What time counts in which the engine used a CPU: a long step, a busy machine or a large model.
+
+A process that is stopped or waits for a lock uses none.
+"""
 HANG_FACTOR = 20.0
 STEP_WEIGHT = 0.1
 """Weight of the newest step in the moving average of step times."""
@@ -19,15 +24,16 @@ NUM_LENIENT_STEPS = 8
 class HangDetector:
     """Detects a hung engine: it has work and has ended no step for `limit_s`.
 
-    The limit is 20 times the moving average of its step times, and at least `min_hang_s`. After a
-    hang, the next engine has twice the time for its first steps: a step that is merely long then
-    ends at the second attempt.
+    Time in which the engine computes counts a tenth. The limit is 20 times the moving average of
+    its step times, and at least `min_hang_s`. After a hang, the next engine has twice the time for
+    its first steps: a step that is merely long then ends at the second attempt.
     """
 
     def __init__(self, now: float, min_hang_s: float = 10.0, after_hang: bool = False) -> None:
         self._min_hang_s = min_hang_s
         self._num_lenient = NUM_LENIENT_STEPS if after_hang else 0
         self._advanced_at = now
+        self._cpu_s = 0.0
         self._mean_step_s = 0.0
         self._stalled_s = 0.0
 
@@ -46,10 +52,15 @@ class HangDetector:
         self._num_lenient = max(0, self._num_lenient - 1)
         self._stalled_s = 0.0
 
-    def advance(self, now: float, has_work: bool) -> None:
-        """Add the time since the last call to the stall."""
-        elapsed_s, self._advanced_at = now - self._advanced_at, now
-        self._stalled_s = self._stalled_s + min(elapsed_s, MAX_TICK_S) if has_work else 0.0
+    def advance(self, now: float, has_work: bool, cpu_s: float) -> None:
+        """Add the time since the last call, in which nothing was reported, to the stall.
+
+        `cpu_s` is the CPU time that the engine process has used since its start.
+        """
+        elapsed_s, self._advanced_at = min(now - self._advanced_at, MAX_TICK_S), now
+        is_computing, self._cpu_s = cpu_s > self._cpu_s, cpu_s
+        stalled_s = elapsed_s * COMPUTING_WEIGHT if is_computing else elapsed_s
+        self._stalled_s = self._stalled_s + stalled_s if has_work else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,9 @@ class Supervisor:
     async def _read_reports(self, owner: EngineOwner) -> EngineError:
         while True:
             report = await self._process.receive(TICK_S)
-            self._hang_detector.advance(self._clock.now(), owner.has_work_in_engine())
+            if report is None:
+                has_work = owner.has_work_in_engine()
+                self._hang_detector.advance(self._clock.now(), has_work, self._process.cpu_s())
             if isinstance(report, EngineFailed):
                 return EngineFailedError(report.message)
             if isinstance(report, EventBatch):
