@@ -233,8 +233,8 @@ class FairQueue:
                 return lane
         return None
 
-    def order_prefill(self, prefilling: list[Request]) -> list[Request]:
-        """Return running requests in prefill, the next to get tokens first."""
+    def order_prefill(self, prefilling: list[Request], aged_before: float) -> list[Request]:
+        """Return running requests in prefill, by the service of their tenants."""
         least = self._prefilling = dict[float, TenantAccount]()
         for request in prefilling:
             rank, account = self._rank(request), self._accounts.of(request)
@@ -242,7 +242,7 @@ class FairQueue:
                 least[rank] = account
         return sorted(prefilling, key=self._prefill_key)
 
-    def goes_before(self, request: Request, other: Request) -> bool:
+    def goes_before(self, request: Request, other: Request, aged_before: float) -> bool:
         """Whether a waiting SLO request goes before a running prefill, within URGENT_LEAD."""
         return self._is_urgent(request) and self._prefill_key(request) < self._prefill_key(other)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 
 from headway.core.request import Request
+from headway.core.waiting.accounts import TenantAccount
 from headway.core.waiting.request_heap import RequestHeap
 from headway.core.waiting.sort_key import SortKey, effective_key
 
@@ -87,6 +89,26 @@ class KeyedQueue:
         """Return the first request of a tenant, suspended or not."""
         lane = self._lanes.get(tenant)
         return lane.peek() if lane is not None else None
+
+    def is_early(self, request: Request) -> bool:
+        return False
+
+    def least_two(self) -> list[TenantAccount]:
+        return []
+
+    def order_prefill(self, prefilling: list[Request], aged_before: float) -> list[Request]:
+        """Return running requests in prefill; those that have aged go first, by arrival."""
+        return sorted(prefilling, key=lambda request: self._prefill_key(request, aged_before))
+
+    def goes_before(self, request: Request, other: Request, aged_before: float) -> bool:
+        """Whether a waiting request has a smaller key than a running prefill."""
+        key = effective_key(self._key(request), request)
+        return key < self._prefill_key(other, aged_before)
+
+    def _prefill_key(self, request: Request, aged_before: float) -> SortKey:
+        if request.state_since > aged_before:
+            return effective_key(self._key(request), request)
+        return SortKey(-inf, (request.arrival_order, request.index))
 
     def _is_head(self, request: Request) -> bool:
         tenant = request.terms.tenant

@@ -14,7 +14,7 @@ from math import inf
 from typing import Protocol
 
 from headway.core.request import Request
-from headway.core.waiting.accounts import Accounts
+from headway.core.waiting.accounts import Accounts, TenantAccount
 from headway.core.waiting.fair import FairQueue
 from headway.core.waiting.keyed import KeyedQueue
 from headway.core.waiting.sort_key import SortKey, start_by_us
@@ -30,8 +30,31 @@ class TenantLanes(Protocol):
 
     def resume(self, tenant: str) -> None: ...
 
+    def is_early(self, request: Request) -> bool:
+        """Whether the head goes before its tenant's turn because of its SLO."""
+        ...
 
-class PolicyQueue(TenantLanes, Protocol):
+    def least_two(self) -> list[TenantAccount]:
+        """Return the two least served tenants that wait; none if tenants have no shares."""
+        ...
+
+
+class PrefillOrder(Protocol):
+    """Order of running requests in prefill, and of waiting SLO requests among them."""
+
+    def order_prefill(self, prefilling: list[Request], aged_before: float) -> list[Request]:
+        """Return running requests in prefill, the next to get tokens first.
+
+        A prefill that has run since `aged_before` must not be starved.
+        """
+        ...
+
+    def goes_before(self, request: Request, other: Request, aged_before: float) -> bool:
+        """Whether a waiting SLO request goes before a running prefill."""
+        ...
+
+
+class PolicyQueue(TenantLanes, PrefillOrder, Protocol):
     """Waiting requests in the order of a policy. Each operation is O(log n)."""
 
     def sort_key(self, request: Request) -> SortKey: ...

@@ -24,7 +24,7 @@ from headway.core.request import Request
 from headway.core.waiting.accounts import NO_SHARES, Accounts, Lead, Shares
 from headway.core.waiting.aging import AgingTimer
 from headway.core.waiting.attribution import Head, WaitAttribution
-from headway.core.waiting.fair import URGENT_LEAD, FairQueue
+from headway.core.waiting.fair import URGENT_LEAD
 from headway.core.waiting.policies import PolicyQueue
 from headway.core.waiting.sort_key import EvictionKey, SortKey, effective_key
 
@@ -83,8 +83,7 @@ class WaitingQueue:
 
         Spot requests do not count: they come after requests with SLOs.
         """
-        queue = self._queue
-        least = queue.least_two() if isinstance(queue, FairQueue) else []
+        least = self._queue.least_two()
         if not least:
             return NO_SHARES
         leads: dict[str, Lead] = {}
@@ -158,9 +157,7 @@ class WaitingQueue:
         The order is that of the policy, and starves none: `fair` compares the service of tenants;
         under other policies a prefill that has run for `max_wait_s` goes first, by arrival.
         """
-        if isinstance(self._queue, FairQueue):
-            return self._queue.order_prefill(prefilling)
-        return sorted(prefilling, key=lambda request: self._prefill_key(request, now))
+        return self._queue.order_prefill(prefilling, now - self._max_wait_s)
 
     def goes_before(self, request: Request, other: Request, now: float) -> bool:
         """Whether a waiting request may be admitted before a running prefill gets its chunk.
@@ -169,14 +166,7 @@ class WaitingQueue:
         """
         if request.start_by == inf:
             return False
-        if isinstance(self._queue, FairQueue):
-            return self._queue.goes_before(request, other)
-        return self.effective_key(request) < self._prefill_key(other, now)
-
-    def _prefill_key(self, request: Request, now: float) -> SortKey:
-        if now - request.state_since < self._max_wait_s:
-            return self.effective_key(request)
-        return SortKey(-inf, (request.arrival_order, request.index))
+        return self._queue.goes_before(request, other, now - self._max_wait_s)
 
     # ---------------------------------------------------------------- KV quota
 
@@ -240,10 +230,8 @@ class WaitingQueue:
         request = self._queue.peek()
         head: Head | None = None
         if request is not None:
-            queue, is_early = self._queue, False
-            if request.start_by < inf and isinstance(queue, FairQueue):
-                is_early = queue.is_early(request)
-            head = Head(request, queue.sort_key(request), is_early)
+            is_early = request.start_by < inf and self._queue.is_early(request)
+            head = Head(request, self._queue.sort_key(request), is_early)
         self._attribution.end_pass(head, cause, find_holder, now)
 
     def urgent(self) -> Iterator[Request]:
