@@ -104,7 +104,7 @@ class SchedulerConfig:
     max_wait_s: float = setting(
         10.0,
         "Aging: seconds of waiting, since arrival or the last preemption, until a request goes "
-        "first (under fair: first of its tenant) and is no longer bypassed.",
+        "first (under fair: first of its tenant) and is no longer skipped.",
     )
     prefill_floor: int = setting(
         64, "Tokens of each step reserved for prefill while a request waits for prefill."

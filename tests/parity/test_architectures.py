@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from headway.clock import SystemClock
 from headway.core.params import SamplingParams
@@ -60,15 +50,15 @@ SMOL = {
 QWEN2_WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 
 MODELS = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama-llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
-    "llama-linear-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LINEAR}),
-    "llama-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
-    "smollm2-shaped": (LlamaForCausalLM, LlamaConfig, SMOL),
-    "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 9}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-    "qwen2-window": (Qwen2ForCausalLM, Qwen2Config, QWEN2_WINDOW),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "llama": ("Llama", {}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": LINEAR}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "smollm2-shaped": ("Llama", SMOL),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", QWEN2_WINDOW),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
 }
 
 
@@ -84,9 +74,12 @@ def one_thread():
 @pytest.fixture(params=MODELS, name="pair", scope="module")
 def saved_pair(request, tmp_path_factory):
     """The same weights in transformers and here."""
-    model_type, config_type, extra = MODELS[request.param]
+    import transformers  # takes seconds, in every process that collects tests
+
+    family, extra = MODELS[request.param]
+    config = getattr(transformers, f"{family}Config")(**{**BASE, **extra})
     torch.manual_seed(7)
-    oracle = model_type(config_type(**{**BASE, **extra})).eval()
+    oracle = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
             if name.endswith("bias"):

@@ -1,8 +1,8 @@
 """Token ids to text, incrementally.
 
-A delta never ends within a character: bytes are held until they form one, and become U+FFFD once no
-further byte could complete them. Deltas and the final flush add up to the decoding of the whole
-sequence. Stop strings are not handled here.
+A delta never ends within a character: bytes are buffered until they form one, and become U+FFFD
+once no further byte could complete them. Deltas and the final flush add up to the decoding of the
+whole sequence. Stop strings are not handled here.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class OutputText:
         return TextDelta(exempt + delta.text, delta.stop)
 
     def finish(self) -> TextDelta:
-        """Return the held text; its last characters may still complete a stop string."""
+        """Return the buffered text; its last characters may still complete a stop string."""
         last = self._stops.feed(self._detokenizer.finish())
         if last.stop is not None:
             return last

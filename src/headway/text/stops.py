@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces.
 
 The match that ends first wins; of two that end together, the longer. The result does not depend on
-how the text was split. Only text that may become a stop string is held back. An Aho-Corasick
+how the text was split. Only text that may become a stop string is buffered. An Aho-Corasick
 automaton looks at each character once.
 """
 
@@ -59,14 +59,14 @@ class StopStrings:
         return TextDelta(self._pending_text.take(self._pending_text.size - self._state.depth))
 
     def finish(self) -> TextDelta:
-        """Return the held text: no more text follows."""
+        """Return the buffered text: no more text follows."""
         if self._stop is not None:
             return TextDelta("", self._stop)
         self._state = self._root
         return TextDelta(self._pending_text.take(self._pending_text.size))
 
     def check(self) -> None:
-        """Check that the held text is the matched prefix of a stop string."""
+        """Check that the buffered text is the matched prefix of a stop string."""
         if self._stop is None and self._pending_text.size != self._state.depth:
             raise AssertionError(
                 f"holds {self._pending_text.size} characters at {self._state.depth}"
@@ -140,4 +140,4 @@ class _PendingText:
 
     def check(self) -> None:
         if self.size != sum(map(len, self._pieces)) - self._offset:
-            raise AssertionError(f"miscounted: {self.size} characters held")
+            raise AssertionError(f"miscounted: {self.size} characters buffered")

@@ -17,7 +17,7 @@ from headway.core.slo.steptime import StepCost
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Step-cost model, and how steps divide into work and constant cost."""
+    """Step-time model, and how steps divide into work and constant cost."""
 
     cost: StepCost
     step_s: float

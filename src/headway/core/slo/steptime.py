@@ -75,7 +75,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Step-cost coefficients in seconds, and the error of their predictions.
+    """Step-time coefficients in seconds, and the error of their predictions.
 
     A plain value, so that other processes can predict steps too.
     """

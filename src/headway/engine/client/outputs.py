@@ -53,7 +53,7 @@ class SampleStream:
         )
 
     def finish(self, event: Finished) -> SampleDelta:
-        """End the sample; return the text still held back, with the finish reason."""
+        """End the sample; return the text still buffered, with the finish reason."""
         self.is_finished = True
         delta = self._text.finish()
         reason = event.reason if delta.stop is None else FinishReason.STOP
