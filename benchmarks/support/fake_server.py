@@ -72,7 +72,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         admission = AdmissionController(config, engine, SystemClock())
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         apps = create_apps(engine, admission, access, ("fake",), template, observers)
-        return ServerParts(engine, apps, admission)
+        return ServerParts(engine, apps, admission, observers.stats)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()

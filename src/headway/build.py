@@ -167,7 +167,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
         engine = build_async(located, tokenizer, command)
         admission = AdmissionController(config.server, engine, SystemClock())
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
-        return ServerParts(engine, apps, admission)
+        return ServerParts(engine, apps, admission, observers.stats)
 
     observers.ledger.price_of = listeners.access.tenants.directory.price_of
     observers.ledger.start()

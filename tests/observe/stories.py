@@ -13,8 +13,8 @@ from headway.core.events import (
 )
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
+from headway.observe.requests.table import RequestTable, account
 from headway.observe.trace.account import Entry, RequestAccount
-from headway.observe.trace.audit import Audit, account
 
 A, B = Terms(tenant="a", tier="gold"), Terms(tenant="b", tier="free")
 KV, SHARE, BUSY = WaitCause.KV_BLOCKS, WaitCause.TENANT_SHARE, WaitCause.EXECUTOR_BUSY
@@ -33,18 +33,18 @@ class Story:
     """Feeds batches of events and gives the accounts that come of them."""
 
     def __init__(self, *batches: list[Event]) -> None:
-        self.audit = Audit()
+        self.table = RequestTable()
         self.ended: list[RequestAccount] = []
         for batch in batches:
             self.tell(*batch)
 
     def tell(self, *events: Event) -> None:
-        for request in self.audit.consume(events):
+        for request in self.table.consume(events).ended:
             self.ended.append(account(request, 1e9, 1000.0))
-        self.audit.check()
+        self.table.check()
 
     def now(self, name: str, at: float) -> RequestAccount:
-        request = self.audit.find(name, None)
+        request = self.table.find(name, None)
         assert request is not None
         return account(request, at, 1000.0)
 

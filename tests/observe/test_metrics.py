@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from headway.core.events import (
 )
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
-from headway.observe import Metrics
+from headway.observe import Metrics, RequestTable
 from tests.support.rows import make_writer
 
+Tell = Callable[[Sequence[Event]], None]
+"""Passes events by way of a request table to the metrics."""
 LABELS = {"model_name": "m", "engine": "0"}
 
 
@@ -59,6 +62,12 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
+def tell(metrics: Metrics) -> Tell:
+    table = RequestTable()
+    return lambda events: metrics.consume(table.consume(events))
+
+
+@pytest.fixture
 def read(metrics: Metrics) -> Reader:
     return Reader(metrics)
 
@@ -81,9 +90,9 @@ def a_life(end: FinishReason = FinishReason.STOP) -> list[list[Event]]:
     ]
 
 
-def test_the_times_of_a_request(metrics: Metrics, read: Reader) -> None:
+def test_the_times_of_a_request(tell: Tell, read: Reader) -> None:
     for events in a_life():
-        metrics.consume(events)
+        tell(events)
     expected = {
         "vllm:time_to_first_token_seconds": (1, 3.0),
         "vllm:inter_token_latency_seconds": (2, 3.0),
@@ -100,9 +109,9 @@ def test_the_times_of_a_request(metrics: Metrics, read: Reader) -> None:
         assert (read(f"{name}_count"), read(f"{name}_sum")) == (count, total), name
 
 
-def test_counters(metrics: Metrics, read: Reader) -> None:
+def test_counters(tell: Tell, read: Reader) -> None:
     for events in a_life():
-        metrics.consume(events)
+        tell(events)
     assert read("vllm:prefix_cache_queries_total") == 20
     assert read("vllm:prefix_cache_hits_total") == 8
     assert read("vllm:prompt_tokens_total") == 20
@@ -112,17 +121,17 @@ def test_counters(metrics: Metrics, read: Reader) -> None:
     assert read("headway_requests_aborted_total") == 0
 
 
-def test_gauges_follow_the_steps_and_return_to_idle(metrics: Metrics, read: Reader) -> None:
+def test_gauges_follow_the_steps_and_return_to_idle(tell: Tell, read: Reader) -> None:
     first, second, last = a_life()
-    metrics.consume(first)
-    metrics.consume(second)
+    tell(first)
+    tell(second)
     assert read("vllm:num_requests_running") == 1
     assert read("vllm:kv_cache_usage_perc") == 0.25
     assert read("headway_kv_blocks_used") == 2
     assert read("headway_kv_blocks_total") == 8
     assert read("headway_slot_occupancy") == 0.25
     assert read("headway_token_budget_fill") == 0.25
-    metrics.consume(last)
+    tell(last)
     for name in (
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -136,10 +145,8 @@ def test_gauges_follow_the_steps_and_return_to_idle(metrics: Metrics, read: Read
     assert read("headway_token_budget_fill_sum_total") == 0.75
 
 
-def test_an_abort_that_empties_the_engine_is_followed_by_no_step(
-    metrics: Metrics, read: Reader
-) -> None:
-    metrics.consume(
+def test_an_abort_that_empties_the_engine_is_followed_by_no_step(tell: Tell, read: Reader) -> None:
+    tell(
         [
             Arrived("a", 1.0, 4),
             Arrived("b", 1.0, 4),
@@ -148,9 +155,9 @@ def test_an_abort_that_empties_the_engine_is_followed_by_no_step(
             step(2.0, num_waiting=1),
         ]
     )
-    metrics.consume([Finished("b", 3.0, FinishReason.ABORT, 0)])
+    tell([Finished("b", 3.0, FinishReason.ABORT, 0)])
     assert read("vllm:num_requests_running") == 1
-    metrics.consume([Finished("a", 3.0, FinishReason.ABORT, 1), Idled(3.0, 0)])
+    tell([Finished("a", 3.0, FinishReason.ABORT, 1), Idled(3.0, 0)])
     assert read("vllm:num_requests_running") == 0
     assert read("vllm:num_requests_waiting") == 0
     assert read("headway_kv_blocks_used") == 0
@@ -164,12 +171,12 @@ def test_an_abort_that_empties_the_engine_is_followed_by_no_step(
     assert read("vllm:e2e_request_latency_seconds_count") == 2
 
 
-def test_preemption(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([Arrived("a", 1.0, 4), Admitted("a", 2.0, 1.0, 0, 4, False), step(3.0)])
-    metrics.consume([Preempted("a", 4.0, "b", 7), step(5.0)])
-    metrics.consume([Admitted("a", 6.0, 2.0, 4, 9, True), step(7.0)])
-    metrics.consume([TokensEmitted("a", (1,), None), step(8.0)])
-    metrics.consume([Finished("a", 9.0, FinishReason.LENGTH, 1)])
+def test_preemption(tell: Tell, read: Reader) -> None:
+    tell([Arrived("a", 1.0, 4), Admitted("a", 2.0, 1.0, 0, 4, False), step(3.0)])
+    tell([Preempted("a", 4.0, "b", 7), step(5.0)])
+    tell([Admitted("a", 6.0, 2.0, 4, 9, True), step(7.0)])
+    tell([TokensEmitted("a", (1,), None), step(8.0)])
+    tell([Finished("a", 9.0, FinishReason.LENGTH, 1)])
     assert read("vllm:num_preemptions_total") == 1
     assert read("headway_preempted_tokens_discarded_total") == 7
     # The second admission looks up no new prompt and is no new wait.
@@ -178,10 +185,8 @@ def test_preemption(metrics: Metrics, read: Reader) -> None:
     assert read("vllm:request_prefill_time_seconds_sum") == 6.0
 
 
-def test_forked_samples_count_as_requests_but_not_their_prompt(
-    metrics: Metrics, read: Reader
-) -> None:
-    metrics.consume(
+def test_forked_samples_count_as_requests_but_not_their_prompt(tell: Tell, read: Reader) -> None:
+    tell(
         [
             Arrived("a", 1.0, 5),
             Admitted("a", 1.0, 0.0, 0, 5, False),
@@ -191,7 +196,7 @@ def test_forked_samples_count_as_requests_but_not_their_prompt(
             step(2.0),
         ]
     )
-    metrics.consume(
+    tell(
         [
             # One for which no block was free is admitted on its own later.
             Admitted("a#1", 3.0, 1.0, 4, 5, False),
@@ -207,8 +212,8 @@ def test_forked_samples_count_as_requests_but_not_their_prompt(
     assert read("vllm:time_to_first_token_seconds_sum") == 1.0 + 3.0
 
 
-def test_refusals_and_params(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([Refused("a", 1.0, "never_fits", "too long")])
+def test_refusals_and_params(metrics: Metrics, tell: Tell, read: Reader) -> None:
+    tell([Refused("a", 1.0, "never_fits", "too long")])
     metrics.count_refusal("never_fits")
     assert read("headway_requests_refused_total", reason="never_fits") == 2
     metrics.observe_params(SamplingParams(n=3, max_tokens=7))
@@ -223,8 +228,8 @@ def test_the_cache_is_described_once(metrics: Metrics, read: Reader) -> None:
     assert b"vllm:cache_config_info" in metrics.render()
 
 
-def test_events_of_strangers_are_ignored(metrics: Metrics, read: Reader) -> None:
-    metrics.consume(
+def test_events_of_strangers_are_ignored(tell: Tell, read: Reader) -> None:
+    tell(
         [
             Admitted("x", 1.0, 0.0, 0, 5, False),
             Forked("x#1", 1.0, "x"),
@@ -232,7 +237,7 @@ def test_events_of_strangers_are_ignored(metrics: Metrics, read: Reader) -> None
             Finished("x", 1.0, FinishReason.STOP, 1),
         ]
     )
-    metrics.consume([])
+    tell([])
     assert read("vllm:generation_tokens_total") == 0
 
 

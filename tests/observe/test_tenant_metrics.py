@@ -10,10 +10,10 @@ from headway.core.request import FinishReason
 from headway.core.slo.forecast import EngineSpeed, Forecast
 from headway.core.slo.steptime import StepCost
 from headway.core.terms import Targets, Terms
-from headway.observe import Metrics
+from headway.observe import Metrics, RequestTable
 from headway.observe.trace.account import CauseShare
-from tests.observe.stories import tokens
-from tests.observe.test_metrics import Reader, step
+from tests.observe.stories import causes, tokens
+from tests.observe.test_metrics import Reader, Tell, step
 
 STOP, ABORT, ERROR = FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR
 
@@ -21,6 +21,12 @@ STOP, ABORT, ERROR = FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics("m")
+
+
+@pytest.fixture
+def tell(metrics: Metrics) -> Tell:
+    table = RequestTable()
+    return lambda events: metrics.consume(table.consume(events))
 
 
 @pytest.fixture
@@ -53,10 +59,10 @@ def live(name: str, targets: Targets, end: FinishReason = STOP) -> list[list[Eve
     ],
 )
 def test_goodput(
-    metrics: Metrics, read: Reader, targets: Targets, end: FinishReason, counts: tuple
+    tell: Tell, read: Reader, targets: Targets, end: FinishReason, counts: tuple
 ) -> None:
     for events in live("r-1", targets, end):
-        metrics.consume(events)
+        tell(events)
     of = {"tenant": "a", "tier": "gold"}
     promised = read("headway_requests_with_targets_total", **of)
     kept = read("headway_requests_within_targets_total", **of)
@@ -77,9 +83,19 @@ def test_waits_by_cause(metrics: Metrics, read: Reader) -> None:
     assert read("headway_wait_seconds_total", cause="tenant_share", **of) == 0.5
 
 
-def test_preemptions_by_method(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([Arrived("r-1", 0.0, 10), Admitted("r-1", 0.0, 0.0, 0, 10, False)])
-    metrics.consume([Preempted("r-1", 1.0, "r-2", 7, PreemptionMethod.TRIM, WaitCause.TIER_ORDER)])
+def test_waits_end_with_an_admission_or_with_the_request(tell: Tell, read: Reader) -> None:
+    terms = Terms(tenant="a", tier="gold")
+    tell([Arrived("r-1", 0.0, 10, terms), Arrived("r-2", 0.0, 10, terms)])
+    tell([Admitted("r-1", 1.5, 1.5, 0, 10, False, causes(kv_blocks=1.5))])
+    tell([Finished("r-2", 2.0, ABORT, 0, causes=causes(kv_blocks=0.5, tenant_share=1.5))])
+    of = {"tenant": "a", "tier": "gold"}
+    assert read("headway_wait_seconds_total", cause="kv_blocks", **of) == 2.0
+    assert read("headway_wait_seconds_total", cause="tenant_share", **of) == 1.5
+
+
+def test_preemptions_by_method(tell: Tell, read: Reader) -> None:
+    tell([Arrived("r-1", 0.0, 10), Admitted("r-1", 0.0, 0.0, 0, 10, False)])
+    tell([Preempted("r-1", 1.0, "r-2", 7, PreemptionMethod.TRIM, WaitCause.TIER_ORDER)])
     assert read("headway_preemptions_total", method="trim", cause="tier_order") == 1
     assert read("headway_preempted_tokens_discarded_total") == 7
 
@@ -96,22 +112,22 @@ def test_the_labels_are_bounded() -> None:
     assert read("headway_wait_seconds_total", tenant="other", tier="", cause="kv_blocks") == 47
 
 
-def test_the_error_of_the_step_time_model(metrics: Metrics, read: Reader) -> None:
+def test_the_error_of_the_step_time_model(tell: Tell, read: Reader) -> None:
     forecast = Forecast(EngineSpeed(StepCost(0.01, error=0.07), 0.1, 0.1))
-    metrics.consume([step(1.0, forecast=forecast)])
+    tell([step(1.0, forecast=forecast)])
     assert read("headway_step_time_model_error") == 0.07
 
 
-def test_the_service_gap_is_that_of_the_last_step(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([step(1.0, num_waiting=2, service_gap=110.0)])
+def test_the_service_gap_is_that_of_the_last_step(tell: Tell, read: Reader) -> None:
+    tell([step(1.0, num_waiting=2, service_gap=110.0)])
     assert read("headway_fairness_gap") == 110
-    metrics.consume([step(2.0, num_waiting=2, service_gap=80.0)])
+    tell([step(2.0, num_waiting=2, service_gap=80.0)])
     assert read("headway_fairness_gap") == 80
-    metrics.consume([Idled(3.0, 0)])
+    tell([Idled(3.0, 0)])
     assert read("headway_fairness_gap") == 0
 
 
-def test_a_restart_clears_the_service_gap(metrics: Metrics, read: Reader) -> None:
-    metrics.consume([step(1.0, num_waiting=2, service_gap=110.0)])
+def test_a_restart_clears_the_service_gap(metrics: Metrics, tell: Tell, read: Reader) -> None:
+    tell([step(1.0, num_waiting=2, service_gap=110.0)])
     metrics.count_restart("crash", 2)
     assert read("headway_fairness_gap") == 0

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 
 from headway.clock import SystemClock
-from headway.config import ServerConfig
+from headway.config import LedgerConfig, ServerConfig
 from headway.engine.process.messages import all_events
-from headway.observe import Metrics
+from headway.observe import Metrics, make_observers
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.app import make_apps
@@ -33,7 +33,8 @@ async def serving(
     """`public` and `admin` are clients; ids and the time of day never change."""
     made = await local(script, policy=policy, is_started=is_started)
     metrics, settings = Metrics(NAMES[0]), ServerConfig(**config)
-    made.engine.subscribe(lambda batch: metrics.consume(all_events(batch)))
+    observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
+    made.engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     context = ServerContext(
         engine=made.engine,
         model_names=NAMES,

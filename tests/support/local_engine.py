@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headway.clock import Clock, SystemClock
-from headway.config import SchedulerConfig, ServerConfig
+from headway.config import LedgerConfig, SchedulerConfig, ServerConfig
 from headway.core import invariants
 from headway.core.engine import EngineCore
 from headway.core.events import Event
@@ -28,7 +28,7 @@ from headway.engine.process.messages import (
 )
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.executors.fake import FakeExecutor
-from headway.observe import Audit, Ledger, Metrics, Observers
+from headway.observe import Metrics, make_observers
 from headway.server import AccessControl, AdmissionController, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
@@ -155,7 +155,7 @@ async def make_local(
     settings = ServerConfig(**config)
     admission = AdmissionController(settings, engine, clock or SystemClock())
     template = ChatTemplate(TEMPLATE, {})
-    observers = Observers(metrics, Ledger(Audit(), SystemClock()))
+    observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
     access = AccessControl.of(settings, admission.clock)
     apps = create_apps(engine, admission, access, ("tiny", "alias/tiny"), template, observers)
     if is_started:

@@ -1,6 +1,6 @@
 """Events of the engine, as frozen values.
 
-Metrics, logs, streams, the audit and the ledger read them; the core knows none of these readers.
+Streams, the request table, metrics and logs read them; the core knows none of these readers.
 Each accepted request and each forked sample has exactly one Finished event.
 """
 

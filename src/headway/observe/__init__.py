@@ -1,17 +1,18 @@
-"""Consumers of core events: traces, metrics and the ledger.
+"""Consumers of core events: the request table, metrics and the ledger.
 
 Must not import engine or server. In reading order:
 
-    trace/        follows each request and attributes its waits
+    trace/        the account of a request, as JSON and as text
+    requests/     the request table: follows each request and attributes its waits
     metrics/      Prometheus metrics and the statistics line of the log
     ledger/       one row per finished request, in SQLite or PostgreSQL
-    observers.py  wires metrics, audit and ledger
+    observers.py  passes events to the request table, and its changes to the others
 """
 
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.observe.metrics.stats_log import StatsLog
 from headway.observe.observers import Observers, make_observers
-from headway.observe.trace.audit import Audit
+from headway.observe.requests.table import RequestTable
 
-__all__ = ["Audit", "Ledger", "Metrics", "Observers", "StatsLog", "make_observers"]
+__all__ = ["Ledger", "Metrics", "Observers", "RequestTable", "StatsLog", "make_observers"]

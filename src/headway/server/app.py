@@ -7,7 +7,7 @@ included, then check the Host header and the key.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,9 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Router
 
-from headway.core.events import Event
 from headway.engine.client.async_engine import AsyncEngine
-from headway.engine.process.messages import EventBatch, all_events
+from headway.engine.process.messages import all_events
 from headway.observe import Observers
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
@@ -76,15 +75,9 @@ def create_apps(
         access.config.slow_reader_timeout_s,
         ledger=observers.ledger,
     )
-    # Separate subscriptions: a fault in one observer must not affect the other.
-    for consume in (observers.metrics.consume, observers.ledger.consume):
-        engine.subscribe(partial(_forward_events, consume))
+    engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     engine.subscribe_restarts(observers.metrics.count_restart)
     return make_apps(context, access)
-
-
-def _forward_events(consume: Callable[[Iterable[Event]], None], batch: EventBatch) -> None:
-    consume(all_events(batch))
 
 
 def make_apps(context: ServerContext, access: AccessControl) -> Apps:

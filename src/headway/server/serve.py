@@ -30,7 +30,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.clock import SystemClock
 from headway.engine.client.async_engine import AsyncEngine
-from headway.engine.process.messages import all_events
 from headway.errors import HeadwayError
 from headway.observe.metrics.stats_log import StatsLog
 from headway.server.admission import AdmissionController
@@ -68,11 +67,12 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """The engine, its apps and its admission."""
+    """The engine, its apps, its admission and its statistics line."""
 
     engine: AsyncEngine
     apps: Apps
     admission: AdmissionController
+    stats: StatsLog
 
 
 MakeParts = Callable[[], Awaitable[ServerParts]]
@@ -149,14 +149,13 @@ class _ServerRun:
                 await asyncio.wait((making, *tasks), return_when=asyncio.FIRST_COMPLETED)
                 if making.done():
                     parts = self._open(making.result())
-                    stats = StatsLog(self._clock.now())
-                    parts.engine.subscribe(lambda batch: stats.consume(all_events(batch)))
+                    parts.stats.start(self._clock.now())
                     tasks += [
                         asyncio.create_task(self._load(parts.engine)),
                         asyncio.create_task(
                             _repeat(partial(self._refuse_expired, parts.admission))
                         ),
-                        asyncio.create_task(_repeat(partial(self._log_stats, stats))),
+                        asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 # Before any await: the task must not start an engine now.

@@ -18,7 +18,7 @@ from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import Admitted, Arrived, Finished
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
-from headway.observe import Audit, Ledger
+from headway.observe import Ledger, RequestTable
 from headway.observe.ledger.ledger import Archive
 from headway.server.api.explanations import MAX_LOOKUPS
 from tests.server.api.test_openapi import document_of, validator
@@ -35,12 +35,13 @@ def bearer(key: str) -> dict[str, str]:
 
 def an_account(tenant: str, name: str = "cmpl-1f") -> Ledger:
     """One that waited for blocks that another tenant held."""
-    ledger = Ledger(Audit(), SystemClock())
+    table = RequestTable()
+    ledger = Ledger(table, SystemClock())
     terms = Terms(tenant=tenant)
     causes = (CauseTime(WaitCause.KV_BLOCKS, 1.5),)
-    ledger.consume([Arrived(name, 1.0, 10, terms)])
-    ledger.consume([Admitted(name, 2.5, 1.5, 0, 10, False, causes, "the-other")])
-    ledger.consume([Finished(name, 3.0, FinishReason.STOP, 0)])
+    table.consume([Arrived(name, 1.0, 10, terms)])
+    table.consume([Admitted(name, 2.5, 1.5, 0, 10, False, causes, "the-other")])
+    table.consume([Finished(name, 3.0, FinishReason.STOP, 0)])
     ledger.set_client_id(name, "from-the-header")
     return ledger
 
@@ -155,7 +156,7 @@ async def test_requests_that_only_the_database_knows(made: Any, tmp_path: Path) 
     url = f"sqlite://{tmp_path}/ledger.db"
     writer = make_writer(url, tmp_path / "spool")
     archive = Archive(writer, lambda: make_store(url, is_reader=True))
-    ledger = Ledger(Audit(), SystemClock(), archive)
+    ledger = Ledger(RequestTable(), SystemClock(), archive)
     ledger.start()
     writer.put(make_row(1))
     wait_until(lambda: writer.num_pending == 0)
@@ -175,7 +176,9 @@ async def test_a_database_that_takes_its_time_keeps_few_waiting(made: Any) -> No
         def find_stored(self, name: str, tenant: str | None) -> None:
             is_free.wait(10)
 
-    client = explanations_client(made, Slow(Audit(), SystemClock(), cast("Archive", object())))
+    client = explanations_client(
+        made, Slow(RequestTable(), SystemClock(), cast("Archive", object()))
+    )
     asked = [asyncio.create_task(client.get(PATH.format("x"))) for _ in range(MAX_LOOKUPS)]
     await asyncio.sleep(0.2)
     check_error(await client.get(PATH.format("x")), 503)
@@ -191,7 +194,7 @@ async def test_what_can_be_no_id_is_not_asked_for(made: Any, name: str) -> None:
         raise AssertionError("the database was asked")
 
     archive = Archive(None, open_reader)  # pyright: ignore[reportArgumentType]
-    ledger = Ledger(Audit(), SystemClock(), archive)
+    ledger = Ledger(RequestTable(), SystemClock(), archive)
     check_error(await ask(made, ledger, name, tenant=""), 404)
 
 

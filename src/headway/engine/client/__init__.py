@@ -7,6 +7,6 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
     forecast_reader.py  early refusals of requests that cannot meet their targets
-    listeners.py        passes every batch of events to metrics, admission and audit
+    listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort
 """

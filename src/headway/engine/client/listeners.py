@@ -1,4 +1,4 @@
-"""Passes every batch of events to its listeners: metrics, admission, audit."""
+"""Passes every batch of events to its listeners: observers, admission."""
 
 from __future__ import annotations
 

@@ -9,22 +9,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from headway.clock import Clock
 from headway.config import LedgerConfig, state_dir
-from headway.core.events import Event
 from headway.errors import ConfigError
 from headway.observe.ledger.databases import make_store, sqlite_path
 from headway.observe.ledger.spool import Spool
 from headway.observe.ledger.store import Store
 from headway.observe.ledger.usage import PriceOf, row_of
 from headway.observe.ledger.writer import LedgerWriter, Retention
+from headway.observe.requests.table import Changes, RequestTable, TrackedRequest, account
 from headway.observe.trace.account import RequestAccount
-from headway.observe.trace.audit import Audit, TrackedRequest, account
 
 logger = logging.getLogger(__name__)
 
@@ -45,39 +44,39 @@ def no_prices(_tier: str) -> None:
 
 
 class Ledger:
-    """Consumes events and writes a row for each finished request.
+    """Finds requests in the request table and writes a row for each finished one.
 
     Without an archive, only live and recent requests are found.
     """
 
     def __init__(
         self,
-        audit: Audit,
+        requests: RequestTable,
         clock: Clock,
         archive: Archive | None = None,
         price_of: PriceOf = no_prices,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self.archive = archive
-        self._audit = audit
+        self._requests = requests
         self._clock = clock
         self.price_of = price_of
         self._time_of_day = time_of_day
 
-    def consume(self, events: Iterable[Event]) -> None:
-        """Consume the events of at most one step, in order."""
-        for request in self._audit.consume(events):
+    def consume(self, changes: Changes) -> None:
+        """Write a row for each request that ended."""
+        for request in changes.ended:
             self._write(request)
 
     def set_client_id(self, request_id: str, client_id: str) -> None:
         """Set the id that the X-Request-Id header of the response has."""
-        ended = self._audit.set_client_id(request_id, client_id)
+        ended = self._requests.set_client_id(request_id, client_id)
         if ended is not None:
             self._write(ended)
 
     def find(self, name: str, tenant: str | None) -> RequestAccount | None:
         """Return the account of a live or recent request; of any tenant if `tenant` is None."""
-        request = self._audit.find(name, tenant)
+        request = self._requests.find(name, tenant)
         return None if request is None else self._account(request)
 
     def find_stored(self, name: str, tenant: str | None) -> RequestAccount | None:

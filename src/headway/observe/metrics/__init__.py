@@ -1,8 +1,7 @@
-"""Prometheus metrics and the statistics line of the log, from events.
+"""Prometheus metrics and the statistics line of the log, from the request table.
 
 In reading order:
 
-    lifetimes.py       durations of the stages of a request
     goodput.py         whether requests met their SLO targets
     tenant_metrics.py  metrics by tenant and tier
     metrics.py         Metrics

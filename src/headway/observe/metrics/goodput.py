@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from headway.core.request import FinishReason
 from headway.core.slo.targets import met
-from headway.core.terms import NO_TARGETS
-from headway.observe.metrics.lifetimes import Timings
+from headway.core.terms import NO_TARGETS, Targets
+from headway.observe.requests.parts import RequestPart
 
 NUM_LATEST = 256
 """Finished requests with targets in the goodput window."""
@@ -28,19 +28,18 @@ class Verdict(StrEnum):
     """The request has no targets, or its client aborted it before it missed one."""
 
 
-def verdict_on(timings: Timings) -> Verdict:
-    """Return whether a finished request met its targets."""
-    targets = timings.terms.targets
+def verdict_on(part: RequestPart, targets: Targets) -> Verdict:
+    """Return whether a finished prompt or sample met its targets."""
     if targets == NO_TARGETS:
         return Verdict.UNKNOWN
-    ttft_s = timings.ttft_s
-    if ttft_s is None and timings.reason is FinishReason.ABORT:
-        ttft_s = timings.e2e_s  # a lower bound: no first token came before the abort
-    if not met(targets, ttft_s, timings.time_per_output_token_s, timings.e2e_s):
+    ttft_s = part.ttft_s
+    if ttft_s is None and part.reason is FinishReason.ABORT:
+        ttft_s = part.e2e_s  # a lower bound: no first token came before the abort
+    if not met(targets, ttft_s, part.tpot_s, part.e2e_s):
         return Verdict.MISSED
-    if timings.reason in _GOOD_ENDS:
+    if part.reason in _GOOD_ENDS:
         return Verdict.MET
-    return Verdict.UNKNOWN if timings.reason is FinishReason.ABORT else Verdict.MISSED
+    return Verdict.UNKNOWN if part.reason is FinishReason.ABORT else Verdict.MISSED
 
 
 class GoodputWindow:

@@ -1,4 +1,4 @@
-"""Prometheus metrics, from events.
+"""Prometheus metrics, from events and the request table.
 
 Names that start with `vllm:` have the meaning of vLLM, so that its dashboards, autoscalers and
 gateways work unchanged. Names that start with `headway_` are Headway's own. Forked samples count as
@@ -13,24 +13,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from headway.core.events import (
-    Admitted,
-    Arrived,
-    Event,
-    Finished,
-    Forked,
-    Idled,
-    Preempted,
-    Refused,
-    Stepped,
-    TokensEmitted,
-)
+from headway.core.events import Arrived, Idled, Preempted, Refused, Stepped
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.ledger.writer import LedgerWriter
-from headway.observe.metrics.lifetimes import Lifetimes, step_time
 from headway.observe.metrics.tenant_metrics import MAX_TENANTS, TenantMetrics
+from headway.observe.requests.parts import RequestPart
+from headway.observe.requests.table import Changes
 from headway.observe.trace.account import CauseShare
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -64,39 +54,37 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
-        self._lifetimes = Lifetimes()
         self._num_blocks = 1
         self._make_gauges()
         self._make_counters()
         self._make_histograms()
 
-    def consume(self, events: Iterable[Event]) -> None:
-        """Consume the events of at most one step, in order."""
-        events = list(events)
-        at = step_time(events)
-        for event in events:
+    def consume(self, changes: Changes) -> None:
+        """Consume what the events of at most one step changed."""
+        for event in changes.events:
             self._by_tenant.consume(event)
             match event:
-                case TokensEmitted():
-                    self._emit(event, at)
                 case Stepped():
                     self._step(event)
                 case Idled():
                     self._set_idle(event.num_blocks_used)
                 case Arrived():
                     self._arrived.inc()
-                    self._lifetimes.arrive(event)
-                case Admitted():
-                    self._admit(event)
-                case Forked():
-                    self._lifetimes.fork(event)
                 case Preempted():
                     self._num_preemptions.inc()
                     self._discarded_tokens.inc(event.num_tokens_lost)
-                case Finished():
-                    self._finish(event)
                 case Refused():
                     self.count_refusal(event.reason)
+                case _:
+                    pass
+        for admission in changes.admitted:
+            self._prefix_queries.inc(admission.num_tokens)
+            self._prefix_hits.inc(admission.num_cached_tokens)
+        self._count_tokens(changes)
+        for terms, part in changes.finished:
+            self._finish(terms, part)
+        for terms, causes in changes.waits:
+            self.count_wait(terms, causes)
 
     def observe_params(self, params: SamplingParams) -> None:
         """Record the sampling parameters of an accepted request; events do not carry them."""
@@ -115,7 +103,7 @@ class Metrics:
         self._resubmitted.inc(num_resubmitted)
 
     def count_wait(self, terms: Terms, causes: Sequence[CauseShare]) -> None:
-        """Add the seconds of a finished wait, by cause, as the audit attributes them."""
+        """Add the seconds of a finished wait, by cause."""
         self._by_tenant.count_wait(terms, causes)
 
     def watch_ledger(self, writer: LedgerWriter) -> None:
@@ -134,41 +122,26 @@ class Metrics:
 
     # ------------------------------------------------------------------ events
 
-    def _admit(self, event: Admitted) -> None:
-        if self._lifetimes.admit(event):
-            self._prefix_queries.inc(event.num_tokens)
-            self._prefix_hits.inc(event.num_cached_tokens)
+    def _count_tokens(self, changes: Changes) -> None:
+        self._generation_tokens.inc(changes.num_output_tokens)
+        for part in changes.first_tokens:
+            _observe(self._ttft, part.ttft_s)
+            self._prompt_tokens.inc(0 if part.is_fork else part.num_prompt_tokens)
+        for gap_s in changes.token_gaps_s:
+            self._token_gap.observe(gap_s)
 
-    def _emit(self, event: TokensEmitted, at: float) -> None:
-        gap = self._lifetimes.emit(event, at)
-        if gap is None:
-            return
-        self._generation_tokens.inc(gap.num_tokens)
-        if gap.is_first:
-            self._ttft.observe(gap.gap_s)
-            self._prompt_tokens.inc(gap.num_prompt_tokens)
-        else:
-            self._token_gap.observe(gap.gap_s)
-
-    def _finish(self, event: Finished) -> None:
-        timings = self._lifetimes.finish(event)
-        if timings is None:
-            return
-        self._by_tenant.finish(timings)
-        if timings.reason is FinishReason.ABORT:
+    def _finish(self, terms: Terms, part: RequestPart) -> None:
+        self._by_tenant.finish(terms, part)
+        if part.reason is FinishReason.ABORT:
             self._aborted.inc()
-        self._finished.labels(**self._labels, finished_reason=str(timings.reason)).inc()
-        self._request_prompt_tokens.observe(timings.num_prompt_tokens)
-        self._request_generation_tokens.observe(timings.num_output_tokens)
-        for histogram, value in (
-            (self._e2e, timings.e2e_s),
-            (self._queue_time, timings.queue_s),
-            (self._prefill_time, timings.prefill_s),
-            (self._decode_time, timings.decode_s),
-            (self._time_per_output_token, timings.time_per_output_token_s),
-        ):
-            if value is not None:
-                histogram.observe(value)
+        self._finished.labels(**self._labels, finished_reason=str(part.reason)).inc()
+        self._request_prompt_tokens.observe(part.num_prompt_tokens)
+        self._request_generation_tokens.observe(part.num_output_tokens)
+        _observe(self._e2e, part.e2e_s)
+        _observe(self._queue_time, part.first_wait_s)
+        _observe(self._prefill_time, part.prefill_s)
+        _observe(self._decode_time, part.decode_s)
+        _observe(self._time_per_output_token, part.tpot_s)
 
     def _step(self, event: Stepped) -> None:
         occupancy = event.num_scheduled / event.max_num_seqs
@@ -341,3 +314,8 @@ class Metrics:
         self._params_max_tokens = self._histogram(
             "vllm:request_params_max_tokens", "max_tokens per request.", LENGTH_BUCKETS
         )
+
+
+def _observe(histogram: Histogram, value: float | None) -> None:
+    if value is not None:
+        histogram.observe(value)

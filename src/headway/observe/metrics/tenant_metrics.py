@@ -14,7 +14,7 @@ from headway.core.events import Event, Preempted, Stepped
 from headway.core.terms import Terms
 from headway.observe.ledger.writer import LedgerWriter
 from headway.observe.metrics.goodput import NUM_LATEST, GoodputWindow, Verdict, verdict_on
-from headway.observe.metrics.lifetimes import Timings
+from headway.observe.requests.parts import RequestPart
 from headway.observe.trace.account import CauseShare
 
 OTHER = "other"
@@ -39,7 +39,7 @@ class Labels:
 
 
 class TenantMetrics:
-    """Metrics by tenant and tier, from events and from the timings of finished requests."""
+    """Metrics by tenant and tier, from events, waits and finished requests."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class TenantMetrics:
         for share in causes:
             self._wait_s.labels(**self._labels_of(terms), cause=share.cause).inc(share.seconds)
 
-    def finish(self, timings: Timings) -> None:
-        """Count a finished request that has targets."""
-        verdict = verdict_on(timings)
+    def finish(self, terms: Terms, part: RequestPart) -> None:
+        """Count a finished prompt or sample that has targets."""
+        verdict = verdict_on(part, terms.targets)
         if verdict is Verdict.UNKNOWN:
             return
-        of = self._labels_of(timings.terms)
+        of = self._labels_of(terms)
         self._goodput.add(verdict is Verdict.MET)
         self._slo_requests.labels(**of).inc()
-        self._slo_tokens.labels(**of).inc(timings.num_output_tokens)
+        self._slo_tokens.labels(**of).inc(part.num_output_tokens)
         if verdict is Verdict.MET:
             self._met_requests.labels(**of).inc()
-            self._met_tokens.labels(**of).inc(timings.num_output_tokens)
+            self._met_tokens.labels(**of).inc(part.num_output_tokens)
 
     def clear_service_gap(self) -> None:
         """Set the service gap to 0: no tenant waits."""

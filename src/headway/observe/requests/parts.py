@@ -1,4 +1,4 @@
-"""One prompt or sample of a request: its waits, tokens and timeline."""
+"""One prompt or sample of a request: its waits, times, tokens and timeline."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class RequestPart:
 
     id: str
     arrived_at: float
+    """Arrival of the prompt in the API process, also for a forked sample."""
     num_prompt_tokens: int
     waiting_since: float | None = None
     """Start of the current wait; None while the part runs."""
@@ -54,11 +55,14 @@ class RequestPart:
     """Known causes of the current wait."""
     num_to_recompute: int = 0
     """Tokens computed in an engine that failed."""
+    admitted_at: float | None = None
+    """First admission of the prompt, also for a forked sample."""
     num_cached_tokens: int | None = None
     """Prefix hit of the first admission; None before."""
     num_output_tokens: int = 0
     num_recomputed_tokens: int = 0
     first_token_at: float | None = None
+    last_token_at: float | None = None
     finished_at: float | None = None
     reason: FinishReason | None = None
     kv_block_s: float = 0.0
@@ -83,14 +87,53 @@ class RequestPart:
         failed = self.reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
         return self.num_output_tokens > 0 or not failed
 
+    # ---------------------------------- durations; None for a stage not reached
+
+    @property
+    def first_wait_s(self) -> float | None:
+        """Time from arrival to the first admission.
+
+        `Admitted.waited_s` excludes time without an engine.
+        """
+        return _between(self.arrived_at, self.admitted_at)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return _between(self.arrived_at, self.first_token_at)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Time from the first admission to the first token."""
+        return _between(self.admitted_at, self.first_token_at)
+
+    @property
+    def decode_s(self) -> float | None:
+        """Time from the first token to the last."""
+        return _between(self.first_token_at, self.last_token_at)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """TPOT; None with fewer than two output tokens."""
+        if self.decode_s is None or self.num_output_tokens < 2:
+            return None
+        return self.decode_s / (self.num_output_tokens - 1)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Time from arrival to the end."""
+        return _between(self.arrived_at, self.finished_at)
+
     # ------------------------------------------------------------------ events
 
-    def emit(self, num_tokens: int, at: float) -> None:
-        """Record the tokens of a step."""
-        if self.first_token_at is None:
-            self.first_token_at = at
-            self._add_entry(Entry(at, "first_token"))
+    def emit(self, num_tokens: int, at: float) -> float | None:
+        """Record the tokens of a step; return the time since the previous tokens, if any."""
+        before, self.last_token_at = self.last_token_at, at
         self.num_output_tokens += num_tokens
+        if before is not None:
+            return at - before
+        self.first_token_at = at
+        self._add_entry(Entry(at, "first_token"))
+        return None
 
     def admit(self, event: Admitted) -> tuple[CauseShare, ...]:
         """End the wait; return its causes."""
@@ -103,6 +146,8 @@ class RequestPart:
             )
         self.open_interruptions.clear()
         self._add_entry(Entry(event.at, "admitted", num_tokens=event.num_cached_tokens))
+        if self.admitted_at is None:
+            self.admitted_at = event.at
         if self.num_cached_tokens is None:
             self.num_cached_tokens = event.num_cached_tokens
         self.num_recomputed_tokens += event.num_recomputed
@@ -117,9 +162,10 @@ class RequestPart:
         """Return a further sample of the same prompt; the sample runs."""
         return RequestPart(
             event.request_id,
-            event.at,
+            self.arrived_at,
             self.num_prompt_tokens,
             is_fork=True,
+            admitted_at=self.admitted_at,
             num_cached_tokens=0,
         )
 
@@ -224,6 +270,10 @@ class RequestPart:
         if self.is_live and self.waiting_since is not None:
             waited_s = max(0.0, now - self.waiting_since)
             yield Entry(self.waiting_since, "waiting", part_name(self.id), seconds=waited_s)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 def fit_causes(causes: Sequence[CauseTime], seconds: float) -> list[tuple[str, float]]:

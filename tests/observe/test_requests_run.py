@@ -10,26 +10,26 @@ from headway.core.causes import WaitCause
 from headway.core.events import Admitted, Arrived, Finished, Preempted, TokensEmitted
 from headway.core.terms import Terms
 from headway.engine.process.messages import all_events, batch_events
+from headway.observe.requests.table import RequestTable, account
 from headway.observe.trace.account import UNRECORDED, RequestAccount
-from headway.observe.trace.audit import Audit, account
 from headway.observe.trace.explain import paragraph
 from tests.support.harness import Harness
 
 
-class AuditedRun(Harness):
-    """An engine on a virtual clock, whose events reach an audit as they would reach a server's:
+class TrackedRun(Harness):
+    """An engine on a virtual clock, whose events reach a request table as in a server:
     sorted by kind, a step at a time."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # pyright: ignore[reportArgumentType]
-        self.audit = Audit()
+        self.table = RequestTable()
         self.accounts: dict[str, RequestAccount] = {}
         self._num_told = 0
 
     def tell(self) -> None:
         batch = batch_events(self.events[self._num_told :])
         self._num_told = len(self.events)
-        for request in self.audit.consume(all_events(batch)):
+        for request in self.table.consume(all_events(batch)).ended:
             self.accounts[request.id] = account(request, self.clock.now(), 0.0)
 
     def step_for(self, seconds: float) -> None:
@@ -46,7 +46,7 @@ class AuditedRun(Harness):
 
 def test_the_causes_of_two_thousand_requests_add_up() -> None:
     draw = random.Random(3)
-    run = AuditedRun(num_blocks=32, max_num_seqs=8, scheduling_policy="fair", max_wait_s=5.0)
+    run = TrackedRun(num_blocks=32, max_num_seqs=8, scheduling_policy="fair", max_wait_s=5.0)
     tenants = [Terms(f"tenant-{n}", "gold", weight=1.0 + n % 2) for n in range(5)]
     for number in range(2000):
         fields = {"n": draw.choice((1, 1, 1, 2)), "priority": draw.choice((0, 0, 1))}
@@ -66,8 +66,8 @@ def test_the_causes_of_two_thousand_requests_add_up() -> None:
                 run.abort(draw.choice(live))
             run.tell()
     run.drain()
-    run.audit.check()
-    assert len(run.accounts) == 2000 and len(run.audit) == 0
+    run.table.check()
+    assert len(run.accounts) == 2000 and len(run.table) == 0
     waited_s = {f"r-{number:x}": 0.0 for number in range(2000)}
     for event in run.seen(Admitted):
         waited_s[event.request_id.partition("#")[0]] += event.waited_s
@@ -85,7 +85,7 @@ def test_the_causes_of_two_thousand_requests_add_up() -> None:
     assert sum(found.num_output_tokens for found in run.accounts.values()) == num_tokens
 
 
-def check_preemptions(run: AuditedRun) -> None:
+def check_preemptions(run: TrackedRun) -> None:
     """Accounts have every preemption, with its requester and the time until it resumed."""
     preempted = run.seen(Preempted)
     assert len(preempted) > 20
@@ -101,13 +101,13 @@ def check_preemptions(run: AuditedRun) -> None:
 # ------------------------------------------------- situations with one true cause
 
 
-def text_of(run: AuditedRun, name: str) -> str:
+def text_of(run: TrackedRun, name: str) -> str:
     run.drain()
     return paragraph(run.accounts[name])
 
 
 def test_blocked_by_blocks() -> None:
-    run = AuditedRun(num_blocks=8, scheduling_policy="fair")
+    run = TrackedRun(num_blocks=8, scheduling_policy="fair")
     run.add("b-1", 24, max_tokens=4, terms=Terms("b"))
     run.step_for(0.5)
     run.add("a-1", 24, max_tokens=2, terms=Terms("a"))
@@ -117,7 +117,7 @@ def test_blocked_by_blocks() -> None:
 
 
 def test_blocked_by_the_share_of_the_tenant() -> None:
-    run = AuditedRun(num_blocks=64, max_num_seqs=1, scheduling_policy="fair")
+    run = TrackedRun(num_blocks=64, max_num_seqs=1, scheduling_policy="fair")
     a, b = Terms("a"), Terms("b")
     run.add("a-0", 24, max_tokens=4, terms=a)
     run.step_for(0.1)
@@ -128,7 +128,7 @@ def test_blocked_by_the_share_of_the_tenant() -> None:
 
 
 def test_blocked_by_a_higher_tier() -> None:
-    run = AuditedRun(num_blocks=64, max_num_seqs=1, scheduling_policy="fair")
+    run = TrackedRun(num_blocks=64, max_num_seqs=1, scheduling_policy="fair")
     run.add("a-0", 4, max_tokens=4, terms=Terms("a"))
     run.step_for(0.1)
     run.add("spot-1", 4, max_tokens=2, terms=Terms("c", is_spot=True))

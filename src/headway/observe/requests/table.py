@@ -1,15 +1,18 @@
-"""Follows every HTTP request by its events, and returns its account.
+"""The request table: every live HTTP request, from events.
+
+Metrics, ledger and the statistics line read the table, and keep no state of a request.
 
 The prompts and samples of an HTTP request are its parts; the request ends with its last part. Each
 part waits or runs. An admission or an end closes a wait and names its causes. Time that no engine
-accounts for gets a cause of its own, so the causes always add up to the wait. Memory is bounded by
-the live requests and by a limit per request.
+accounts for gets a cause of its own, so the causes always add up to the wait. Tokens carry no time:
+they exist from the end of their step. Memory is bounded by the live requests and by a limit per
+request.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,15 +29,12 @@ from headway.core.events import (
     TokensEmitted,
 )
 from headway.core.terms import Terms
-from headway.observe.metrics.lifetimes import step_time
+from headway.observe.requests.parts import RequestPart, account_of
 from headway.observe.trace.account import CauseShare, RequestAccount
 from headway.observe.trace.names import split_id
-from headway.observe.trace.parts import RequestPart, account_of
 
 MAX_RECENT = 1000
 """Most accounts of finished requests in memory."""
-
-WaitListener = Callable[[Terms, Sequence[CauseShare]], None]
 
 
 @dataclass(slots=True)
@@ -61,11 +61,30 @@ class TrackedRequest:
 _decode = msgspec.msgpack.Decoder(TrackedRequest).decode
 
 
-class Audit:
-    """Follows requests; `consume` returns the requests that ended."""
+@dataclass(slots=True)
+class Changes:
+    """What the events of at most one step changed, in the order of the events."""
 
-    def __init__(self, on_wait: WaitListener | None = None, max_recent: int = MAX_RECENT) -> None:
-        self._on_wait = on_wait
+    events: Sequence[Event]
+    """All events but tokens."""
+    admitted: list[Admitted] = field(default_factory=list)
+    """First admissions of prompts."""
+    num_output_tokens: int = 0
+    first_tokens: list[RequestPart] = field(default_factory=list)
+    """Parts that gained their first tokens."""
+    token_gaps_s: list[float] = field(default_factory=list)
+    """Time since the previous tokens, for each part that gained further tokens."""
+    waits: list[tuple[Terms, tuple[CauseShare, ...]]] = field(default_factory=list)
+    """Waits that ended, by cause."""
+    finished: list[tuple[Terms, RequestPart]] = field(default_factory=list)
+    ended: list[TrackedRequest] = field(default_factory=list)
+    """Requests whose last part finished."""
+
+
+class RequestTable:
+    """Follows requests by their events; `consume` returns what changed."""
+
+    def __init__(self, max_recent: int = MAX_RECENT) -> None:
         self._max_recent = max_recent
         self._live: dict[str, TrackedRequest] = {}
         self._parts: dict[str, tuple[TrackedRequest, RequestPart]] = {}
@@ -75,32 +94,42 @@ class Audit:
         self._by_client: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
-        """Number of live requests."""
+        """Number of live HTTP requests."""
         return len(self._live)
 
-    def consume(self, events: Iterable[Event]) -> list[TrackedRequest]:
-        """Consume the events of at most one step, in order."""
+    @property
+    def num_live_parts(self) -> int:
+        return len(self._parts)
+
+    def consume(self, events: Iterable[Event]) -> Changes:
+        """Consume the events of at most one step, in order; return what they changed."""
         events = list(events)
-        at = step_time(events)
-        ended: dict[str, TrackedRequest] = {}
+        timed = [event for event in events if not isinstance(event, TokensEmitted)]
+        # The last event is the end of the step.
+        at = max((event.at for event in timed), default=0.0)
+        changes = Changes(timed)
         for event in events:
             if isinstance(event, TokensEmitted):  # the most frequent event
                 if found := self._parts.get(event.request_id):
-                    found[1].emit(len(event.token_ids), at)
-            elif isinstance(event, Finished):
-                request = self._finish(event)
-                if request is not None:
-                    ended[request.id] = request
+                    part, num_tokens = found[1], len(event.token_ids)
+                    changes.num_output_tokens += num_tokens
+                    gap_s = part.emit(num_tokens, at)
+                    if gap_s is None:
+                        changes.first_tokens.append(part)
+                    else:
+                        changes.token_gaps_s.append(gap_s)
             else:
-                self._apply(event)
-        return [request for request in ended.values() if not request.is_live]
+                self._apply(event, changes)
+        return changes
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: Event, changes: Changes) -> None:
         match event:
             case Arrived():
                 self._arrive(event)
             case Admitted():
-                self._admit(event)
+                self._admit(event, changes)
+            case Finished():
+                self._finish(event, changes)
             case Forked():
                 self._fork(event)
             case Preempted():
@@ -174,10 +203,13 @@ class Audit:
         request.parts[part.id] = part
         self._parts[part.id] = (request, part)
 
-    def _admit(self, event: Admitted) -> None:
+    def _admit(self, event: Admitted, changes: Changes) -> None:
         if found := self._parts.get(event.request_id):
             request, part = found
-            self._emit_wait(request, part.admit(event))
+            if part.admitted_at is None:
+                changes.admitted.append(event)
+            if causes := part.admit(event):
+                changes.waits.append((request.terms, causes))
 
     def _fork(self, event: Forked) -> None:
         if found := self._parts.get(event.parent_id):
@@ -189,17 +221,16 @@ class Audit:
         if found := self._parts.get(event.request_id):
             found[1].preempt(event, "" if by is None else by[0].terms.tenant)
 
-    def _finish(self, event: Finished) -> TrackedRequest | None:
+    def _finish(self, event: Finished, changes: Changes) -> None:
         found = self._parts.pop(event.request_id, None)
         if found is None:
-            return None
+            return
         request, part = found
-        self._emit_wait(request, part.finish(event))
-        return None if request.is_live else self._close(request)
-
-    def _emit_wait(self, request: TrackedRequest, causes: Sequence[CauseShare]) -> None:
-        if causes and self._on_wait is not None:
-            self._on_wait(request.terms, causes)
+        if causes := part.finish(event):
+            changes.waits.append((request.terms, causes))
+        changes.finished.append((request.terms, part))
+        if not request.is_live:
+            changes.ended.append(self._close(request))
 
     def _close(self, request: TrackedRequest) -> TrackedRequest:
         request.revision += 1

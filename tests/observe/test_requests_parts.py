@@ -14,8 +14,8 @@ from headway.core.events import (
     Resent,
 )
 from headway.core.request import FinishReason
+from headway.observe.requests.table import RequestTable
 from headway.observe.trace.account import for_tenant
-from headway.observe.trace.audit import Audit
 from headway.observe.trace.explain import paragraph, timeline
 from headway.observe.trace.names import part_name, prompt_id, split_id
 from tests.observe.stories import STOP, A, B, Story, causes, tokens
@@ -53,7 +53,7 @@ def test_a_prompt_that_comes_after_the_others_have_ended_is_added() -> None:
     )
     first, last = story.ended
     assert (first.num_prompt_tokens, last.num_prompt_tokens) == (10, 30)
-    request = story.audit.find("cmpl-1f", None)
+    request = story.table.find("cmpl-1f", None)
     assert request is not None and request.revision == 2
 
 
@@ -84,9 +84,9 @@ def test_samples_that_go_on_in_another_engine_recompute_their_prompt_each() -> N
 
 def test_it_is_found_by_both_ids_and_only_by_its_own_tenant() -> None:
     story = Story([Arrived("r-1", 0.0, 10, A), Arrived("r-2", 0.0, 10, B)])
-    assert story.audit.set_client_id("r-1", "mine") is None
-    assert story.audit.set_client_id("r-2", "mine") is None
-    find = story.audit.find
+    assert story.table.set_client_id("r-1", "mine") is None
+    assert story.table.set_client_id("r-2", "mine") is None
+    find = story.table.find
 
     def found(name: str, tenant: str | None) -> str | None:
         request = find(name, tenant)
@@ -97,20 +97,20 @@ def test_it_is_found_by_both_ids_and_only_by_its_own_tenant() -> None:
     assert found("mine", "") is None and found("mine", "c") is None
     assert found("mine", None) in ("r-1", "r-2")
     # A client may name its request as it likes, also like that of somebody else.
-    assert story.audit.set_client_id("r-2", "r-1") is None
+    assert story.table.set_client_id("r-2", "r-1") is None
     assert (found("r-1", "a"), found("r-1", "b"), found("r-1", None)) == ("r-1", "r-2", "r-1")
 
 
 def test_what_is_kept_of_ended_requests_is_bounded() -> None:
-    audit = Audit(max_recent=3)
+    table = RequestTable(max_recent=3)
     for number in range(10):
         name = f"r-{number}"
-        audit.consume([Arrived(name, 0.0, 1)])
-        audit.set_client_id(name, f"client-{number}")
-        audit.consume([Finished(name, 1.0, STOP, 0)])
-        audit.check()
-    assert len(audit) == 0
-    assert [audit.find(f"client-{number}", None) is not None for number in range(10)] == [
+        table.consume([Arrived(name, 0.0, 1)])
+        table.set_client_id(name, f"client-{number}")
+        table.consume([Finished(name, 1.0, STOP, 0)])
+        table.check()
+    assert len(table) == 0
+    assert [table.find(f"client-{number}", None) is not None for number in range(10)] == [
         number >= 7 for number in range(10)
     ]
 
