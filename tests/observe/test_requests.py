@@ -232,7 +232,8 @@ def test_one_that_ends_while_there_is_no_engine() -> None:
     )
     assert seconds_of(story.only) == {ENGINE_RESTART: 2.0}
     assert (story.only.num_output_tokens, story.only.num_recomputed_tokens) == (4, 0)
-    assert paragraph(story.only).endswith("Its client left after 3.0 s with 4 output tokens.")
+    text = paragraph(story.only)
+    assert text.endswith("Its client disconnected after 3.0 s with 4 output tokens.")
 
 
 def test_one_that_ends_while_it_waits() -> None:

@@ -277,7 +277,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 def fit_causes(causes: Sequence[CauseTime], seconds: float) -> list[tuple[str, float]]:
-    """Return causes that add up to at most `limit_s`.
+    """Return causes that add up to at most `seconds`.
 
     An engine counts from the arrival of a request, and takes time in another engine for time before
     its first scheduling pass.

@@ -54,7 +54,7 @@ _METHODS: dict[str, str] = {
 _ENDS = {
     "stop": "It ended by itself",
     "length": "It reached its length",
-    "abort": "Its client left",
+    "abort": "Its client disconnected",
     "timeout": "It was refused after waiting",
     "error": "It failed",
 }
