@@ -52,7 +52,7 @@ def test_decodes_go_first():
     assert len(step["new"].token_ids) == 9
 
 
-def test_decodes_go_before_prefill_of_a_stronger_claim():
+def test_decodes_go_before_prefill_of_a_higher_priority():
     engine = Harness(max_num_batched_tokens=10, scheduling_policy="priority")
     engine.add("weak", 4, priority=5)
     engine.step()

@@ -17,7 +17,7 @@ from headway.observe.ledger.usage import MAX_COST_E12
 from tests.support.rows import DAY, make_row, numbers_in, totals
 
 
-def test_a_row_is_written_once_however_often_it_is_told(any_url: str) -> None:
+def test_a_row_is_written_once_however_often_it_is_put(any_url: str) -> None:
     store = make_store(any_url)
     rows = [make_row(number) for number in range(10)]
     store.write(rows)

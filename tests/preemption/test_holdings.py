@@ -135,7 +135,7 @@ def test_forked_samples_that_share_blocks_resume_exactly(method: str):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stronger_claim_takes_a_seat_and_leaves_the_blocks_alone(method: str):
+def test_a_higher_priority_takes_the_slot_and_leaves_the_blocks_alone(method: str):
     """There are blocks enough: by the methods that leave blocks in place, nothing moves."""
     engine = Harness(
         num_blocks=64,

@@ -112,7 +112,7 @@ class Ledger:
             entry.place = "running"
         elif isinstance(event, Preempted):
             require(entry.place in ("running", "forked"), f"{event} while {entry.place}")
-            self._preempted_by_stronger(event, entry)
+            self._check_preemption_by_priority(event, entry)
             self.counts[f"preempted_{event.method}"] += 1
             entry.place, entry.was_preempted, entry.since = "waiting", True, event.at
         elif isinstance(event, TokensEmitted):
@@ -129,7 +129,7 @@ class Ledger:
         require(isclose(total_s, waited_s, rel_tol=1e-9, abs_tol=1e-7), f"{event}: {total_s} s")
         self.wait_s.update(dict(causes))
 
-    def _preempted_by_stronger(self, event: Preempted, victim: Entry) -> None:
+    def _check_preemption_by_priority(self, event: Preempted, victim: Entry) -> None:
         claimant = self.live[event.by]
         if event.cause is WaitCause.KV_QUOTA:
             own = victim.request.terms.tenant == claimant.request.terms.tenant
@@ -139,10 +139,10 @@ class Ledger:
             require(not had_aged, f"{event}: had aged")
             require(self._outranks(claimant, victim), f"{event}: of equal rank")
         elif self._policy != "fair":
-            require(self._claim(victim) >= self._claim(claimant), f"{event}: by a weaker claim")
+            require(self._claim(victim) >= self._claim(claimant), f"{event}: by a lower priority")
         else:
-            weaker = self._is_spot(victim.request) >= self._is_spot(claimant.request)
-            require(weaker, f"{event}: spot took from others")
+            is_lower = self._is_spot(victim.request) >= self._is_spot(claimant.request)
+            require(is_lower, f"{event}: spot took from others")
 
     def _is_spot(self, request: Request) -> bool:
         return self._policy == "fair" and request.terms.is_spot
@@ -158,7 +158,7 @@ class Ledger:
         return self._policy == "priority" and strong.priority < weak.priority
 
     def _nobody_left_in_vain(self, preemptions: Sequence[Preempted]) -> None:
-        """Who preempted another runs; one that finds nobody weaker preempts itself."""
+        """A request that preempted another runs; one that finds none to preempt preempts itself."""
         for event in preemptions:
             claimant = self.live.get(event.by)
             if claimant is not None and event.by != event.request_id:

@@ -157,22 +157,24 @@ class Rig:
         return old, young
 
     def _nobody_overtook(self, old: list[Request], young: list[Request]) -> None:
-        """Nobody young was seated while an old one stayed: under fair, of the same tenant, and both
-        of them spot or neither; under fcfs, one that came later. An old one whose tenant holds all
-        it may is nobody's to wait for."""
+        """No young request was admitted while an aged one waited.
+
+        Under fair, of the same tenant and both of them spot or neither; under fcfs, one that came
+        later. Nobody waits for an aged request whose tenant is at its KV quota.
+        """
         waiting = self.scheduler.waiting
-        seated = [request for request in young if request.state is RequestState.RUNNING]
+        admitted = [request for request in young if request.state is RequestState.RUNNING]
         policy = self.scheduler.config.scheduling_policy
         is_fair = policy == "fair"
         # Where many are due at once, some age in a later pass.
         late = [request for request in old if not request.is_aged]
         require(not late or len(old) - len(late) >= MAX_AGED_PER_STEP, f"{len(late)} did not age")
-        for request in old if seated else ():
+        for request in old if admitted else ():
             if request.state is RequestState.RUNNING or not request.is_aged:
                 continue
             if waiting.cause_of(request) is WaitCause.KV_QUOTA:
                 continue
-            for other in seated:
+            for other in admitted:
                 if policy == "fcfs" and (other.arrival_order, other.index) < (
                     request.arrival_order,
                     request.index,

@@ -258,7 +258,7 @@ def test_the_limit_of_one_key_is_not_that_of_another() -> None:
 def fill_and_drain(
     admission: AdmissionController, engine: StillEngine, clock: VirtualClock
 ) -> None:
-    """Twenty wait, and one is seated every half second."""
+    """Twenty wait, and one is admitted every half second."""
     with admission.admit("", 1):
         pass
     for _ in range(20):

@@ -149,8 +149,8 @@ async def until(server: Any, workers: list[asyncio.Task[None]], name: str, least
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("num_kills", [20])
-async def test_engines_that_are_killed(launch, tmp_path: Path, num_kills: int) -> None:
+async def test_engines_that_are_killed(launch, tmp_path: Path, is_full: bool) -> None:
+    num_kills = 20 if is_full else 6
     settings = {"ledger_url": ledger_url(tmp_path), "max_engine_restarts": 1000}
     settings |= {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
     server = await asyncio.to_thread(launch(step_s=0.005, server=settings).wait_ready)

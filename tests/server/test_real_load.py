@@ -20,7 +20,7 @@ from headway import LLM, SamplingParams
 
 pytestmark = pytest.mark.model
 
-NUM_STREAMS = 32
+NUM_STREAMS = 16
 NUM_LEAVERS = 200
 MAX_TOKENS = 24
 

@@ -32,7 +32,7 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Who is stronger than whom, by which policy."""
+    """Which request goes before which, by policy."""
 
     policy: str
     strong: Class
@@ -91,7 +91,7 @@ class Crowd:
 
 @pytest.mark.parametrize("what", FULL)
 @pytest.mark.parametrize("name", CASES)
-def test_a_stronger_request_starts_within_two_steps_at_a_full_engine(
+def test_a_request_of_higher_priority_starts_within_two_steps_at_a_full_engine(
     name: str, what: str, is_full: bool
 ) -> None:
     case = CASES[name]
@@ -144,7 +144,9 @@ def test_a_spot_backlog_takes_nothing_from_an_ordinary_tenant(what: str) -> None
 
 @pytest.mark.parametrize("what", FULL)
 @pytest.mark.parametrize("name", [name for name in CASES if not CASES[name].weak.is_spot])
-def test_an_endless_stronger_stream_delays_no_weak_one_past_the_bound(name: str, what: str) -> None:
+def test_an_endless_stream_of_higher_priority_delays_no_other_past_the_bound(
+    name: str, what: str
+) -> None:
     """The bound: `max_wait_s`, and then as long as those that run at that time may go on. It
     holds while the stronger ones do not themselves wait as long: nobody can serve all at once."""
     case, checker, end_s = CASES[name], WaitChecker(), 50.0

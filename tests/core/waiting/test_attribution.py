@@ -29,14 +29,14 @@ def causes_of(event: Admitted | Finished) -> dict[WaitCause, Any]:
     return {one.cause: pytest.approx(one.seconds) for one in event.causes}
 
 
-def seated(engine: Harness, request_id: str) -> Admitted:
+def admitted(engine: Harness, request_id: str) -> Admitted:
     """The last admission of a request that waits, once it has come."""
     while request_id in engine.waiting:
         tick(engine)
     return engine.seen(Admitted, request_id)[-1]
 
 
-def test_one_that_is_seated_at_once_waited_for_nothing():
+def test_one_that_is_admitted_at_once_waited_for_nothing():
     engine = Harness()
     engine.add("a")
     engine.step()
@@ -51,7 +51,7 @@ def test_one_that_comes_while_a_step_runs_waits_for_the_executor():
     assert cause(engine, "b") is WaitCause.EXECUTOR_BUSY
     engine.advance(0.5)
     engine.end()
-    assert causes_of(seated(engine, "b")) == {WaitCause.EXECUTOR_BUSY: 0.5}
+    assert causes_of(admitted(engine, "b")) == {WaitCause.EXECUTOR_BUSY: 0.5}
 
 
 def test_a_full_batch_and_who_holds_it():
@@ -65,7 +65,7 @@ def test_a_full_batch_and_who_holds_it():
     engine.step()
     assert cause(engine, "c") is WaitCause.RUNNING_LIMIT
     engine.advance(1.0)
-    event = seated(engine, "c")
+    event = admitted(engine, "c")
     busy, limit = WaitCause.EXECUTOR_BUSY, WaitCause.RUNNING_LIMIT
     assert causes_of(event) == {busy: 0.5, limit: event.waited_s - 0.5}
     assert event.held_by == "hog"
@@ -80,7 +80,7 @@ def test_blocks_and_who_holds_them():
     engine.step()
     assert cause(engine, "c") is WaitCause.KV_BLOCKS
     engine.advance(1.0)
-    event = seated(engine, "c")
+    event = admitted(engine, "c")
     assert causes_of(event) == {WaitCause.KV_BLOCKS: event.waited_s}
     assert event.held_by == "hog"
 
@@ -101,12 +101,12 @@ def test_tokens(settings: dict[str, Any], expected: WaitCause):
     engine.step()
     assert cause(engine, "next") is expected
     engine.advance(1.0)
-    event = seated(engine, "next")
+    event = admitted(engine, "next")
     assert causes_of(event) == {expected: event.waited_s}
     assert event.held_by == ""
 
 
-def test_behind_a_stronger_rank_it_is_tier_order():
+def test_behind_a_smaller_rank_it_is_tier_order():
     engine = Harness(max_num_seqs=1, scheduling_policy="priority")
     engine.add("a", 4, max_tokens=4)
     engine.step()
@@ -116,7 +116,7 @@ def test_behind_a_stronger_rank_it_is_tier_order():
     assert cause(engine, "strong") is WaitCause.RUNNING_LIMIT
     assert cause(engine, "weak") is WaitCause.TIER_ORDER
     engine.advance(1.0)
-    event = seated(engine, "weak")
+    event = admitted(engine, "weak")
     causes = causes_of(event)
     assert set(causes) == {WaitCause.TIER_ORDER, WaitCause.RUNNING_LIMIT}
     assert causes[WaitCause.TIER_ORDER] == pytest.approx(engine.seen(Admitted, "strong")[0].at)
@@ -157,7 +157,7 @@ def test_under_fcfs_everybody_waits_for_what_the_head_waits_for_also_when_it_is_
     assert engine.scheduler.requests["d"].is_aged
     assert not engine.scheduler.requests["e"].is_aged
     assert {cause(engine, it) for it in engine.waiting} == {WaitCause.RUNNING_LIMIT}
-    event = seated(engine, "e")
+    event = admitted(engine, "e")
     assert causes_of(event) == {WaitCause.RUNNING_LIMIT: event.waited_s}
 
 
@@ -181,7 +181,7 @@ def test_a_preempted_request_waits_anew_with_an_account_of_its_own():
     tick(engine, 2)
     (preempted,) = engine.seen(Preempted)
     assert preempted.cause is WaitCause.KV_BLOCKS
-    event = seated(engine, "c")
+    event = admitted(engine, "c")
     assert event.waited_s == event.at - preempted.at
     assert causes_of(event) == {WaitCause.KV_BLOCKS: event.waited_s}
     assert engine.seen(Admitted, "c")[0].causes == ()
@@ -223,7 +223,7 @@ def test_behind_one_that_was_promised_an_early_start_it_is_deadline_order(policy
     assert cause(engine, "soon") is WaitCause.RUNNING_LIMIT
     assert cause(engine, "whenever") is WaitCause.DEADLINE_ORDER
     tick(engine)
-    event = seated(engine, "whenever")
+    event = admitted(engine, "whenever")
     causes = causes_of(event)
     assert set(causes) == {WaitCause.DEADLINE_ORDER, WaitCause.RUNNING_LIMIT}
     assert sum(one.seconds for one in event.causes) == pytest.approx(event.waited_s)
@@ -248,7 +248,7 @@ def test_behind_a_tenant_that_is_first_for_a_promise_only_it_is_deadline_order(l
     assert cause(engine, first) is WaitCause.RUNNING_LIMIT
     assert cause(engine, last) is behind
     tick(engine)
-    event = seated(engine, last)
+    event = admitted(engine, last)
     assert set(causes_of(event)) == {behind, WaitCause.RUNNING_LIMIT}
     assert sum(one.seconds for one in event.causes) == pytest.approx(event.waited_s)
     engine.run()

@@ -1,4 +1,4 @@
-"""Waiting requests of stronger claim: whose places they take, and whose not."""
+"""Waiting requests with smaller keys: which running requests they preempt, and which not."""
 
 from __future__ import annotations
 
