@@ -18,7 +18,7 @@ LEFT_OUT = ("SIGSTOP", "100x slow step", "MemoryError in the step", "corrupt com
 
 async def test_one_fault_of_most_kinds(model_path: Path, tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind not in LEFT_OUT]
-    report = await run(model_path, 1, 4, tmp_path, kinds, make_jobs(6, max_output=48))
+    report = await run(model_path, 1, 4, tmp_path, kinds, make_jobs(4, max_output=32))
     # As text, because pytest cuts a dictionary short.
     assert not failures_in(report), json.dumps(report, indent=2)
     assert report["answers_the_same"] > 0

@@ -18,7 +18,7 @@ from headway.text import Tokenizer
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 2000
+NUM_TOKENS = 1000
 """Of 22,742, which --full takes: enough to tell the tolerances below from noise."""
 
 needs_kernels = pytest.mark.skipif(best_isa() is None, reason="the compiled kernels were not built")
