@@ -17,9 +17,14 @@ from benchmarks.sim.preemption import (
 )
 
 SMALL = [replace(scenario, max_num_seqs=16) for scenario in (CHAT, *SCENARIOS)]
+NUM_IN_CI = 3
+CASES = [
+    pytest.param(scenario, id=scenario.name, marks=[pytest.mark.full] if at >= NUM_IN_CI else [])
+    for at, scenario in enumerate(SMALL)
+]
 
 
-@pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", CASES)
 def test_every_method_ends_exactly_and_the_cheapest_computes_little_again(scenario: Scenario):
     items = scenario.items(80)
     without_priorities = replace(scenario, has_priorities=False)
