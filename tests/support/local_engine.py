@@ -131,6 +131,9 @@ class LocalProcess:
     async def wait(self) -> None:
         pass
 
+    def cpu_s(self) -> float:
+        return 0.0
+
     def unfinished_step(self) -> frozenset[str]:
         return frozenset()
 
