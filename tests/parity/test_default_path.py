@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,11 @@ pytestmark = [
 NUM_PROMPTS = 12
 NUM_OUTPUTS = 16
 # bf16 computes what int4 does here, bit for bit: tests/executors/torch/test_packing.py
-FORMS = ("auto", "int8") if os.environ.get("CI") else ("auto", "bf16", "int8")
+FORMS = [
+    "auto",
+    pytest.param("bf16", marks=pytest.mark.full),
+    pytest.param("int8", marks=pytest.mark.full),
+]
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 

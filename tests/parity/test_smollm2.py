@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.support.parity_runs import Schedule, run, run_one_by_one
 from headway.executors.torch.load import TorchExecutor
+from tests.support.oracle import quick_gguf
 from tests.support.parity_workloads import (
     BATCHED,
     Workload,
@@ -50,9 +51,10 @@ def workload(executor: TorchExecutor, model_path: Path, is_full: bool) -> Worklo
 def test_batched_equals_transformers(workload: Workload, model_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    oracle = AutoModelForCausalLM.from_pretrained(
-        str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32
-    )
+    with quick_gguf():
+        oracle = AutoModelForCausalLM.from_pretrained(
+            str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32
+        )
     num_tokens = num_ties = 0
     for prompt, made in zip(workload.prompts, workload.expected, strict=True):
         with torch.inference_mode():

@@ -76,10 +76,8 @@ def test_a_tiny_model(form: str):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(form, marks=() if "int8 KV" in form else pytest.mark.full) for form in FORMS],
-)
+@pytest.mark.full  # tests/engine/test_llm.py preempts the real model in every run
+@pytest.mark.parametrize("form", FORMS)
 def test_the_real_model(model_path: Path, form: str):
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     token_ids = Tokenizer.from_path(model_path).encode(text)

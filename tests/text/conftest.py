@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.support.tiny_tokenizers import write_byte_level, write_spm
 from headway.text import Tokenizer
+from tests.support.oracle import quick_gguf
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +32,5 @@ def smollm(model_path: Path) -> Tokenizer:
 def oracle(model_path: Path):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_path.parent, gguf_file=model_path.name)
+    with quick_gguf():
+        return AutoTokenizer.from_pretrained(model_path.parent, gguf_file=model_path.name)
