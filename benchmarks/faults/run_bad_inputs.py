@@ -92,7 +92,7 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
                 except NoDocument as error:
                     failures.append(f"no document to make requests from: {error}")
     progress("")
-    failures += _failures_of(results, args) + _failures_of_watches(watches, args)
+    failures += _failures_of(results, args) + failures_of_watches(watches, args)
     failures += under_test.health().problems_since(before)
     return {
         "failures": failures,
@@ -122,7 +122,7 @@ def _failures_of(results: dict[str, Any], args: argparse.Namespace) -> list[str]
     return failures
 
 
-def _failures_of_watches(watches: dict[str, Watch], args: argparse.Namespace) -> list[str]:
+def failures_of_watches(watches: dict[str, Watch], args: argparse.Namespace) -> list[str]:
     failures = []
     allowed_s = max(args.min_gap_s, args.max_gap_ratio * watches["undisturbed"].worst_gap_s)
     for name, watch in watches.items():
@@ -130,8 +130,8 @@ def _failures_of_watches(watches: dict[str, Watch], args: argparse.Namespace) ->
             failures.append(f"bystander, {name}: {len(watch.failures)} streams failed")
         if watch.worst_gap_s > allowed_s:
             failures.append(f"bystander, {name}: a gap of {watch.worst_gap_s * 1000:.0f} ms")
-    if not watches["undisturbed"].num_gaps:
-        failures.append("bystander: no stream was seen before the start")
+        if not watch.num_gaps:
+            failures.append(f"bystander, {name}: no stream, {watch.num_busy} times refused")
     return failures
 
 

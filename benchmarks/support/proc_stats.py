@@ -218,14 +218,21 @@ def started(
         server = launcher(server=dict(settings), **fake_engine)
     else:
         given = {**(for_model or {}), **settings}
-        flags = [
-            part
-            for name, value in given.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        server = start_model_server(model, folder / "server.log", *flags)
+        server = start_model_server(model, folder / "server.log", *flags_of(given))
     with ended(server):
         yield server.wait_ready(key)
+
+
+def flags_of(settings: Mapping[str, object]) -> list[str]:
+    """Return settings as flags of `headway serve`."""
+    flags = list[str]()
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            flags += [f"--{dashed}", str(value)]
+    return flags
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +14,10 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import disconnects, ledger_outage, slow_readers, soak
+from benchmarks.faults.bystander import Watch
+from benchmarks.faults.run_bad_inputs import failures_of_watches
 from benchmarks.live import overload
+from benchmarks.support.proc_stats import MODEL_SETTINGS, flags_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 BATTERIES: dict[str, ModuleType] = {
@@ -65,3 +71,18 @@ def test_what_went_wrong_is_found(name: str, path: Sequence[str | int], value: A
         place = place[key]
     place[path[-1]] = value
     assert len(BATTERIES[name].failures_in(report)) == 1
+
+
+def test_a_phase_without_a_stream_of_the_bystander_is_a_failure() -> None:
+    args = argparse.Namespace(min_gap_s=0.1, max_gap_ratio=3.0)
+    watches = {"undisturbed": Watch(0.05, 700, 4), "mutated": Watch(num_busy=9)}
+    assert failures_of_watches(watches, args) == ["bystander, mutated: no stream, 9 times refused"]
+    assert not failures_of_watches({**watches, "mutated": Watch(0.1, 1, 1)}, args)
+
+
+def test_the_command_knows_the_settings_of_the_batteries() -> None:
+    flags = flags_of({**MODEL_SETTINGS, "preemption_method": "auto"})
+    assert flags[0] == "--deterministic" and flags[-2:] == ["--preemption-method", "auto"]
+    command = [sys.executable, "-m", "headway", "serve", "missing.gguf", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "no such file or folder" in result.stderr
