@@ -79,10 +79,10 @@ def run_mutants(
 ) -> Findings:
     """Send mutated bodies concurrently; retry a busy server, up to a bound."""
     findings, lock = Findings(), threading.Lock()
-    source = mutants(count, seed)
+    source, is_interrupted = mutants(count, seed), threading.Event()
 
     def take() -> Iterator[Mutant]:
-        while True:
+        while not is_interrupted.is_set():
             with lock:
                 batch = [*itertools.islice(source, 8)]
             if not batch:
@@ -101,8 +101,13 @@ def run_mutants(
                     progress(f"mutated {findings.num_sent}/{count}, {findings.num_wrong} wrong")
 
     with ThreadPoolExecutor(concurrency) as pool:
-        for future in [pool.submit(work) for _ in range(concurrency)]:
-            future.result()
+        futures = [pool.submit(work) for _ in range(concurrency)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            is_interrupted.set()  # or the pool would wait for all of them
+            raise
     return findings
 
 
