@@ -141,7 +141,7 @@ class KVCache:
 
     def num_missing(self, request: Request) -> int:
         """Return the blocks that the table of a running request lacks."""
-        num_blocks = self.num_blocks_for(request.num_tokens)
+        num_blocks = -(-len(request.token_ids) // self.block_size)
         return max(0, num_blocks - len(self.tables[request.id].block_ids))
 
     def extend(self, request: Request, now: float = 0.0) -> float:
