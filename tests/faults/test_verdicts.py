@@ -83,6 +83,6 @@ def test_a_phase_without_a_stream_of_the_bystander_is_a_failure() -> None:
 def test_the_command_knows_the_settings_of_the_batteries() -> None:
     flags = flags_of({**MODEL_SETTINGS, "preemption_method": "auto"})
     assert flags[0] == "--deterministic" and flags[-2:] == ["--preemption-method", "auto"]
-    command = [sys.executable, "-m", "headway", "serve", "missing.gguf", *flags]
+    command = [sys.executable, "-m", "headway", "serve", "missing.gguf", "--port", "0", *flags]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "no such file or folder" in result.stderr
