@@ -141,6 +141,7 @@ class KVCache:
 
     def num_missing(self, request: Request) -> int:
         """Return the blocks that the table of a running request lacks."""
+        # num_blocks_for without its calls: for every request that grew, in every step
         num_blocks = -(-len(request.token_ids) // self.block_size)
         return max(0, num_blocks - len(self.tables[request.id].block_ids))
 

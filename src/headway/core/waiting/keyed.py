@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import inf
 
 from headway.core.request import Request
 from headway.core.waiting.accounts import TenantAccount
 from headway.core.waiting.request_heap import RequestHeap
-from headway.core.waiting.sort_key import SortKey, effective_key
+from headway.core.waiting.sort_key import SortKey, by_arrival, effective_key
 
 Head = tuple[SortKey, int, Request]
 
@@ -108,7 +107,7 @@ class KeyedQueue:
     def _prefill_key(self, request: Request, aged_before: float) -> SortKey:
         if request.state_since > aged_before:
             return effective_key(self._key(request), request)
-        return SortKey(-inf, (request.arrival_order, request.index))
+        return by_arrival(request)
 
     def _is_head(self, request: Request) -> bool:
         tenant = request.terms.tenant

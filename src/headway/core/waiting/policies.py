@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Protocol
 
 from headway.core.request import Request
 from headway.core.waiting.accounts import Accounts, TenantAccount
 from headway.core.waiting.fair import FairQueue
 from headway.core.waiting.keyed import KeyedQueue
-from headway.core.waiting.sort_key import SortKey, start_by_us
+from headway.core.waiting.sort_key import SortKey, by_arrival, start_by_us
 from headway.errors import ConfigError
 
 
@@ -74,7 +73,7 @@ class PolicyQueue(TenantLanes, PrefillOrder, Protocol):
 
 def fcfs(request: Request) -> SortKey:
     """First come, first served. No request outranks another, not even an aged one."""
-    return SortKey(-inf, (request.arrival_order, request.index))
+    return by_arrival(request)
 
 
 def priority(request: Request) -> SortKey:

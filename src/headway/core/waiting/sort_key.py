@@ -25,6 +25,11 @@ class SortKey(NamedTuple):
     tenant_priority: float = 0
 
 
+def by_arrival(request: Request) -> SortKey:
+    """Sort key of rank -inf: before all others, in order of arrival."""
+    return SortKey(-inf, (request.arrival_order, request.index))
+
+
 def effective_key(key: SortKey, request: Request) -> SortKey:
     """Sort key after aging.
 
@@ -34,7 +39,7 @@ def effective_key(key: SortKey, request: Request) -> SortKey:
     if not request.is_aged:
         return key
     if key.tenant is None:
-        return SortKey(-inf, (request.arrival_order, request.index))
+        return by_arrival(request)
     return SortKey(key.rank, key.order, key.tenant, -inf)
 
 
