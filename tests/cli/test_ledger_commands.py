@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli import app
+from headway.cli import make_app
 from headway.errors import HeadwayError
 from headway.observe.ledger.databases import make_store
 from tests.conftest import ROOT
@@ -35,7 +35,7 @@ def url(tmp_path: Path) -> str:
 
 
 def headway(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(make_app(), list(arguments))
 
 
 def test_usage_as_csv_by_three(url: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headway.cli import app
+from headway.cli import make_app
 from headway.errors import ConfigError
 from headway.tenancy.keys import digest_of_text
 from headway.tenancy.roster import read_roster
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, *arguments: str):
-    return CliRunner().invoke(app, ["tenants", *arguments, "--file", str(path)])
+    return CliRunner().invoke(make_app(), ["tenants", *arguments, "--file", str(path)])
 
 
 def test_add_prints_the_key_alone_on_standard_output(path: Path) -> None:

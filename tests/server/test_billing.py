@@ -11,7 +11,7 @@ import httpx
 from typer.testing import CliRunner
 
 from benchmarks.support.servers import free_port, start_process
-from headway.cli import app
+from headway.cli import make_app
 from headway.tenancy.keys import digest_of, write_digest
 from tests.server.test_ledger import ledger_url, wait_rows
 
@@ -66,7 +66,7 @@ def test_a_request_is_billed_by_the_price_of_its_tier(tokenizer_path: Path, tmp_
     finally:
         assert server.stop() == 0, server.log
     result = CliRunner().invoke(
-        app, ["usage", "--by", "tenant,tier", "--csv", "--ledger-url", ledger_url(tmp_path)]
+        make_app(), ["usage", "--by", "tenant,tier", "--csv", "--ledger-url", ledger_url(tmp_path)]
     )
     assert result.stdout.splitlines()[1].startswith("a,gold,1,")
     assert result.stdout.splitlines()[1].endswith(f",{expected / 10**6:.6f}".rstrip("0"))

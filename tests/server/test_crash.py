@@ -122,7 +122,6 @@ async def test_streams_survive_an_engine_that_hangs(launch) -> None:
     assert "ended no step for 4 s" in server.log
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize(
     ("setting", "max_restarts"), [("poison_token", 2), ("decode_poison_token", 3)]
 )

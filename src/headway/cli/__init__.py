@@ -13,28 +13,41 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
 from headway._version import __version__
-from headway.cli import bench, chat, doctor, explain, keys, serve, tenants, usage
 from headway.errors import HeadwayError
 
-app = typer.Typer(
-    name="headway",
-    help="A continuous-batching LLM inference server.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("serve")(serve.serve)
-app.command("chat")(chat.chat)
-app.command("doctor")(doctor.doctor)
-app.command("explain")(explain.explain)
-app.command("usage")(usage.usage)
-app.add_typer(bench.app, name="bench")
-app.add_typer(keys.app, name="keys")
-app.add_typer(tenants.app, name="tenants")
+COMMANDS = ("serve", "chat", "doctor", "explain", "usage")
+GROUPS = ("bench", "keys", "tenants")
+
+
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Make the command with the subcommand that `arguments` name, else with all.
+
+    An import of all subcommands takes a second.
+    """
+    app = typer.Typer(
+        name="headway",
+        help="A continuous-batching LLM inference server.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    first = arguments[0] if arguments else ""
+    for name in COMMANDS + GROUPS:
+        if first == "--version" or (first != name and first in COMMANDS + GROUPS):
+            continue
+        module = import_module(f"headway.cli.{name}")
+        if name in GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
 
 
 def _print_version(is_asked: bool) -> None:
@@ -43,7 +56,6 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
@@ -55,7 +67,7 @@ def _root(
 def main() -> None:
     """Run the command; print an error as one line, not a traceback."""
     try:
-        app()
+        make_app(sys.argv[1:])()
     except HeadwayError as error:
         typer.echo(f"headway: error: {error}", err=True)
         sys.exit(2)

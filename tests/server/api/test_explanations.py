@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.support.servers import RunningServer
-from headway.cli import app as command
+from headway.cli import make_app
 from headway.clock import SystemClock
 from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import Admitted, Arrived, Finished
@@ -207,8 +207,8 @@ def test_the_command_asks_a_server(fake_server: RunningServer) -> None:
     body = {"prompt": "hi", "max_tokens": 5}
     answer = httpx.post(f"{fake_server.url}/v1/completions", json=body).json()
     ask = ["explain", "--url", fake_server.url]
-    result = CliRunner().invoke(command, [*ask, answer["id"]])
+    result = CliRunner().invoke(make_app(), [*ask, answer["id"]])
     assert f"Request {answer['id']} (tier default) arrived" in result.stdout
     assert "with 5 output tokens" in result.stdout
-    unknown = CliRunner().invoke(command, [*ask, "cmpl-none"])
+    unknown = CliRunner().invoke(make_app(), [*ask, "cmpl-none"])
     assert "there is no such request" in str(unknown.exception)

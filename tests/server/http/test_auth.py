@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from headway.cli import app as cli
+from headway.cli import make_app
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
@@ -218,7 +218,7 @@ def test_keys_new_prints_the_key_once_and_keeps_its_hash(tmp_path) -> None:
     path = tmp_path / "keys"
     secrets = []
     for name in ("alice", "bob", "alice"):
-        result = CliRunner().invoke(cli, ["keys", "new", name, "--file", str(path)])
+        result = CliRunner().invoke(make_app(), ["keys", "new", name, "--file", str(path)])
         assert result.exit_code == 0
         secrets.append(result.stdout.strip())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -232,21 +232,25 @@ def test_keys_new_prints_the_key_once_and_keeps_its_hash(tmp_path) -> None:
 def test_keys_new_leaves_a_file_that_is_not_right_alone(tmp_path) -> None:
     path = tmp_path / "keys"
     path.write_text("what is this")
-    result = CliRunner().invoke(cli, ["keys", "new", "alice", "--file", str(path)])
+    result = CliRunner().invoke(make_app(), ["keys", "new", "alice", "--file", str(path)])
     assert isinstance(result.exception, ConfigError)
     assert path.read_text() == "what is this"
     path.write_text(key_for("x", "no-line-end").line)
-    assert CliRunner().invoke(cli, ["keys", "new", "bob", "--file", str(path)]).exit_code == 0
+    assert (
+        CliRunner().invoke(make_app(), ["keys", "new", "bob", "--file", str(path)]).exit_code == 0
+    )
     assert len(load_keys(ServerConfig(api_keys_file=str(path)))) == 2
 
 
 def test_keys_hash_reads_from_standard_input() -> None:
-    result = CliRunner().invoke(cli, ["keys", "hash", "alice"], input="my-key\n")
+    result = CliRunner().invoke(make_app(), ["keys", "hash", "alice"], input="my-key\n")
     assert result.stdout.strip() == key_for("my-key", "alice").line
-    result = CliRunner().invoke(cli, ["keys", "hash"], input="my-key\n")
+    result = CliRunner().invoke(make_app(), ["keys", "hash"], input="my-key\n")
     assert result.stdout.strip() == key_for("my-key").line
-    assert isinstance(CliRunner().invoke(cli, ["keys", "hash"], input="").exception, ConfigError)
-    bad = CliRunner().invoke(cli, ["keys", "new", "not a name"])
+    assert isinstance(
+        CliRunner().invoke(make_app(), ["keys", "hash"], input="").exception, ConfigError
+    )
+    bad = CliRunner().invoke(make_app(), ["keys", "new", "not a name"])
     assert isinstance(bad.exception, ConfigError)
 
 
