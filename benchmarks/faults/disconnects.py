@@ -7,7 +7,8 @@ More clients connect at once than `max_num_seqs`, so many disconnect while their
 Others disconnect during a long prefill, at the first token, in mid-stream, with two samples, with
 three prompts, or before a whole answer. Half of them reset the connection; the others close it
 (with unread input the kernel turns that into a reset). Afterwards the server must be empty and use
-no more memory, descriptors or threads than after a warm-up load of a tenth of the size.
+no more memory, descriptors or threads than after a warm-up: prompts that write every KV block once
+(the kernel gives memory at the first write), then a load of a tenth of the size.
 
 The counts come from the server's metrics, which count prompts when they are accepted. A client that
 disconnects before that is not counted. Prompts of one HTTP request end separately. A request with n
@@ -302,8 +303,21 @@ def find_imbalances(counts: dict[str, float]) -> list[str]:
     return imbalances
 
 
+async def fill_pool(server: RunningServer, load: DisconnectLoad) -> None:
+    """Prefill prompts without a common prefix until every KV block has been written."""
+    metrics, draw = await asyncio.to_thread(scrape, server), random.Random(load.seed)
+    (block_size,) = metrics.by_label("vllm:cache_config_info", "block_size")
+    num_tokens = metrics.total("headway_kv_blocks_total") * int(block_size)
+    never = Disconnect(None, None, False)
+    for _ in range(int(num_tokens / load.long_prompt) + 1):
+        prompt = load.vocabulary.token_ids(draw, load.long_prompt)
+        outcome = await send_request(origin_of(server), {"prompt": prompt, "max_tokens": 1}, never)
+        assert outcome.is_complete, (outcome.status, outcome.error)
+
+
 async def run(server: RunningServer, load: DisconnectLoad, num_solo: int) -> dict[str, Any]:
     origin = origin_of(server)
+    await fill_pool(server, load)
     warm_up = DisconnectLoad(
         max(load.num_clients // 10, 2 * load.concurrency), load.concurrency, load.patience_s,
         load.vocabulary, load.long_prompt, load.seed + 1,

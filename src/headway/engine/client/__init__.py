@@ -6,6 +6,7 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     outputs.py          tokens to text, per sample
     streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
+    suspects.py         which requests may have taken an engine down, and their trials
     forecast_reader.py  early refusals of requests that cannot meet their targets
     listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort

@@ -27,12 +27,12 @@ from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.listeners import EventListeners, Listener
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.streams import RequestStream
+from headway.engine.client.suspects import Suspects
 from headway.engine.client.waiting_streams import WaitingStreams
 from headway.engine.process.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Launch, Progress, RestartListener, Supervisor
-from headway.engine.supervise.suspects import Suspects
 from headway.errors import (
     DeadlineError,
     EngineDeadError,

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
 from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
+from headway.engine.client.suspects import Suspects
 from headway.engine.process.messages import AddRequest
 from headway.engine.supervise.restart_policy import RestartLimits
-from headway.engine.supervise.suspects import Suspects
 from headway.text import Tokenizer
 
 
