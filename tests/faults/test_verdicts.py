@@ -73,11 +73,15 @@ def test_what_went_wrong_is_found(name: str, path: Sequence[str | int], value: A
     assert len(BATTERIES[name].failures_in(report)) == 1
 
 
-def test_a_phase_without_a_stream_of_the_bystander_is_a_failure() -> None:
+def test_the_bystander_is_delayed_no_more_than_by_good_inputs() -> None:
     args = argparse.Namespace(min_gap_s=0.1, max_gap_ratio=3.0)
-    watches = {"undisturbed": Watch(0.05, 700, 4), "mutated": Watch(num_busy=9)}
-    assert failures_of_watches(watches, args) == ["bystander, mutated: no stream, 9 times refused"]
-    assert not failures_of_watches({**watches, "mutated": Watch(0.1, 1, 1)}, args)
+    alone, beside_good = Watch(0.03, num_gaps=700), Watch(0.2, num_gaps=700)
+    watches = {"undisturbed": alone, "good inputs": beside_good, "corpus": Watch(0.29, num_gaps=1)}
+    assert not failures_of_watches(watches, args)
+    late = {**watches, "corpus": Watch(0.31, num_gaps=1)}
+    assert failures_of_watches(late, args) == ["bystander, corpus: a gap of 310 ms"]
+    refused = {**watches, "corpus": Watch(num_busy=9)}
+    assert failures_of_watches(refused, args) == ["bystander, corpus: no stream, 9 times refused"]
 
 
 def test_the_command_knows_the_settings_of_the_batteries() -> None:
