@@ -323,9 +323,9 @@ class Run:
     def _fits_into_share(self, request: Request) -> bool:
         """Return whether the victim's admitted demand plus this request fits into its share."""
         pacer, scheduler, now = self.scheduler.pacer, self.scheduler, self._clock.now()
-        pacer.refresh(scheduler.running, now)
+        pacer.open_requests.refresh(scheduler.running, now)
         terms = request.terms
-        share = pacer._share_of(
+        share = scheduler.slo_admission.share_of(
             terms, scheduler.running, scheduler.waiting.shares((terms.tenant,)), now
         )
         weights = self._scenario.weights
@@ -338,7 +338,9 @@ class Run:
         # Test (a) fails beside a demand without end: only the share is left.
         full_up = Points([-inf], [1e9])
         demand = Demand(full_up, full_up)
-        return isinstance(judge(pacer._work(request), full, demand, share, now), Feasible)
+        return isinstance(
+            judge(pacer.open_requests.work(request), full, demand, share, now), Feasible
+        )
 
     def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -53,7 +53,7 @@ def check(scheduler: Scheduler) -> None:
     scheduler.offload.check(preempted_ids)
     scheduler.accounts.check(scheduler.running)
     scheduler.waiting.check()
-    scheduler.pacer.check()
+    scheduler.pacer.open_requests.check()
     for request in running.values():
         num_tenant_blocks = len(scheduler.kv.blocks_by_tenant[request.terms.tenant])
         max_tenant_blocks = scheduler.kv.max_quota_blocks(request.terms.max_kv_share)

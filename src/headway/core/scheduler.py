@@ -49,6 +49,7 @@ from headway.core.running.headroom import Headroom
 from headway.core.running.preemption import Preemption
 from headway.core.running.running_set import RunningSet
 from headway.core.running.victim import VictimRules, find_preemptible
+from headway.core.slo.admission import SloAdmission
 from headway.core.slo.feasibility import Infeasible
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.pacer import Pacer
@@ -86,7 +87,10 @@ class Scheduler:
         waiting = self.waiting
         rules = VictimRules(waiting.eviction_key, config.max_preemptions, waiting.is_spot)
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
-        self.pacer = Pacer(config, self.accounts, lambda one: self.kv.match(one).num_tokens)
+        self.pacer = Pacer(config, self.accounts)
+        self.slo_admission = SloAdmission(
+            config, self.accounts, self.pacer, lambda one: self.kv.match(one).num_tokens
+        )
         self._num_seqs_before = 0
         """Running samples when the pass began."""
         self._decode_turns: dict[str, int] = {}
@@ -115,8 +119,8 @@ class Scheduler:
     def forecast(self, now: float) -> Forecast:
         """Return what other processes need to judge SLO targets."""
         if not self.has_work:
-            self.pacer.become_idle()
-        return self.pacer.forecast(self.running, self.waiting.shares, now)
+            self.slo_admission.become_idle()
+        return self.slo_admission.forecast(self.running, self.waiting.shares, now)
 
     def take_events(self) -> list[events.Event]:
         """Return the events since the last call."""
@@ -136,7 +140,7 @@ class Scheduler:
             emit(events.Refused(request.id, now, "never_fits", refusal.message))
             return
         shares = self.waiting.shares
-        verdict = self.pacer.add(request, self.running, shares, now, is_resent)
+        verdict = self.slo_admission.add(request, self.running, shares, now, is_resent)
         if isinstance(verdict, Infeasible):
             message, retry_after_s = verdict.message, verdict.retry_after_s
             emit(events.Refused(request.id, now, "deadline", message, retry_after_s))
@@ -150,7 +154,7 @@ class Scheduler:
         """End a request in any state; return False if it is unknown or has ended."""
         if (request := self.requests.get(request_id)) is not None:
             self._running_set.abort(request, reason, now)
-            self.pacer.leave(request)
+            self.pacer.open_requests.leave(request)
         return request is not None
 
     # ---------------------------------------------------------------- schedule
@@ -421,7 +425,8 @@ class Scheduler:
                 tenants = spot_sampled if terms.is_spot else sampled
                 tenants.append(terms.tenant)
                 if request.params.n > 1:
-                    self.pacer.add_forked(request, self._running_set.fork(request, now))
+                    samples = self._running_set.fork(request, now)
+                    self.pacer.open_requests.add_forked(request, samples)
                 if len(token_ids) == 1:
                     reason = request.append(token_ids[0])
                 else:

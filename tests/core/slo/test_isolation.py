@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.slo.admission import TENANTS_PER_STEP
 from headway.core.slo.demand import DemandTable, RunningWork
-from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.slo.steptime import shape_of
 from headway.core.terms import NO_TARGETS, Targets, Terms
 from tests.core.slo.paced import COST, Paced
@@ -235,7 +235,7 @@ def test_a_step_updates_the_tables_of_tenants_with_running_requests_only(
     engine.run()
     engine.advance(1.0)
     engine.ask("last", 20, 2, tenant="t", deadline_s=600.0)
-    assert set(engine.scheduler.pacer._tables) == {"t"}
+    assert set(engine.scheduler.pacer.open_requests.tables) == {"t"}
 
 
 # ---------------------------------------------------------------- running prefills

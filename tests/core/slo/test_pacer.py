@@ -54,7 +54,7 @@ def test_one_that_ends_at_a_stop_string_counts_for_the_length_of_outputs():
     engine.ask("a", 4, 100, deadline_s=100.0)
     engine.steps(10)
     engine.core.abort("a", FinishReason.STOP)
-    lengths = engine.scheduler.pacer._lengths
+    lengths = engine.scheduler.pacer.open_requests.lengths
     assert lengths.expected_left("", "", 0, 100) < 20
 
 
@@ -114,9 +114,8 @@ def test_one_that_is_continued_after_a_crash_is_taken_to_be_on_time():
     request = make_request("again", 34, 60, terms=terms, num_prompt_tokens=4)
     engine.core.add(request)
     engine.step()
-    pacer = engine.scheduler.pacer
     assert request.num_output_tokens == 31
-    work = pacer._work(request)
+    work = engine.scheduler.pacer.open_requests.work(request)
     assert work.next_due_at == pytest.approx(engine.clock.now() + 0.1)
     engine.run()
 
@@ -268,9 +267,9 @@ def test_what_is_kept_of_a_promise_goes_with_the_request():
         engine.ask(f"a{number}", 4, 5, ttft_s=5.0, tpot_s=0.5)
     engine.abort("a0")
     engine.run()
-    pacer = engine.scheduler.pacer
-    assert not pacer._open
-    assert not pacer._first_token_at
+    opened = engine.scheduler.pacer.open_requests
+    assert not opened.requests
+    assert not opened.first_token_at
 
 
 def test_a_step_in_which_all_would_give_way_has_them_all(monkeypatch: pytest.MonkeyPatch):
@@ -298,15 +297,15 @@ def test_every_sample_of_a_prompt_has_what_was_promised():
     terms = Terms(targets=Targets(ttft_s=0.1, tpot_s=0.5))
     engine.add("a", 4, max_tokens=40, n=2, terms=terms)
     engine.steps(20)
-    pacer = engine.scheduler.pacer
+    pacer, opened = engine.scheduler.pacer, engine.scheduler.pacer.open_requests
     other = engine.scheduler.requests["a#1"]
-    assert pacer._work(other).next_due_at > engine.clock.now(), "it is ahead of its reader"
+    assert opened.work(other).next_due_at > engine.clock.now(), "it is ahead of its reader"
     engine.abort("a")
     engine.steps(2)
     assert pacer.limits.step_s is not None, "somebody still reads"
     engine.run()
-    assert not pacer._open
-    assert not pacer._first_token_at
+    assert not opened.requests
+    assert not opened.first_token_at
 
 
 def test_a_step_looks_only_at_the_promised_that_are_in_it(monkeypatch: pytest.MonkeyPatch):
@@ -314,10 +313,10 @@ def test_a_step_looks_only_at_the_promised_that_are_in_it(monkeypatch: pytest.Mo
     for number in range(50):
         engine.ask(f"a{number}", 4, 5, deadline_s=1000.0)
     engine.step()
-    pacer, followed = engine.scheduler.pacer, list[str]()
-    follow = pacer._follow
+    opened, followed = engine.scheduler.pacer.open_requests, list[str]()
+    follow = opened.follow
     monkeypatch.setattr(
-        pacer, "_follow", lambda one, now: (followed.append(one.id), follow(one, now))
+        opened, "follow", lambda one, now: (followed.append(one.id), follow(one, now))
     )
     engine.step()
     assert followed == engine.running

@@ -9,9 +9,9 @@ import pytest
 
 from headway.core.events import Idled, Stepped
 from headway.core.params import SamplingParams
+from headway.core.slo.admission import TENANTS_PER_STEP
 from headway.core.slo.demand import GRID
 from headway.core.slo.forecast import Forecast
-from headway.core.slo.pacer import TENANTS_PER_STEP
 from headway.core.terms import Targets, Terms
 from headway.engine.client.forecast_reader import ForecastReader
 from headway.engine.process.messages import AddRequest, EngineInfo, batch_events
