@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from benchmarks.support.servers import Launcher, RunningServer, start_model_server
 from benchmarks.support.tiny_tokenizers import write_byte_level
@@ -16,6 +18,30 @@ from headway.text import Tokenizer
 ROOT = Path(__file__).parent.parent
 NEEDED_IN_CI = ("kernels", "PostgreSQL", "test model")
 """A skip that names one of these is a failure where CI is set: they are what is to be tested."""
+
+
+SHARED_STARTS = {
+    "tests/parity/test_architectures.py": "transformers",
+    "tests/parity/test_smollm2.py": "transformers",
+    "tests/text/test_chat_template.py": "transformers",
+    "tests/text/test_gguf_parity.py": "transformers",
+    "tests/server/test_openai_client.py": "model server",
+    "tests/server/test_real_load.py": "model server",
+}
+"""Files that run in one worker, because they share what takes many seconds to start."""
+
+
+class _FilesAndGroups(LoadFileScheduling):
+    """Gives a worker all tests of a file, or of the files that share a start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SHARED_STARTS.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _FilesAndGroups | None:
+    is_by_file = config.getoption("dist") == "loadfile"
+    return _FilesAndGroups(config, log) if is_by_file else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

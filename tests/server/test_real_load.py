@@ -82,13 +82,12 @@ async def _leave(client: httpx.AsyncClient, number: int) -> None:
                     pass
 
 
-@pytest.mark.timing
 async def test_200_leavers_leave_every_block_free(model_server: RunningServer) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=model_server.url, limits=limits, timeout=60) as client:
         await asyncio.gather(*(_leave(client, number) for number in range(NUM_LEAVERS)))
-    model_server.wait_for("vllm:num_requests_running", 0)
-    model_server.wait_for("vllm:num_requests_waiting", 0)
+    model_server.wait_for("vllm:num_requests_running", 0, timeout_s=60.0)
+    model_server.wait_for("vllm:num_requests_waiting", 0, timeout_s=60.0)
     assert model_server.metric("headway_kv_blocks_used") == 0
     assert model_server.metric("headway_requests_aborted_total") >= NUM_LEAVERS / 2
 

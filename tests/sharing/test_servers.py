@@ -18,7 +18,7 @@ from headway.tenancy.keys import make_key
 def test_explanations_add_up_and_name_the_true_cause(tmp_path: Path) -> None:
     secrets = {name: make_key() for name in TENANTS}
     with started_with_tenants(None, tmp_path, secrets) as server:
-        work = accounts.run(server, secrets, range(97, 123), 120)
+        work = accounts.run(server, secrets, range(97, 123), 60)
         report = proc_stats.run_client(work)
     assert accounts.failures_in(report) == []
 
