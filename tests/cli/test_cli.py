@@ -81,7 +81,9 @@ def test_doctor_of_a_model(model_path: Path):
 
 @pytest.mark.model
 def test_chat_knows_the_capital_of_france(model_path: Path):
-    result = headway("chat", str(model_path), "--prompt", "What is the capital of France?")
+    result = headway(
+        "chat", str(model_path), "--prompt", "What is the capital of France?", "--max-tokens", "12"
+    )
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
 
@@ -95,6 +97,7 @@ def test_a_conversation_goes_on_until_the_end_of_input(model_path: Path):
 
 
 @pytest.mark.model
+@pytest.mark.full  # tests/cli/test_ledger_commands.py closes the pipe of a command without a model
 def test_a_closed_pipe_is_no_error(model_path: Path):
     command = f'"{sys.executable}" -m headway chat "{model_path}" --prompt Hello | head -c 0'
     result = subprocess.run(

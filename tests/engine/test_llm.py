@@ -107,10 +107,10 @@ def test_a_bad_request_starts_nothing(llm: LLM):
 
 
 def test_a_full_cache_preempts_and_still_answers_the_same(llm: LLM, model_path: Path):
-    prompts = [f"{number} is a number that" for number in range(12)]
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = [f"{number} is a number that" for number in range(8)]
+    params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
     expected = llm.generate(prompts, params)
-    small = LLM(str(model_path), kv_cache_memory_bytes="12M", max_num_seqs=12)
+    small = LLM(str(model_path), kv_cache_memory_bytes="6M", max_num_seqs=8)
     outputs = small.generate(prompts, params)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(best_isa() is None, reason="the compiled kernels are not built"),
 ]
 
-NUM_PROMPTS = 12
+NUM_PROMPTS = 8
 NUM_OUTPUTS = 16
 # bf16 computes what int4 does here, bit for bit: tests/executors/torch/test_packing.py
 FORMS = [

@@ -113,7 +113,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(habits=HABITS, seed=st.integers(0, 1000))
 def test_the_service_of_tenants_that_always_wait_differs_by_less_than_the_bound(
     kind: str, habits: list[Habit], seed: int

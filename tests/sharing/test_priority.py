@@ -101,7 +101,7 @@ def test_a_request_of_higher_priority_starts_within_two_steps_at_a_full_engine(
     request, num_started = next(coming), 0
     waiting: dict[str, int] = {}
     """For how many steps each that found the engine full has not been computed."""
-    while num_started < (30 if is_full else 10):
+    while num_started < (30 if is_full else 6):
         crowd.top_up()
         while request.arrived_at <= engine.clock.now():
             if _is_full(engine, what):
