@@ -130,24 +130,27 @@ def test_the_rate_of_admitted_work_is_forgotten():
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("num_open", [1000, 5000])
-def test_an_arrival_costs_the_same_however_many_requests_are_open(num_open: int):
-    engine = Paced(scheduling_policy="fair")
-    draw, core = random.Random(3), engine.core
+def test_an_arrival_costs_the_same_however_many_requests_are_open():
+    few, many = crowded(250), crowded(5000)
+    terms = Terms(tenant="t0", targets=Targets(deadline_s=50_000.0))
+    least_s = {few: inf, many: inf}
+    for number in range(30):
+        for engine in (few, many):
+            scheduler, request = engine.scheduler, request_of(f"x{number}", terms)
+            began_at = time.process_time()
+            scheduler.slo_admission.add(request, scheduler.running, scheduler.waiting.shares, 0.0)
+            least_s[engine] = min(least_s[engine], time.process_time() - began_at)
+    assert least_s[many] < 2 * least_s[few], "linear in the open requests, it would be 20"
+
+
+def crowded(num_open: int) -> Paced:
+    engine, draw = Paced(scheduling_policy="fair"), random.Random(3)
     for number in range(num_open):
         targets = Targets(deadline_s=draw.uniform(40_000.0, 60_000.0))
         terms = Terms(tenant=f"t{number % 50}", targets=targets)
-        core.add(request_of(f"r{number}", terms))
+        engine.core.add(request_of(f"r{number}", terms))
     assert engine.refusal(f"r{num_open - 1}") is None
-    best_s = inf
-    terms = Terms(tenant="t0", targets=Targets(deadline_s=50_000.0))
-    for number in range(30):
-        request = request_of(f"x{number}", terms)
-        admission, running = engine.scheduler.slo_admission, engine.scheduler.running
-        began_at = time.process_time()
-        admission.add(request, running, engine.scheduler.waiting.shares, 0.0)
-        best_s = min(best_s, time.process_time() - began_at)
-    assert best_s < 0.3e-3
+    return engine
 
 
 def request_of(name: str, terms: Terms) -> Request:
@@ -155,18 +158,25 @@ def request_of(name: str, terms: Terms) -> Request:
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("num_tenants", [32, 64])
-def test_a_forecast_costs_the_same_however_many_tenants_there_are(num_tenants: int):
-    engine = Paced(scheduling_policy="fair")
-    draw, best_s = random.Random(3), inf
+def test_a_forecast_costs_the_same_however_many_tenants_there_are():
+    least_s = {8: inf, 64: inf}
+    engines = {num_tenants: shared(num_tenants) for num_tenants in least_s}
+    for _ in range(20):
+        for num_tenants, engine in engines.items():
+            engine.step()
+            began_at = time.process_time()
+            forecast = engine.scheduler.forecast(engine.clock.now())
+            least_s[num_tenants] = min(least_s[num_tenants], time.process_time() - began_at)
+            if num_tenants == 8:
+                assert len(forecast.tenants) <= 8
+    assert len(forecast.tenants) == 64
+    assert least_s[64] < 2 * least_s[8], "with every tenant made anew, it would be 8"
+
+
+def shared(num_tenants: int) -> Paced:
+    engine, draw = Paced(scheduling_policy="fair"), random.Random(3)
     for number in range(1000):
         targets = Targets(ttft_s=draw.uniform(5.0, 100.0), deadline_s=draw.uniform(40.0, 600.0))
         terms = Terms(tenant=f"t{number % num_tenants}", targets=targets)
         engine.core.add(request_of(f"r{number}", terms))
-    for _ in range(20):
-        engine.step()
-        began_at = time.process_time()
-        forecast = engine.scheduler.forecast(engine.clock.now())
-        best_s = min(best_s, time.process_time() - began_at)
-    assert len(forecast.tenants) == num_tenants
-    assert best_s < 1.0e-3
+    return engine
