@@ -69,6 +69,7 @@ def test_the_requests_are_those_of_the_virtual_clock() -> None:
     assert {item.tenant for item in items} == set(deadlines.TIER_NAMES)
 
 
+@pytest.mark.full
 def test_every_setting_is_measured_and_compared() -> None:
     report = served_pace.run_control(FAKE, 2.0, 0.03, 1, [(8, 512)])
     assert set(report["rows"]) == {"8 running, 512 tokens", "auto"}

@@ -89,6 +89,7 @@ def test_chat_knows_the_capital_of_france(model_path: Path):
 
 
 @pytest.mark.model
+@pytest.mark.full
 def test_a_conversation_goes_on_until_the_end_of_input(model_path: Path):
     said = "What is the capital of France?\n/reset\n"
     result = headway("chat", str(model_path), "--max-tokens", "12", input=said)

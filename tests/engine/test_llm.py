@@ -106,6 +106,7 @@ def test_a_bad_request_starts_nothing(llm: LLM):
     assert not llm.core.has_work
 
 
+@pytest.mark.full  # on a tiny model always: tests/parity/test_schedules.py
 def test_a_full_cache_preempts_and_still_answers_the_same(llm: LLM, model_path: Path):
     prompts = [f"{number} is a number that" for number in range(8)]
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)

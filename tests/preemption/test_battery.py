@@ -17,7 +17,7 @@ from benchmarks.sim.preemption import (
 )
 
 SMALL = [replace(scenario, max_num_seqs=16) for scenario in (CHAT, *SCENARIOS)]
-NUM_IN_CI = 3
+NUM_IN_CI = 2
 CASES = [
     pytest.param(scenario, id=scenario.name, marks=[pytest.mark.full] if at >= NUM_IN_CI else [])
     for at, scenario in enumerate(SMALL)

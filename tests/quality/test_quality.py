@@ -42,7 +42,8 @@ def reference(model_path: Path, text: Text) -> Quality:
     [
         # int4 below computes the same, bit for bit: tests/executors/torch/test_packing.py
         pytest.param("bf16", "auto", 0.005, marks=pytest.mark.full),
-        pytest.param("bf16", "int8", 0.005, marks=needs_kernels),
+        # tests/executors/cpu/test_compiled.py judges attention over an int8 cache.
+        pytest.param("bf16", "int8", 0.005, marks=[needs_kernels, pytest.mark.full]),
         pytest.param("int8", "auto", 0.01, marks=[needs_kernels, pytest.mark.full]),
         # tests/parity/test_default_path.py judges int4, the default here, by its logits.
         pytest.param("int4", "auto", 0.02, marks=[needs_kernels, pytest.mark.full]),

@@ -93,7 +93,9 @@ async def test_200_leavers_leave_every_block_free(model_server: RunningServer) -
     assert model_server.metric("headway_requests_aborted_total") >= NUM_LEAVERS / 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_signal_leaves_no_process(
     number: signal.Signals, model_path: Path, tmp_path: Path
 ) -> None:
