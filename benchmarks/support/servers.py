@@ -82,6 +82,13 @@ class RunningServer:
                 raise ServerFailed(f"{name} is {now}, not {value}")
             time.sleep(0.02)
 
+    def wait_at_least(self, name: str, value: float, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (now := self.metric(name)) < value:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{name} is {now}, less than {value}")
+            time.sleep(0.02)
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)

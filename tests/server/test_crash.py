@@ -55,6 +55,8 @@ async def wait_restart(server, num_before: int) -> None:
 
 
 TOKENS = "vllm:generation_tokens_total"
+NUM_RUNNING = 12
+"""Of 22 samples: on a busy machine, the first have ended before the last run."""
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -70,11 +72,11 @@ async def check_survival(server, disturb) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
         expected = await asyncio.gather(*(read(client, fields) for fields in bodies()))
         tasks = [asyncio.create_task(read(client, fields)) for fields in bodies()]
-        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 22)
+        await asyncio.to_thread(server.wait_at_least, "vllm:num_requests_running", NUM_RUNNING)
         await disturb()
         assert await asyncio.gather(*tasks) == expected
-    server.wait_for("vllm:num_requests_running", 0)
-    server.wait_for("headway_kv_blocks_used", 0)
+    server.wait_for("vllm:num_requests_running", 0, timeout_s=30.0)
+    server.wait_for("headway_kv_blocks_used", 0, timeout_s=30.0)
     # Each sample ended once, however many engines it ran in.
     assert server.metric("vllm:request_success_total") == 2 * 22
     assert server.metric("vllm:generation_tokens_total") == 2 * sum(n for _, n in expected)
@@ -137,7 +139,7 @@ async def test_a_poisonous_request_is_quarantined_and_the_rest_go_on(
 
         expected = await asyncio.gather(*(read(client, fields) for fields in bodies()))
         tasks = [asyncio.create_task(read(client, fields)) for fields in bodies()]
-        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 22)
+        await asyncio.to_thread(server.wait_at_least, "vllm:num_requests_running", NUM_RUNNING)
         # A request that has made a few tokens is no likely cause of the failure to come.
         num_tokens = await asyncio.to_thread(server.metric, TOKENS)
         while (
