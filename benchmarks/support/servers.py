@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -76,17 +77,17 @@ class RunningServer:
         return sum(float(line.rsplit(" ", 1)[1]) for line in values)
 
     def wait_for(self, name: str, value: float, timeout_s: float = 10.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while (now := self.metric(name)) != value:
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"{name} is {now}, not {value}")
-            time.sleep(0.02)
+        self._wait_in(name, value, value, timeout_s)
 
     def wait_at_least(self, name: str, value: float, timeout_s: float = 30.0) -> None:
+        self._wait_in(name, value, inf, timeout_s)
+
+    def _wait_in(self, name: str, least: float, most: float, timeout_s: float) -> None:
+        """Wait until a metric is between two values."""
         deadline = time.monotonic() + timeout_s
-        while (now := self.metric(name)) < value:
+        while not least <= (now := self.metric(name)) <= most:
             if time.monotonic() > deadline:
-                raise ServerFailed(f"{name} is {now}, less than {value}")
+                raise ServerFailed(f"{name} is {now}, not {least} to {most}")
             time.sleep(0.02)
 
     def stop(self) -> int:

@@ -1,4 +1,4 @@
-"""transformers as the oracle of a GGUF file, read in a third of the time."""
+"""transformers as the oracle of a GGUF file, read once and without a memmap."""
 
 from __future__ import annotations
 

@@ -38,10 +38,12 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    first = arguments[0] if arguments else ""
-    for name in COMMANDS + GROUPS:
-        if first == "--version" or (first != name and first in COMMANDS + GROUPS):
-            continue
+    names, first = COMMANDS + GROUPS, arguments[0] if arguments else ""
+    if first == "--version":
+        names = ()
+    elif first in names:
+        names = (first,)
+    for name in names:
         module = import_module(f"headway.cli.{name}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
