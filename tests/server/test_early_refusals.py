@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,8 +26,7 @@ from headway.engine.process.messages import (
 from headway.errors import DeadlineError
 from headway.server.http.errors import refusal_reason, translate
 from headway.text import Tokenizer
-from tests.core.slo.paced import Paced
-from tests.support.harness import make_request
+from tests.core.slo.paced import Paced, crowded
 from tests.support.local_engine import make_local
 
 SLOW = StepCost(0.01, 1e-3, 0.05, 0.0, 0.0)
@@ -168,11 +166,7 @@ def test_an_early_refusal_costs_the_same_however_many_requests_are_open():
 
 def reader_of(num_open: int) -> tuple[ForecastReader, EngineInfo]:
     """A reader with the forecast of an engine with this many open requests."""
-    engine, draw = Paced(scheduling_policy="fair"), random.Random(3)
-    for number in range(num_open):
-        targets = Targets(deadline_s=draw.uniform(40_000.0, 60_000.0))
-        terms = Terms(tenant=f"t{number % 50}", targets=targets)
-        engine.core.add(make_request(f"r{number}", 8, max_tokens=16, terms=terms))
+    engine = crowded(num_open)
     reader = ForecastReader()
     stepped = SimpleNamespace(forecast=engine.scheduler.forecast(0.0))
     batch: Any = SimpleNamespace(arrived=[], refused=[], finished=[], idled=[], stepped=[stepped])

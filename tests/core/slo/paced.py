@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from headway.core.events import Refused
@@ -10,7 +11,7 @@ from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
 from headway.executors.fake import FakeExecutor
 from headway.sim import StepProfile, TimedExecutor
-from tests.support.harness import Harness
+from tests.support.harness import Harness, make_request
 
 COST = StepCost(0.01, 1e-3, 1e-3, 0.0, 0.0)
 """A prefill token and a decode take a millisecond each, a step 10 ms by itself."""
@@ -44,3 +45,14 @@ class Paced(Harness):
 
     def refusal(self, name: str) -> Refused | None:
         return next(iter(self.seen(Refused, name)), None)
+
+
+def crowded(num_open: int) -> Paced:
+    """Return an engine with this many open requests of 50 tenants."""
+    engine, draw = Paced(scheduling_policy="fair"), random.Random(3)
+    for number in range(num_open):
+        targets = Targets(deadline_s=draw.uniform(40_000.0, 60_000.0))
+        terms = Terms(tenant=f"t{number % 50}", targets=targets)
+        engine.core.add(make_request(f"r{number}", 8, max_tokens=16, terms=terms))
+    assert engine.refusal(f"r{num_open - 1}") is None
+    return engine

@@ -22,7 +22,7 @@ from headway.core.slo.demand import (
 )
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
-from tests.core.slo.paced import Paced
+from tests.core.slo.paced import Paced, crowded
 from tests.support.harness import make_request
 
 COST = StepCost(num_steps=100)
@@ -141,16 +141,6 @@ def test_an_arrival_costs_the_same_however_many_requests_are_open():
             scheduler.slo_admission.add(request, scheduler.running, scheduler.waiting.shares, 0.0)
             least_s[engine] = min(least_s[engine], time.process_time() - began_at)
     assert least_s[many] < 2 * least_s[few], "linear in the open requests, it would be 20"
-
-
-def crowded(num_open: int) -> Paced:
-    engine, draw = Paced(scheduling_policy="fair"), random.Random(3)
-    for number in range(num_open):
-        targets = Targets(deadline_s=draw.uniform(40_000.0, 60_000.0))
-        terms = Terms(tenant=f"t{number % 50}", targets=targets)
-        engine.core.add(request_of(f"r{number}", terms))
-    assert engine.refusal(f"r{num_open - 1}") is None
-    return engine
 
 
 def request_of(name: str, terms: Terms) -> Request:
