@@ -6,6 +6,7 @@ delay it, and the delay would look like the server's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -14,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.faults.cases import COMPLETIONS, Target
@@ -59,7 +59,7 @@ class Bystander:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    @contextmanager
+    @contextlib.contextmanager
     def measure(self) -> Iterator[Watch]:
         """Measure the time of the with block separately."""
         self._next_watch()
@@ -95,9 +95,10 @@ class _Streamer:
         """Stream until the end of standard input; answer each line with the measurements."""
         thread = threading.Thread(target=self._run)
         thread.start()
-        for _ in sys.stdin:
-            watch, self._watch = self._watch, Watch()
-            print(json.dumps(dataclasses.asdict(watch)), flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in sys.stdin:
+                watch, self._watch = self._watch, Watch()
+                print(json.dumps(dataclasses.asdict(watch)), flush=True)
         self._is_over.set()
         thread.join()
 

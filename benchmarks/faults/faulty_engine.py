@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.faults.injection import Inbox
 from headway.core.executor import Capacity, Executor, Ticket
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import Failure, Sample, StepPlan, StepResult
 from headway.engine.process import loop as process
 from headway.engine_main import main
-from headway.executors.torch.executor import TorchExecutor
-from headway.executors.torch.step_model import Scores
+from headway.executors.executor import ModelExecutor
 
 SLOWNESS = 100
 
@@ -26,22 +23,20 @@ class FaultyExecutor:
         self._executor = executor
         self._inbox = inbox
         self._step_s = 0.05
-        if isinstance(executor, TorchExecutor):
-            self._poison_scores(executor)
+        if isinstance(executor, ModelExecutor):
+            self._poison_samples(executor)
 
-    def _poison_scores(self, executor: TorchExecutor) -> None:
+    def _poison_samples(self, executor: ModelExecutor) -> None:
         model: Any = executor._model
-        run = model.run
+        sample = model.sample
 
-        def faulty_run(*args: Any) -> Scores | None:
-            scores = run(*args)
-            if scores is None or not self._inbox.take("nan"):
-                return scores
-            if scores.logits is not None:
-                scores.logits[0] = math.nan
-            return replace(scores, best=[math.nan, *scores.best[1:]])
+        def faulty_sample(*args: Any) -> list[Sample | Failure]:
+            outcomes = sample(*args)
+            if outcomes and self._inbox.take("nan"):
+                outcomes[0] = Failure("the model's scores are not finite (nan)")
+            return outcomes
 
-        model.run = faulty_run
+        model.sample = faulty_sample
 
     def capacity(self) -> Capacity:
         return self._executor.capacity()

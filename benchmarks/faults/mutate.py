@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.faults.cases import CHAT, COMPLETIONS, Outcome
+from benchmarks.faults.cases import CHAT, COMPLETIONS
 from benchmarks.faults.exchange import Answer, problems_of_answer
 
 MAX_BODY_BYTES = 64 * 1024
@@ -22,6 +22,7 @@ GRANTABLE = 1_000_000
 """Longer than any context: the server refuses a larger limit anyway."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 BUSY = (429, 503)
+OVERLOADED = b'"code":"server_is_overloaded"'
 
 SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -132,13 +133,16 @@ def problems_of_mutant(answer: Answer) -> list[str]:
     """Return problems of an answer; the server may accept or refuse the body."""
     if not isinstance(answer.outcome, int):
         return [f"no answer: {answer.outcome}"]
-    if answer.outcome >= 500 and not is_busy(answer.outcome):
+    if answer.outcome >= 500 and not is_busy(answer):
         return [f"got {answer.outcome}: {answer.body[:200]!r}"]
+    if answer.outcome == 200 and is_busy(answer):
+        return []
     return problems_of_answer(answer)
 
 
-def is_busy(outcome: Outcome) -> bool:
-    return outcome in BUSY
+def is_busy(answer: Answer) -> bool:
+    """Whether the server was overloaded; a stream that has begun says so in an event."""
+    return answer.outcome in BUSY or (answer.outcome == 200 and OVERLOADED in answer.body)
 
 
 class Mutator:

@@ -6,6 +6,7 @@ A phase returns its findings. It does not start a server or judge the run.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,13 +48,14 @@ class Findings:
     def add(self, name: str, answer: Answer, problems: list[str], body: bytes = b"") -> None:
         self.num_sent += 1
         self.num_500 += answer.outcome == 500
-        self.num_busy += is_busy(answer.outcome)
+        self.num_busy += is_busy(answer)
         outcome = str(answer.outcome)
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         if _is_refusal(answer.outcome) and answer.elapsed_s > self.slowest_refusal_s:
             self.slowest_refusal_s, self.slowest_refusal = answer.elapsed_s, name
         if problems:
             self.num_wrong += 1
+            print(f"{name}: {problems[0][:300]}", file=sys.stderr)
             if len(self.wrong) < MAX_LISTED:
                 self.wrong.append(Finding(name, "; ".join(problems), repr(body[:1000])))
 
@@ -67,7 +69,7 @@ def run_corpus(cases: list[Case], target: Target, progress: Progress) -> Finding
     findings = Findings()
     for place, case in enumerate(cases):
         progress(f"corpus {place + 1}/{len(cases)}, {findings.num_wrong} wrong")
-        answer = _until_not_busy(lambda case=case: exchange(case, target))
+        answer = until_not_busy(lambda case=case: exchange(case, target))
         if case.pause_s:  # the pause would count
             answer = Answer(answer.outcome, answer.content_type, answer.body, 0.0)
         findings.add(case.name, answer, problems_of(case, answer))
@@ -92,9 +94,7 @@ def run_mutants(
     def work() -> None:
         with Poster(target) as poster:
             for mutant in take():
-                answer = _until_not_busy(
-                    lambda mutant=mutant: poster.post(mutant.path, mutant.body)
-                )
+                answer = until_not_busy(lambda mutant=mutant: poster.post(mutant.path, mutant.body))
                 problems = problems_of_mutant(answer)
                 with lock:
                     findings.add(f"mutant {seed}/{mutant.place}", answer, problems, mutant.body)
@@ -111,10 +111,11 @@ def run_mutants(
     return findings
 
 
-def _until_not_busy(send: Callable[[], Answer]) -> Answer:
+def until_not_busy(send: Callable[[], Answer]) -> Answer:
+    """Send until the server is not busy, up to a bound."""
     answer = send()
     for _ in range(BUSY_TRIES):
-        if not is_busy(answer.outcome):
+        if not is_busy(answer):
             break
         time.sleep(0.25)
         answer = send()

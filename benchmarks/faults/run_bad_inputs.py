@@ -1,8 +1,8 @@
 """Sends all bad inputs beside a bystander, which they must not delay.
 
 Many of the corpus are accepted and computed, and a long prompt delays the streams beside it: by how
-much depends on the machine. So the bystander is measured alone, then beside long prompts that are
-nothing unusual, then beside each phase.
+much depends on the machine and on the prompt. So the bystander is measured alone, then beside good
+inputs, prompts as long as the server accepts, then beside each phase.
 
 python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
     [--schemathesis-examples N] [--json FILE]
@@ -15,6 +15,7 @@ import dataclasses
 import json
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,20 @@ from benchmarks.faults.bad_inputs import corpus
 from benchmarks.faults.bystander import Bystander, Watch
 from benchmarks.faults.cases import COMPLETIONS, MAX_TOKENS, Target
 from benchmarks.faults.client import Poster
-from benchmarks.faults.phases import Findings, Progress, run_corpus, run_mutants
+from benchmarks.faults.phases import (
+    Findings,
+    Progress,
+    run_corpus,
+    run_mutants,
+    until_not_busy,
+)
 from benchmarks.faults.schema_fuzz import NoDocument, SchemaResult, fetch_document, fuzz
 from benchmarks.faults.servers import Subject, subject
 
 PROGRESS_S = 0.5
 MAX_RATIO_TO_GOOD = 1.5
 """Largest allowed ratio of the gap beside bad inputs to the gap beside good ones."""
-NUM_GOOD = 8
+NUM_GOOD = 2
 BASELINES = ("undisturbed", "good inputs")
 
 
@@ -117,14 +124,16 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def send_good(target: Target) -> None:
-    """Send long prompts, one after another."""
+    """Send prompts as long as the server accepts, one after another."""
+    with urllib.request.urlopen(f"{target.url}/v1/models", timeout=10) as answer:
+        num_tokens = json.load(answer)["data"][0]["max_model_len"] - MAX_TOKENS
     with Poster(target) as poster:
-        for number in range(NUM_GOOD):
-            # The number comes first, so that no prompt has a cached prefix.
-            body = {"prompt": f"{number} " + "once upon a time " * 90, "max_tokens": MAX_TOKENS}
-            answer = poster.post(COMPLETIONS, json.dumps(body).encode())
-            if answer.outcome != 200:
-                raise RuntimeError(f"a good input was answered {answer.outcome}: {answer.body!r}")
+        for number in range(1, NUM_GOOD + 1):  # other tokens: no prompt has a cached prefix
+            content = {"prompt": [number] * num_tokens, "max_tokens": MAX_TOKENS}
+            body = json.dumps(content).encode()
+            found = until_not_busy(lambda body=body: poster.post(COMPLETIONS, body))
+            if found.outcome != 200:
+                raise RuntimeError(f"a good input was answered {found.outcome}: {found.body!r}")
 
 
 def _run_schema(target: Target, num_examples: int, progress: Progress) -> SchemaResult:
