@@ -56,7 +56,10 @@ def build(target: Path = TARGET, extra_flags: Sequence[str] = ()) -> None:
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jobs = [(source, source, ()) for source in ("model", "pool", "pack", "cpu")]
+        jobs: list[tuple[str, str, tuple[str, ...]]] = [
+            *((source, source, ()) for source in ("model", "pool", "pack", "cpu")),
+            ("sample", "sample", ("-ffp-contract=off",)),  # it rounds as the reference does
+        ]
         jobs += [
             ("ops", f"ops_{isa}", (*flags, f"-DHW_ISA_NAME={isa}"))
             for isa, flags in ISA.items()

@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 3;
+constexpr int32_t HW_ABI_VERSION = 4;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -84,23 +84,58 @@ struct HwModel {
   uint8_t* kv;  // [layer][block][kv head][keys, values][tile of 16 tokens]
 };
 
+constexpr int32_t HW_MAX_LOGPROBS = 20;
+
+// How to choose the token of one row. Changes of the logits apply in this order: banned ids,
+// biases, penalties; then filters in this order: min_p, top_k, top_p. Ids outside the vocabulary
+// are skipped.
+struct HwSampling {
+  double draw;         // a uniform number in [0, 1)
+  double temperature;  // 0: the best token
+  double top_p;        // 1: no limit
+  double min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int32_t top_k;         // 0: no limit
+  int32_t num_logprobs;  // log-probabilities of the likeliest tokens; -1: none at all
+  int32_t num_banned;
+  int32_t num_biases;
+  int32_t num_seen;
+  const int32_t* banned_ids;
+  const int32_t* bias_ids;
+  const float* biases;
+  const int32_t* seen_ids;     // tokens of the prompt and the output, each once
+  const float* output_counts;  // of each seen id: how often the output has it
+};
+
+// Log-probabilities of one row, by the model's own logits.
+struct HwLogprobs {
+  float logprob;  // of the chosen token
+  int32_t rank;   // of the chosen token, from 1
+  int32_t top_ids[HW_MAX_LOGPROBS];
+  float top_logprobs[HW_MAX_LOGPROBS];
+};
+
 struct HwStep {
   int32_t num_spans;
   int32_t num_tokens;
-  int32_t num_rows;  // tokens that need logits
-  int32_t unused;
+  int32_t num_rows;     // tokens that need logits
+  int32_t num_sampled;  // the first rows, which have a sampling; the best token of other rows wins
   const int32_t* token_ids;     // of all spans, concatenated
   const int32_t* starts;        // of each span: position of its first token
   const int32_t* lengths;       // of each span
   const int64_t* block_tables;  // of each span: address of its int32 block ids
   const int32_t* rows;
-  float* logits;      // [num_rows][vocab_size], or null if only the best is needed
-  int32_t* best_ids;  // [num_rows]
-  float* best;        // [num_rows]; NaN if a score of the row is not finite
+  const HwSampling* samplings;  // [num_sampled]
+  float* logits;                // [num_rows][vocab_size], or null if they are not wanted
+  int32_t* chosen_ids;          // [num_rows]
+  float* best;           // [num_rows]: the best logit; not finite if the row cannot be sampled
+  HwLogprobs* logprobs;  // [num_sampled]
 };
 
 // Parts of a step for the profile, in seconds over steps; see PARTS in kernels.py.
-enum HwPart { HW_LINEAR, HW_ATTENTION, HW_NORM_ROPE, HW_HEAD, HW_WAIT, HW_NUM_PARTS };
+enum HwPart { HW_LINEAR, HW_ATTENTION, HW_NORM_ROPE, HW_HEAD, HW_SAMPLING, HW_WAIT, HW_NUM_PARTS };
 
 HW_API int32_t hw_abi_version();
 // Returns the best instruction set of this machine, an HwIsa.
@@ -115,8 +150,12 @@ HW_API void hw_unpack(const HwLinear* linear, int32_t output, float* target);
 // Sets `engine` if the status is HW_DONE. The model's arrays must outlive the engine.
 HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads, void** engine);
 HW_API void hw_destroy(void* engine);
-// These two return HW_DONE or HW_NO_MEMORY.
+// Returns HW_DONE or HW_NO_MEMORY, as hw_copy_blocks does.
 HW_API int32_t hw_step(void* engine, const HwStep* step);
+// Chooses a token from one row of finite logits, for tests. Returns HW_DONE, HW_NO_MEMORY or
+// HW_MISFIT.
+HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits, int32_t vocab_size,
+                         int32_t* chosen_id, float* best, HwLogprobs* logprobs);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);
 // Writes the seconds of each part on the calling thread since the last call.

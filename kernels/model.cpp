@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "ops.h"
 #include "pool.h"
+#include "sample.h"
 
 namespace headway {
 namespace {
@@ -38,6 +39,7 @@ class Engine {
         attention_(num_threads),
         best_(num_threads),
         best_ids_(num_threads),
+        samplers_(num_threads),
         num_phases_(model.num_layers * 8 + 8),
         counters_(new Counter[size_t(num_phases_) * num_threads]) {
     for (int t = 0; t < num_threads; t++) {
@@ -52,7 +54,6 @@ class Engine {
       counters_[i].next.store(0, std::memory_order_relaxed);
     }
     pool_.run([this](int thread) { run(thread); });
-    if (step.num_rows) choose();
   }
 
   void copy_blocks(const int32_t* sources, const int32_t* targets, int count) {
@@ -110,7 +111,14 @@ class Engine {
     std::stable_sort(
         items_.begin(), items_.end(),
         [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
+    if (s.num_sampled && !s.logits) logits_.reserve(int64_t{s.num_sampled} * model_.vocab_size);
+    int64_t max_edits = 0;
+    for (int row = 0; row < s.num_sampled; row++) {
+      const HwSampling& one = s.samplings[row];
+      max_edits = std::max(max_edits, int64_t{one.num_banned} + one.num_biases + one.num_seen);
+    }
     for (int t = 0; t < pool_.num_threads(); t++) {
+      if (s.num_sampled) samplers_[t].reserve(model_.vocab_size, max_edits);
       products_[t].reserve(product_scratch(std::max(s.num_tokens, s.num_rows)));
       best_[t].reserve(int64_t{s.num_rows} * 32);
       best_ids_[t].reserve(int64_t{s.num_rows} * 16);
@@ -174,7 +182,7 @@ class Engine {
     const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
 
     multiply({normed_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(), nullptr,
-              q_size_ + 2 * kv_size_, nullptr, nullptr},
+              q_size_ + 2 * kv_size_, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
@@ -185,7 +193,7 @@ class Engine {
     watch.lap(HW_ATTENTION);
     sync(watch);
     multiply({mixed_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr},
+              nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
@@ -193,12 +201,12 @@ class Engine {
     watch.lap(HW_NORM_ROPE);
     sync(watch);
     multiply({normed_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr, inner_.get(),
-              inner, nullptr, nullptr},
+              inner, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
     multiply({inner_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr},
+              nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(watch);
@@ -220,31 +228,39 @@ class Engine {
     for (int row = 0; row < s.num_rows; row++) std::fill_n(&best_[thread][row * 32 + 16], 16, 0.0f);
     std::fill_n(best_ids_[thread].get(), int64_t{s.num_rows} * 16, 0);
     sync(watch);
-    multiply({normed_.get(), s.num_rows, &model_.head, Epilogue::Best, s.logits, nullptr,
-              model_.vocab_size, best_[thread].get(), best_ids_[thread].get()},
+    float* logits = s.logits ? s.logits : logits_.get();
+    multiply({normed_.get(), s.num_rows, &model_.head, Epilogue::Best, logits, nullptr,
+              model_.vocab_size, best_[thread].get(), best_ids_[thread].get(),
+              s.logits ? s.num_rows : s.num_sampled},
              thread, phase);
     watch.lap(HW_HEAD);
+    sync(watch);
+    share(phase, s.num_rows, [&](int row) {
+      find_best(row);
+      if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
+      samplers_[thread].run(*ops_, s.samplings[row], logits + int64_t{row} * model_.vocab_size,
+                            model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
+    });
+    watch.lap(HW_SAMPLING);
   }
 
-  void choose() {
-    const HwStep& s = *step_;
-    for (int row = 0; row < s.num_rows; row++) {
-      float best = -std::numeric_limits<float>::infinity(), check = 0.0f;
-      int32_t id = 0;
-      for (int t = 0; t < pool_.num_threads(); t++) {
-        for (int lane = 0; lane < 16; lane++) {
-          const float value = best_[t][row * 32 + lane];
-          const int32_t at = best_ids_[t][row * 16 + lane];
-          if (value > best || (value == best && at < id)) {
-            best = value;
-            id = at;
-          }
-          check += best_[t][row * 32 + 16 + lane];
+  // Merges what the threads found for one row.
+  void find_best(int row) {
+    float best = -std::numeric_limits<float>::infinity(), check = 0.0f;
+    int32_t id = 0;
+    for (int t = 0; t < pool_.num_threads(); t++) {
+      for (int lane = 0; lane < 16; lane++) {
+        const float value = best_[t][row * 32 + lane];
+        const int32_t at = best_ids_[t][row * 16 + lane];
+        if (value > best || (value == best && at < id)) {
+          best = value;
+          id = at;
         }
+        check += best_[t][row * 32 + 16 + lane];
       }
-      s.best_ids[row] = id;
-      s.best[row] = std::isnan(check) ? check : best;
     }
+    step_->chosen_ids[row] = id;
+    step_->best[row] = std::isnan(check) ? check : best;
   }
 
   void multiply(const Product& product, int thread, int& phase) {
@@ -326,7 +342,7 @@ class Engine {
   const int q_size_, kv_size_, group_size_;
   const int64_t head_bytes_, block_bytes_, layer_bytes_;
   const HwStep* step_ = nullptr;
-  Buffer<float> hidden_, qkv_;
+  Buffer<float> hidden_, qkv_, logits_;
   Buffer<bf16> normed_, queries_, mixed_, inner_;
   Buffer<int32_t> places_, span_of_, first_token_;
   Buffer<uint8_t> staging_;
@@ -334,6 +350,7 @@ class Engine {
   std::vector<Buffer<uint8_t>> products_, attention_;
   std::vector<Buffer<float>> best_;
   std::vector<Buffer<int32_t>> best_ids_;
+  std::vector<Sampler> samplers_;
   const int num_phases_;
   std::unique_ptr<Counter[]> counters_;
   double seconds_[HW_NUM_PARTS] = {};
@@ -386,6 +403,22 @@ HW_API void hw_destroy(void* engine) { delete static_cast<headway::Engine*>(engi
 HW_API int32_t hw_step(void* engine, const HwStep* step) {
   try {
     static_cast<headway::Engine*>(engine)->step(*step);
+    return HW_DONE;
+  } catch (const std::exception&) {
+    return HW_NO_MEMORY;
+  }
+}
+
+HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits, int32_t vocab_size,
+                         int32_t* chosen_id, float* best, HwLogprobs* logprobs) {
+  if (vocab_size % headway::TILE || isa > hw_best_isa()) return HW_MISFIT;
+  try {
+    const headway::Ops& ops = *headway::ops_for(isa);
+    headway::Sampler sampler;
+    sampler.reserve(vocab_size,
+                    int64_t{sampling->num_banned} + sampling->num_biases + sampling->num_seen);
+    *best = logits[*chosen_id = ops.find_best(logits, vocab_size)];
+    sampler.run(ops, *sampling, logits, vocab_size, *chosen_id, *best, *logprobs);
     return HW_DONE;
   } catch (const std::exception&) {
     return HW_NO_MEMORY;

@@ -3,6 +3,7 @@
 #include "ops.h"
 
 #include "attention.h"
+#include "logits.h"
 #include "products.h"
 #include "rows.h"
 
@@ -10,8 +11,9 @@ namespace {
 
 using namespace headway;
 
-const Ops OPS = {multiply, attend,       norm,  norm_rotate, to_bf16,
-                 write_kv, clear_values, embed, thread_end};
+const Ops OPS = {multiply,     attend,           norm,         norm_rotate, to_bf16,
+                 write_kv,     clear_values,     embed,        thread_end,  softmax_row,
+                 sum_at_least, sum_chunks_above, list_between, count_above, find_best};
 
 }  // namespace
 

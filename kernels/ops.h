@@ -10,6 +10,8 @@ using bf16 = uint16_t;
 
 constexpr int TILE = 16;   // rows or columns of a matrix tile; tokens of a KV tile
 constexpr int GROUP = 32;  // inputs that share a scale
+constexpr int CHUNK = 64;  // logits that are summed together
+constexpr int NUM_BOUNDS = 4;
 
 enum class Epilogue { Store, Add, SiluMul, Best };
 
@@ -19,11 +21,12 @@ struct Product {
   int num_rows;
   const HwLinear* linear;
   Epilogue epilogue;
-  float* out;      // Store, Add, Best (may be null there): [rows][out_stride]
+  float* out;      // Store, Add, Best: [rows][out_stride]
   bf16* out_bf16;  // SiluMul
   int64_t out_stride;
   float* best;  // Best: 16 maxima and 16 checks of each row, of the calling thread
   int32_t* best_ids;
+  int num_out_rows;  // Best: the first rows, whose sums are stored
 };
 
 // Queries of one request that share a KV head, over the context of the request.
@@ -45,6 +48,19 @@ struct Attention {
   int64_t out_stride;
 };
 
+// The probs of a row, and sum and maximum of each chunk of them.
+struct Probs {
+  double* probs;
+  double* sums;
+  double* tops;
+};
+
+// Number and sum of some probs.
+struct Share {
+  int64_t count;
+  double sum;
+};
+
 struct Ops {
   // Columns 32 * item ... of a product; `scratch` holds product_scratch() bytes.
   void (*multiply)(const Product&, int item, uint8_t* scratch);
@@ -62,6 +78,18 @@ struct Ops {
   void (*clear_values)(int from, int head_dim, uint8_t* value_tile);
   void (*embed)(const HwLinear&, int token_id, float* out);
   void (*thread_end)();  // once per thread and step
+
+  // Writes the prob of each logit, and sum and maximum of each chunk; returns the sum of all.
+  double (*softmax_row)(const float* logits, int size, double best, double factor, const Probs&);
+  // Sums the probs of at least each of NUM_BOUNDS rising bounds.
+  void (*sum_at_least)(const Probs&, int size, const double* bounds, Share* shares);
+  // Writes the sum of the probs above `bound` of each chunk; returns the sum of all.
+  double (*sum_chunks_above)(const Probs&, int size, double bound, double* sums);
+  // Lists the ids of probs from `low` to below `high`, in order; returns their number.
+  int (*list_between)(const Probs&, int size, double low, double high, int32_t* ids);
+  int (*count_above)(const float* logits, int size, float value);
+  // Returns the id of the largest logit, the lowest of equal ones.
+  int (*find_best)(const float* logits, int size);
 };
 
 // Bytes of the keys (or values) of 16 tokens of one head.

@@ -69,23 +69,24 @@ bool read_group(const uint8_t* from, int source, int format, Group& group) {
   std::memcpy(&group.scale, from, 2);
   const float scale = from_half(group.scale);
   if (source == HW_Q8_0) {
-    for (int k = 0; k < GROUP; k++) {
-      group.numbers[k] = from[2 + k];
-      group.values[k] = scale * float(int8_t(from[2 + k]));
-    }
-    return format == HW_INT8;
+    std::memcpy(group.numbers, from + 2, GROUP);
+    if (format == HW_INT8) return true;
+    for (int k = 0; k < GROUP; k++) group.values[k] = scale * float(int8_t(from[2 + k]));
+    return false;
   }
   const uint8_t* nibbles = from + (source == HW_Q4_1 ? 4 : 2);
   if (source == HW_Q4_1)
     std::memcpy(&group.offset, from + 2, 2);
   else
     group.offset = to_half(-8.0f * scale);
-  const float offset = from_half(group.offset);
-  for (int k = 0; k < GROUP; k++) {
-    group.numbers[k] = k < 16 ? nibbles[k] & 15 : nibbles[k - 16] >> 4;
-    group.values[k] = scale * float(group.numbers[k]) + offset;
+  for (int k = 0; k < 16; k++) {
+    group.numbers[k] = nibbles[k] & 15;
+    group.numbers[k + 16] = nibbles[k] >> 4;
   }
-  return format == HW_INT4;
+  if (format == HW_INT4) return true;
+  const float offset = from_half(group.offset);
+  for (int k = 0; k < GROUP; k++) group.values[k] = scale * float(group.numbers[k]) + offset;
+  return false;
 }
 
 void quantize(int format, Group& group) {

@@ -53,7 +53,7 @@ inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has
       store(best, top);
       store(best + 16, check);
       store(ids, id);
-      if (!p.out) return;
+      if (row >= p.num_out_rows) return;
       [[fallthrough]];
     }
     case Epilogue::Store: {

@@ -29,9 +29,8 @@ from benchmarks.support.parity_runs import Schedule, Tokens, run
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
-from headway.executors.torch.attention import Span
-from headway.executors.torch.executor import TorchExecutor
-from headway.executors.torch.step_model import StepModel
+from headway.executors.executor import ModelExecutor
+from headway.executors.step_model import Span, StepModel
 
 EPSILON = 2.0**-8 / math.sqrt(3) * math.sqrt(0.75 / (2 * math.log(2)))
 """Uniform within half a unit of the last place, for significands spread evenly by logarithm."""
@@ -131,7 +130,7 @@ def make_cases(oracle: StepModel, prompts: Sequence[tuple[Tokens, int]]) -> list
 
 def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> list[Tokens]:
     params = [SamplingParams(temperature=0.0, max_tokens=count) for count in counts]
-    executor = TorchExecutor(model, WINDOW, SystemClock())
+    executor = ModelExecutor(model, WINDOW, SystemClock())
     collected = run(executor, Schedule(CONFIG), prompts, params)
     return [collected.of(index) for index in range(len(prompts))]
 
@@ -181,10 +180,7 @@ def _logits(model: StepModel, prompt: Tokens, expected: Tokens) -> torch.Tensor:
     tokens = prompt + expected[:-1]
     rows = range(len(prompt) - 1, len(tokens))
     span = Span(tokens, 0, range(-(-len(tokens) // BLOCK_SIZE)))
-    scores = model.run([span], rows, needs_logits=True)
-    if scores is None or scores.logits is None:
-        raise ValueError("the model made no logits")
-    return scores.logits.float()
+    return torch.from_numpy(model.logits([span], rows))
 
 
 def _common_prefix(expected: Tokens, made: Tokens) -> int:

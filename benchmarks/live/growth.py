@@ -29,12 +29,13 @@ from benchmarks.peers.roofline import (
     measure_products,
 )
 from headway.config import load_config
+from headway.core.params import SamplingParams
 from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware
+from headway.executors.load import facts_of, load_model, open_checkpoint, options_of
+from headway.executors.sampling import SampleRow
 from headway.executors.source import locate
-from headway.executors.torch.attention import Span
-from headway.executors.torch.load import facts_of, load_model, open_checkpoint, options_of
-from headway.executors.torch.step_model import StepModel
+from headway.executors.step_model import Span, StepModel
 from headway.resolve import WEIGHT_BYTES, ModelFacts, Resolved, resolve
 
 RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -43,6 +44,7 @@ CONTEXT_OF_RUNNING = 256
 RUNNING_OF_CONTEXT = 8
 VOCABULARY_MARGIN = 100
 BLOCK_SIZE = 16
+GREEDY = SampleRow(SamplingParams(temperature=0.0), seed=0, index=0, position=0, num_outputs=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,13 @@ def measure_machine(num_threads: int) -> Machine:
     return Machine(best_bandwidth(measure_bandwidths(num_threads), LARGE_BYTES), rate)
 
 
+def write_blocks(model: StepModel, count: int) -> None:
+    """Write blocks: a step would read memory that was never written from one page of zeros."""
+    tokens = range(VOCABULARY_MARGIN, VOCABULARY_MARGIN + BLOCK_SIZE)
+    model.sample([Span(tokens, 0, [0])], [], [])
+    model.copy([0] * (count - 1), range(1, count))
+
+
 def time_step(model: StepModel, num_running: int, context: int) -> float:
     """Return the median seconds of a decode step, after one to warm up."""
     draw_token = random.Random(0)
@@ -139,12 +148,13 @@ def time_step(model: StepModel, num_running: int, context: int) -> float:
         )
         for index in range(num_running)
     ]
-    rows = range(num_running)
-    model.run(spans, rows, False)
+    write_blocks(model, per_request * num_running)
+    places, rows = range(num_running), [GREEDY] * num_running
+    model.sample(spans, places, rows)
     times: list[float] = []
     while len(times) < 5 or (sum(times) < 0.5 and len(times) < 30):
         started_at = time.perf_counter()
-        model.run(spans, rows, False)
+        model.sample(spans, places, rows)
         times.append(time.perf_counter() - started_at)
     return median(times)
 

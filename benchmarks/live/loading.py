@@ -10,9 +10,9 @@ import torch
 from benchmarks.live.perplexity import BLOCK_SIZE, NUM_BLOCKS, WINDOW
 from headway.config import CacheConfig, Config, ModelConfig
 from headway.executors.hardware import probe_hardware
+from headway.executors.load import facts_of, load_model, open_checkpoint, options_of
 from headway.executors.source import locate
-from headway.executors.torch.load import facts_of, load_model, open_checkpoint, options_of
-from headway.executors.torch.step_model import StepModel
+from headway.executors.step_model import StepModel
 from headway.resolve import resolve
 
 

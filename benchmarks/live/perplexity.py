@@ -16,12 +16,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from headway.executors.torch.attention import Span
-from headway.executors.torch.step_model import Scores
+from headway.executors.step_model import HasLogits, Span
 from headway.text import Tokenizer
 
 TEXT = Path(__file__).parent / "data" / "alice.txt"
@@ -32,14 +30,6 @@ NUM_TOGETHER = 4
 """Windows per step, as requests of a batch: about 30 % faster than one by one."""
 NUM_BLOCKS = NUM_TOGETHER * WINDOW // BLOCK_SIZE
 """Blocks of BLOCK_SIZE that windows of WINDOW need."""
-
-
-class Runs(Protocol):
-    """The part of StepModel that is used here."""
-
-    def run(
-        self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool
-    ) -> Scores | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +84,7 @@ class _Window:
 
 @torch.inference_mode()
 def perplexity(
-    model: Runs,
+    model: HasLogits,
     token_ids: Sequence[int],
     window: int = WINDOW,
     bos_token_id: int | None = None,
@@ -109,11 +99,9 @@ def perplexity(
             spans = list(_spans(together, start, -(-window // BLOCK_SIZE)))
             targets = [token for one in together for token in one.targets[start : start + CHUNK]]
             if targets:
-                scores = model.run(spans, range(len(targets)), needs_logits=True)
-                if scores is None or scores.logits is None:
-                    raise ValueError("the model made no logits")
-                nlls += _nlls(scores.logits, targets)
-                greedy_ids += scores.best_ids
+                logits = torch.from_numpy(model.logits(spans, range(len(targets))))
+                nlls += _nlls(logits, targets)
+                greedy_ids += logits.argmax(dim=-1).tolist()
     return Quality(math.fsum(nlls) / len(nlls), tuple(greedy_ids))
 
 

@@ -56,20 +56,17 @@ def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
 
 def model_facts(config: Config) -> ModelFacts:
     """Return what the headers of the configured model say; no weights are read."""
-    from headway.executors.torch.load import facts_of, open_checkpoint
+    from headway.executors.weights import facts_of, open_checkpoint
 
     return facts_of(open_checkpoint(locate(config.model.model, config.model.revision)))
 
 
 def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
     """Resolve the settings and load the weights."""
-    import torch
-
-    from headway.executors.torch import load
+    from headway.executors import load
 
     checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
-    resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(torch.cuda.is_available()))
-    torch.set_num_threads(resolved.num_threads)
+    resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(load.has_cuda()))
     executor = load.load_executor(checkpoint, resolved, SystemClock(), progress)
     return LoadedModel(executor, resolved, checkpoint.spec.vocab_size)
 

@@ -29,8 +29,8 @@ from headway.core.params import SamplingParams
 from headway.core.plan import NewRequest, ScheduledRequest, StepPlan
 from headway.errors import HeadwayError
 from headway.executors.cpu.kernels import best_isa
+from headway.executors.load import facts_of, load_executor, open_checkpoint
 from headway.executors.source import locate
-from headway.executors.torch.load import facts_of, load_executor, open_checkpoint
 from headway.resolve import Hardware, resolve
 from tests.faults.model_mutate import (
     GGUF_SEEDS,

@@ -8,12 +8,12 @@ import torch
 from headway.clock import SystemClock
 from headway.core.params import SamplingParams
 from headway.core.plan import NewRequest, Sample, ScheduledRequest, StepPlan
+from headway.executors.load import ModelExecutor, open_checkpoint
 from headway.executors.source import locate
-from headway.executors.torch.attention import Span
-from headway.executors.torch.eager import EagerModel
+from headway.executors.step_model import Span
+from headway.executors.torch.eager import EagerModel, load_decoder
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
-from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
 
 VOCAB = 199
 NUM_OUTPUTS = 32
@@ -134,11 +134,11 @@ def test_greedy_tokens(pair, chunk):
         )[0, len(ids) :].tolist()
         for ids in prompts()
     ]
-    executor = TorchExecutor(EagerModel(decoder, 96, 4), 128, SystemClock())
+    executor = ModelExecutor(EagerModel(decoder, 96, 4), 128, SystemClock())
     assert generate(executor, prompts(), chunk) == expected
 
 
-def generate(executor: TorchExecutor, prompts: list[list[int]], chunk: int) -> list[list[int]]:
+def generate(executor: ModelExecutor, prompts: list[list[int]], chunk: int) -> list[list[int]]:
     """Continuous batching at its plainest: everyone advances by at most `chunk` each step."""
     params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUTS)
     block_size = executor.capacity().block_size

@@ -21,7 +21,7 @@ pytestmark = [
 
 NUM_PROMPTS = 8
 NUM_OUTPUTS = 16
-# bf16 computes what int4 does here, bit for bit: tests/executors/torch/test_packing.py
+# bf16 computes what int4 does here, bit for bit: tests/executors/cpu/test_packing.py
 FORMS = [
     "auto",
     pytest.param("bf16", marks=pytest.mark.full),

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.support.parity_runs import Schedule, preempt_all, run, run_one_by_one
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
-from headway.executors.torch.load import TorchExecutor
+from headway.executors.load import ModelExecutor
 from headway.executors.torch.model import Decoder
 from tests.support.parity_workloads import (
     BATCHED,
@@ -32,7 +32,7 @@ PREEMPTED = replace(BATCHED, scheduling_policy="priority", max_num_seqs=16, max_
 @dataclass(frozen=True)
 class Subject:
     decoder: Decoder
-    executor: TorchExecutor
+    executor: ModelExecutor
     workload: Workload
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.support.parity_runs import Schedule, run, run_one_by_one
-from headway.executors.torch.load import TorchExecutor
+from headway.executors.load import ModelExecutor
 from tests.support.oracle import quick_gguf
 from tests.support.parity_workloads import (
     BATCHED,
@@ -34,14 +34,14 @@ TIE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def executor(model_path: Path) -> Iterator[TorchExecutor]:
+def executor(model_path: Path) -> Iterator[ModelExecutor]:
     executor = make_executor(smollm2_decoder(model_path))
     yield executor
     executor.close()
 
 
 @pytest.fixture(scope="module")
-def workload(executor: TorchExecutor, model_path: Path, is_full: bool) -> Workload:
+def workload(executor: ModelExecutor, model_path: Path, is_full: bool) -> Workload:
     """Prompts, and what the model makes of them in one batch."""
     prompts, params = smollm2_requests(model_path, num_prompts=64 if is_full else 12)
     made = run(executor, Schedule(BATCHED), prompts, params)
@@ -70,7 +70,7 @@ def test_batched_equals_transformers(workload: Workload, model_path: Path) -> No
     assert num_ties <= num_tokens // 1000
 
 
-def test_alone_equals_batched(executor: TorchExecutor, workload: Workload, is_full: bool) -> None:
+def test_alone_equals_batched(executor: ModelExecutor, workload: Workload, is_full: bool) -> None:
     every = slice(None, None, 1 if is_full else 5)
     prompts, params = workload.prompts[every], workload.params[every]
     alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)

@@ -17,10 +17,10 @@ from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
 from headway.executors.cpu.kernels import best_isa
+from headway.executors.load import ModelExecutor, load_model, open_checkpoint
 from headway.executors.source import locate
-from headway.executors.torch.load import TorchExecutor, load_model, open_checkpoint
-from headway.executors.torch.step_model import ModelOptions
-from headway.executors.torch.weights import Checkpoint
+from headway.executors.step_model import ModelOptions
+from headway.executors.weights import Checkpoint
 from headway.text import Tokenizer
 from tests.executors.cpu.test_compiled import spec_of, weights_of
 from tests.support.tiny import MemoryCheckpoint
@@ -34,19 +34,19 @@ FORMS = {
 NUM_PROMPTS = 6
 NUM_OUTPUTS = 32
 AMPLE = 256
-Make = Callable[[int, int], TorchExecutor]
+Make = Callable[[int, int], ModelExecutor]
 
 
 def maker(checkpoint: Checkpoint, form: str) -> Make:
-    def make(num_blocks: int, num_slots: int) -> TorchExecutor:
+    def make(num_blocks: int, num_slots: int) -> ModelExecutor:
         sizes = {"num_blocks": num_blocks, "num_slots": num_slots, "block_size": 16}
         options = ModelOptions(max_model_len=256, **sizes, **FORMS[form])  # pyright: ignore
-        return TorchExecutor(load_model(checkpoint, options), 256, SystemClock())
+        return ModelExecutor(load_model(checkpoint, options), 256, SystemClock())
 
     return make
 
 
-def run_all(executor: TorchExecutor, method: str, prompts: Sequence[Tokens]) -> Collected:
+def run_all(executor: ModelExecutor, method: str, prompts: Sequence[Tokens]) -> Collected:
     config = SchedulerConfig(
         max_num_seqs=NUM_PROMPTS, max_num_batched_tokens=128, preemption_method=method
     )

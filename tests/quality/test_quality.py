@@ -40,7 +40,7 @@ def reference(model_path: Path, text: Text) -> Quality:
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "tolerance"),
     [
-        # int4 below computes the same, bit for bit: tests/executors/torch/test_packing.py
+        # int4 below computes the same, bit for bit: tests/executors/cpu/test_packing.py
         pytest.param("bf16", "auto", 0.005, marks=pytest.mark.full),
         # tests/executors/cpu/test_compiled.py judges attention over an int8 cache.
         pytest.param("bf16", "int8", 0.005, marks=[needs_kernels, pytest.mark.full]),

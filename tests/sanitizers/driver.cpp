@@ -1,4 +1,4 @@
-// Runs the thread pool and whole steps of a small model, for a sanitizer to watch.
+// Runs the thread pool and whole steps of a small model, with sampling, for a sanitizer to watch.
 //
 // Every thread reads what another wrote before a barrier, so that a barrier which orders too little
 // is a data race; a step computed by several threads must equal that of one, bit for bit.
@@ -124,12 +124,48 @@ struct Model {
     }
     for (size_t i = 0; i < tokens.size(); i++) rows.push_back(int32_t(i));
     std::vector<float> logits(rows.size() * VOCAB), best(rows.size());
-    std::vector<int32_t> best_ids(rows.size());
-    const HwStep step{
-        int32_t(spans.size()), int32_t(tokens.size()), int32_t(rows.size()), 0,
-        tokens.data(),         starts.data(),          lengths.data(),       addresses.data(),
-        rows.data(),           logits.data(),          best_ids.data(),      best.data()};
+    std::vector<int32_t> chosen_ids(rows.size());
+    const std::vector<int32_t> ids{3, VOCAB - 1, VOCAB, 0};  // one is outside
+    const std::vector<float> numbers{2.0f, -1.0f, 9.0f, 0.0f};
+    std::vector<HwSampling> samplings(rows.size() / 2 + 1);
+    for (size_t i = 0; i < samplings.size(); i++) {
+      HwSampling& s = samplings[i];
+      s.draw = double(i) / double(samplings.size());
+      s.temperature = i % 4 ? 0.3 * double(i) : 0.0;
+      s.top_p = i % 3 ? 1.0 : 0.7;
+      s.min_p = i % 5 ? 0.0 : 0.01;
+      s.top_k = i % 2 ? 0 : int32_t(i);
+      s.num_logprobs = int32_t(i) % (HW_MAX_LOGPROBS + 2) - 1;
+      s.repetition_penalty = 1.5f;
+      s.presence_penalty = s.frequency_penalty = 0.5f;
+      s.num_banned = s.num_biases = s.num_seen = int32_t(i % (ids.size() + 1));
+      s.banned_ids = s.bias_ids = s.seen_ids = ids.data();
+      s.biases = s.output_counts = numbers.data();
+    }
+    std::vector<HwLogprobs> logprobs(samplings.size());
+    HwStep step{};
+    step.num_spans = int32_t(spans.size());
+    step.num_tokens = int32_t(tokens.size());
+    step.num_rows = int32_t(rows.size());
+    step.num_sampled = int32_t(samplings.size());
+    step.token_ids = tokens.data();
+    step.starts = starts.data();
+    step.lengths = lengths.data();
+    step.block_tables = addresses.data();
+    step.rows = rows.data();
+    step.samplings = samplings.data();
+    step.chosen_ids = chosen_ids.data();
+    step.best = best.data();
+    step.logprobs = logprobs.data();
     require(hw_step(engine, &step) == HW_DONE, "a step failed");
+    const std::vector<int32_t> without_logits = chosen_ids;
+    step.logits = logits.data();
+    require(hw_step(engine, &step) == HW_DONE, "a step with logits failed");
+    require(chosen_ids == without_logits, "a step with logits chose other tokens");
+    for (int32_t id : chosen_ids) {
+      require(0 <= id && id < VOCAB, "a token is outside the vocabulary");
+      logits.push_back(float(id));
+    }
     return logits;
   }
 

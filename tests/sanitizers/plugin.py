@@ -11,19 +11,18 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import _Packer
-from headway.executors.torch.weights import Quantized
-from headway.executors.torch.weights.gguf import GgufCheckpoint
+from headway.executors.weights import Quantized
+from headway.executors.weights.gguf import GgufCheckpoint
 
 LIBRARY = "HEADWAY_SANITIZED_KERNELS"
 read_in_place = GgufCheckpoint.read_quantized
 
 
 def allocate(self: _Packer, num_bytes: int) -> int:
-    return self.keep(torch.empty(num_bytes, dtype=torch.uint8))
+    return self.keep(np.empty(num_bytes, dtype=np.uint8))
 
 
 def read_quantized(self: GgufCheckpoint, name: str) -> Quantized:

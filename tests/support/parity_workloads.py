@@ -14,11 +14,11 @@ from benchmarks.support.parity_runs import Collected, Schedule, Tokens, run_one_
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.params import SamplingParams
+from headway.executors.load import ModelExecutor, open_checkpoint
 from headway.executors.source import locate
-from headway.executors.torch.eager import EagerModel
-from headway.executors.torch.load import TorchExecutor, load_decoder, open_checkpoint
+from headway.executors.torch.eager import EagerModel, load_decoder
 from headway.executors.torch.model import Decoder
-from headway.executors.torch.weights.names import EMBEDDING, model_shapes
+from headway.executors.weights.names import EMBEDDING, model_shapes
 from headway.text import Tokenizer
 from tests.support.tiny import MemoryCheckpoint, tiny_spec
 
@@ -34,9 +34,9 @@ class Workload:
     """What the model makes of each prompt."""
 
 
-def make_executor(decoder: Decoder, num_blocks: int = 2048, block_size: int = 16) -> TorchExecutor:
+def make_executor(decoder: Decoder, num_blocks: int = 2048, block_size: int = 16) -> ModelExecutor:
     max_model_len = min(2048, decoder.spec.max_model_len)
-    return TorchExecutor(EagerModel(decoder, num_blocks, block_size), max_model_len, SystemClock())
+    return ModelExecutor(EagerModel(decoder, num_blocks, block_size), max_model_len, SystemClock())
 
 
 def smollm2_decoder(model_path: Path) -> Decoder:
@@ -52,7 +52,7 @@ def smollm2_requests(
     return prompts, _params(prompts)
 
 
-def smollm2_workload(executor: TorchExecutor, model_path: Path, num_prompts: int) -> Workload:
+def smollm2_workload(executor: ModelExecutor, model_path: Path, num_prompts: int) -> Workload:
     return _run_alone(executor, smollm2_requests(model_path, num_prompts)[0])
 
 
@@ -70,13 +70,13 @@ def tiny_decoder() -> Decoder:
     return load_decoder(MemoryCheckpoint(spec, weights), "fp32")
 
 
-def tiny_workload(executor: TorchExecutor, num_prompts: int = 32) -> Workload:
+def tiny_workload(executor: ModelExecutor, num_prompts: int = 32) -> Workload:
     draw = random.Random(7)
     lengths = [5, 200, *(int(5 * 40 ** draw.random()) for _ in range(num_prompts - 2))]
     return _run_alone(executor, [[draw.randrange(61) for _ in range(n)] for n in lengths])
 
 
-def _run_alone(executor: TorchExecutor, prompts: list[Tokens]) -> Workload:
+def _run_alone(executor: ModelExecutor, prompts: list[Tokens]) -> Workload:
     params = _params(prompts)
     alone = run_one_by_one(executor, Schedule(BATCHED), prompts, params)
     return Workload(prompts, params, [alone.of(index) for index in range(len(prompts))])

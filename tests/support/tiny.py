@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.executors.spec import ModelSpec, spec_from_config
-from headway.executors.torch.weights.names import model_shapes
+from headway.executors.weights.names import model_shapes
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -44,5 +45,5 @@ class MemoryCheckpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
 
-    def read(self, name: str) -> torch.Tensor:
-        return self.weights[name]
+    def read(self, name: str) -> np.ndarray:
+        return self.weights[name].numpy()

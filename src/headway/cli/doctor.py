@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headway._version import __version__
@@ -15,6 +16,7 @@ from headway.build import model_facts
 from headway.config import load_config
 from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware
+from headway.executors.load import has_cuda
 from headway.resolve import GIB, Hardware, resolve
 
 
@@ -24,13 +26,11 @@ def doctor(
     ] = None,
 ) -> None:
     """Show the hardware: cores, instruction sets, torch, memory, KV cache."""
-    import torch
-
-    hardware = probe_hardware(torch.cuda.is_available())
+    hardware = probe_hardware(has_cuda())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
-    for name, value in _rows(hardware, torch.get_num_threads()):
-        table.add_row(name, value)
+    for name, value in _rows(hardware):
+        table.add_row(name, escape(value))
     console = Console()
     console.print(table)
     if model is None:
@@ -50,12 +50,13 @@ def doctor(
         console.print(f"  {reason}", soft_wrap=True)
 
 
-def _rows(hardware: Hardware, num_threads: int) -> list[tuple[str, str]]:
+def _rows(hardware: Hardware) -> list[tuple[str, str]]:
     half = hardware.available_bytes / 2 / GIB
     return [
         ("headway", __version__),
         ("python", platform.python_version()),
-        ("torch", f"{metadata.version('torch')}, {num_threads} threads"),
+        ("kernels", hardware.kernels or "not built; install a C++ compiler and reinstall"),
+        ("torch", _version_of("torch") or "not installed; pip install 'headway[torch]'"),
         ("cores", str(hardware.num_cores)),
         ("instructions", " ".join(hardware.isa) or "none known"),
         ("accelerator", "CUDA" if hardware.has_cuda else "none; the CPU computes"),
@@ -66,3 +67,10 @@ def _rows(hardware: Hardware, num_threads: int) -> list[tuple[str, str]]:
             "never more than max_num_seqs full-length requests need",
         ),
     ]
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -8,6 +8,13 @@ Each backend is imported where it is used. In reading order:
     cgroups.py   limits of the container
     hardware.py  cores, memory and instruction sets
     fake.py      an executor without a model, for tests and the simulator
-    torch/       the torch executor: plain model, sampler, weights
-    cpu/         compiled CPU kernels
+    weights/     reads checkpoints
+    sampling.py  what a sampler must know of each row
+    rng.py       counter-based random numbers
+    rope.py      frequencies of the rotary positions
+    step_model.py  StepModel: interface of a model with its KV store
+    executor.py  ModelExecutor: runs step plans on a StepModel
+    load.py      opens a checkpoint and makes the executor
+    cpu/         StepModel on the compiled kernels; needs no torch
+    torch/       StepModel in plain torch
 """

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from headway.core.params import SamplingParams
+from headway.core.plan import Sample
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
+from headway.executors.cpu.sampling import Samplings
+from headway.executors.load import ModelOptions, load_model
+from headway.executors.sampling import SampleRow
 from headway.executors.spec import LinearScaling, Llama3Scaling, ModelSpec
-from headway.executors.torch.attention import Span
-from headway.executors.torch.load import ModelOptions, load_model
-from headway.executors.torch.step_model import Scores, StepModel
-from headway.executors.torch.weights.names import EMBEDDING, HEAD, model_shapes
+from headway.executors.step_model import Span, StepModel
+from headway.executors.weights.names import EMBEDDING, HEAD, model_shapes
 from tests.support.tiny import MemoryCheckpoint, tiny_spec
 
 BEST = kernels.best_isa()
@@ -99,19 +102,29 @@ def poison(
                 ctypes.memset(model._model.kv + (at + head) * size, byte, int(size * part))
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Best token and its logit of each row."""
+
+    best: list[float]
+    best_ids: list[int]
+
+
 def scores_of(
-    model: StepModel, spans: Sequence[Span], rows: Sequence[int] | None = None
+    model: CompiledModel, spans: Sequence[Span], rows: Sequence[int] | None = None
 ) -> tuple[Scores, torch.Tensor]:
     """Return scores and logits of `rows`; by default of every token."""
     if rows is None:
         rows = range(sum(len(span.token_ids) for span in spans))
-    scores = model.run(spans, rows, True)
-    assert scores is not None and scores.logits is not None
-    return scores, scores.logits
+    logits = torch.empty((len(rows), model.spec.vocab_size))
+    none = Samplings((), model.spec.vocab_size)
+    best_ids, best = model._step(spans, rows, none, logits.data_ptr())
+    return Scores(best.tolist(), best_ids.tolist()), logits
 
 
 def logits_of(model: StepModel, *spans: Span) -> torch.Tensor:
-    return scores_of(model, spans)[1]
+    places = range(sum(len(span.token_ids) for span in spans))
+    return torch.from_numpy(model.logits(spans, places))
 
 
 def in_chunks(
@@ -402,9 +415,9 @@ def test_the_best_is_the_first_of_the_largest(isa, num_threads):
     assert [*scores.best] == [max(row) for row in rows]
     assert [*scores.best_ids] == [row.index(max(row)) for row in rows]
     assert all(row.count(max(row)) >= 13 for row in rows)
-    only_best = model.run([Span(TOKENS, 0, TABLE)], range(len(TOKENS)), False)
-    assert only_best is not None and only_best.logits is None
-    assert (only_best.best, only_best.best_ids) == (scores.best, scores.best_ids)
+    greedy = SampleRow(SamplingParams(temperature=0.0), 0, 0, 0, 0)
+    outcomes = model.sample([Span(TOKENS, 0, TABLE)], range(len(TOKENS)), [greedy] * len(TOKENS))
+    assert outcomes == [Sample((token_id,)) for token_id in scores.best_ids]
 
 
 @every_form
@@ -412,7 +425,7 @@ def test_any_rows_in_any_order(subject):
     spans = [Span(TOKENS, 0, TABLE)]
     for rows in ([69], [0], [69, 3, 3, 40, 0, 69], [*range(69, -1, -1)]):
         assert torch.equal(scores_of(subject.model, spans, rows)[1], subject.expected[rows])
-    assert subject.model.run(spans, [], True) is None
+    assert subject.model.sample(spans, [], []) == []
 
 
 @every_isa

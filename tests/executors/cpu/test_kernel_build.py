@@ -19,8 +19,8 @@ from headway.errors import ConfigError, ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.hardware import probe_hardware
+from headway.executors.load import ModelOptions, load_executor
 from headway.executors.torch.eager import EagerModel
-from headway.executors.torch.load import ModelOptions, load_executor
 from headway.resolve import ModelFacts, resolve
 from tests.executors.torch.test_executor import GREEDY, PROMPT, generate
 from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights

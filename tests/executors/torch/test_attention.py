@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from headway.executors.torch.attention import Span, attend
+from headway.executors.step_model import Span
+from headway.executors.torch.attention import attend
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from tests.support.tiny import tiny_spec

@@ -19,8 +19,8 @@ from headway.core.plan import (
     StepPlan,
     StepResult,
 )
-from headway.executors.torch.eager import EagerModel
-from headway.executors.torch.load import TorchExecutor, load_decoder
+from headway.executors.load import ModelExecutor
+from headway.executors.torch.eager import EagerModel, load_decoder
 from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 BLOCK = 4
@@ -29,12 +29,12 @@ PROMPT: tuple[int, ...] = (3, 14, 15, 9, 26, 5)
 
 
 @pytest.fixture(name="executor")
-def make_executor() -> TorchExecutor:
+def make_executor() -> ModelExecutor:
     spec = tiny_spec()
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "fp32")
     model = EagerModel(decoder, 40, BLOCK)
     model._store._data.fill_(torch.nan)
-    return TorchExecutor(model, 64, SystemClock())
+    return ModelExecutor(model, 64, SystemClock())
 
 
 def new(tokens=PROMPT, params=GREEDY, num_prompt=None, seed=0, index=0) -> NewRequest:
@@ -47,7 +47,7 @@ def first(request_id: str, tokens=PROMPT, blocks=(0, 1), **fields) -> ScheduledR
     return ScheduledRequest(request_id, 0, tuple(tokens), tuple(blocks), **fields)
 
 
-def step(executor: TorchExecutor, *scheduled: ScheduledRequest, **fields) -> StepResult:
+def step(executor: ModelExecutor, *scheduled: ScheduledRequest, **fields) -> StepResult:
     return executor.collect(executor.submit(StepPlan(1, tuple(scheduled), **fields)))
 
 
@@ -158,7 +158,7 @@ def test_released_state_is_forgotten_before_new_state_arrives(executor):
         (first("x", [1] * 60 + [2] * 8, range(20)), "hold 64"),
         (first("x", (1, 2), (400,)), "KV store"),
         (first("x", (), (9,)), "0 tokens"),
-        (first("x", (1,), (9,), new=new((1,), replace(GREEDY, logit_bias={999: 1.0}))), "sampling"),
+        (first("x", (1,), (9,), new=new((1,), replace(GREEDY, logit_bias={999: 1.0}))), "bias"),
     ],
 )
 def test_a_request_that_is_wrong_fails_alone(executor, bad, words):
@@ -204,7 +204,7 @@ def test_an_empty_plan_is_a_step(executor):
 def test_bf16_runs():
     spec = tiny_spec(has_qk_norm=True, windows=(5, None))
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "bf16")
-    executor = TorchExecutor(EagerModel(decoder, 16, BLOCK), 64, SystemClock())
+    executor = ModelExecutor(EagerModel(decoder, 16, BLOCK), 64, SystemClock())
     assert len(generate(executor, PROMPT, GREEDY, 6)) == 6
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.executors.torch.attention import Span
+from headway.executors.step_model import Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from tests.support.tiny import tiny_spec

@@ -17,10 +17,10 @@ from headway.core.plan import (
     StepPlan,
     StepResult,
 )
-from headway.executors.torch.attention import Span
-from headway.executors.torch.eager import EagerModel
+from headway.executors.load import ModelExecutor
+from headway.executors.step_model import Span
+from headway.executors.torch.eager import EagerModel, load_decoder
 from headway.executors.torch.kv_store import KVStore
-from headway.executors.torch.load import TorchExecutor, load_decoder
 from headway.executors.torch.offload_store import OffloadStore
 from tests.executors.cpu.test_compiled import (
     FORMS,
@@ -74,15 +74,15 @@ def test_compiled_blocks_come_back_bit_for_bit(subject, num_tokens):
 
 
 @pytest.fixture(name="executor")
-def make_executor() -> TorchExecutor:
+def make_executor() -> ModelExecutor:
     spec = tiny_spec()
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "fp32")
     model = EagerModel(decoder, 40, BLOCK, num_slots=4)
     model._store._data.fill_(torch.nan)
-    return TorchExecutor(model, 64, SystemClock())
+    return ModelExecutor(model, 64, SystemClock())
 
 
-def step(executor: TorchExecutor, *scheduled: ScheduledRequest, **fields) -> StepResult:
+def step(executor: ModelExecutor, *scheduled: ScheduledRequest, **fields) -> StepResult:
     return executor.collect(executor.submit(StepPlan(1, tuple(scheduled), **fields)))
 
 
@@ -92,7 +92,7 @@ def token_of(result: StepResult) -> int:
     return outcome.token_ids[0]
 
 
-def second_token(executor: TorchExecutor) -> tuple[int, int]:
+def second_token(executor: ModelExecutor) -> tuple[int, int]:
     """The first two tokens of PROMPT, undisturbed."""
     one = token_of(step(executor, ScheduledRequest("a", 0, PROMPT, (0, 1), True, NEW)))
     two = token_of(step(executor, ScheduledRequest("a", 6, (one,), (), True)))
@@ -108,7 +108,7 @@ def test_capacity_tells_of_the_slots_and_how_fast_they_are(executor):
 def test_an_executor_without_slots_measures_nothing():
     spec = tiny_spec()
     decoder = load_decoder(MemoryCheckpoint(spec, tiny_weights(spec)), "fp32")
-    capacity = TorchExecutor(EagerModel(decoder, 8, BLOCK), 64, SystemClock()).capacity()
+    capacity = ModelExecutor(EagerModel(decoder, 8, BLOCK), 64, SystemClock()).capacity()
     assert (capacity.num_slots, capacity.block_copy_s) == (0, 0.0)
 
 

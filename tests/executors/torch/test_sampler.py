@@ -10,10 +10,10 @@ import torch
 
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample
+from headway.executors.rng import uniform
+from headway.executors.sampling import SampleRow, TokenCounts, has_penalties
 from headway.executors.torch import sampler
-from headway.executors.torch.rng import uniform
-from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties
-from headway.executors.torch.step_model import Scores
+from headway.executors.torch.sampler import Scores
 
 VOCAB = 50
 WIDE = 4000
@@ -28,7 +28,7 @@ def row(seed: int = 0, index: int = 0, position: int = 5, prompt=(), outputs=(),
     params = SamplingParams(**{"max_tokens": 99, "temperature": 0.0, **fields})
     counts = None
     if has_penalties(params):
-        counts = TokenCounts(VOCAB, torch.device("cpu"))
+        counts = TokenCounts()
         counts.add([*prompt, *outputs], len(prompt))
     return SampleRow(params, seed, index, position, len(outputs), counts)
 
@@ -278,7 +278,7 @@ def test_a_row_whose_sampling_raises_fails_alone(monkeypatch):
             raise ZeroDivisionError("a fault")
         return uniform(seed, index, position)
 
-    monkeypatch.setattr("headway.executors.torch.sampler.uniform", faulty)
+    monkeypatch.setattr("headway.executors.sampling.uniform", faulty)
     outcomes = sample(scores, rows)
     assert isinstance(outcomes[2], Failure)
     for at in (0, 1, 3):

@@ -2,6 +2,8 @@
 
 The build puts the library of kernels/ into this folder. In reading order:
 
-    kernels.py   ctypes bindings
-    compiled.py  CompiledModel: packs weights and runs steps
+    kernels.py        ctypes bindings
+    sampling.py       sampling settings in the structs of the kernels
+    offload_store.py  KV blocks of preempted requests
+    compiled.py       CompiledModel: packs weights and runs steps
 """

@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import torch
 
+from headway.core.plan import Failure, Sample
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
+from headway.executors.cpu.offload_store import OffloadStore
+from headway.executors.cpu.sampling import Samplings
+from headway.executors.rope import rope_frequencies
+from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
-from headway.executors.torch.attention import Span
-from headway.executors.torch.model import Progress, WeightReader
-from headway.executors.torch.offload_store import OffloadStore
-from headway.executors.torch.rope import rope_frequencies
-from headway.executors.torch.step_model import ModelOptions, Scores
-from headway.executors.torch.weights import Checkpoint, QuantizedRows
-from headway.executors.torch.weights.names import (
+from headway.executors.step_model import ModelOptions, Span
+from headway.executors.weights import Checkpoint, QuantizedRows
+from headway.executors.weights.names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     ROPE_FACTORS,
     layer_prefix,
 )
+from headway.executors.weights.reader import Progress, WeightReader
 
 _LARGE_PAGE = 2 * 1024**2
 _ARENA_BYTES = 64 * 1024**2
@@ -50,19 +53,19 @@ class CompiledModel:
                 "the compiled kernels are not built; install a C++ compiler and reinstall"
             )
         self.spec = checkpoint.spec
-        self.device = torch.device("cpu")
         self.num_blocks = options.num_blocks
         self.block_size = options.block_size
         self._library = library
-        self._packer = _Packer(library, checkpoint, options.dtype, progress)
+        self._packer = _Packer(library, checkpoint, options, progress)
         self._model = _describe(self._packer, options)
+        self._packer.finish()
         block_bytes: int = library.hw_block_bytes(self._model)
         num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
         # Not initialized: the kernels clear a block before they read it.
         self._model.kv = self._packer.allocate(num_bytes)
         memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
         shape = (self.spec.num_layers, options.num_blocks, block_bytes)
-        blocks = torch.frombuffer(memory, dtype=torch.uint8).view(shape).movedim(1, 0)
+        blocks = np.ctypeslib.as_array(memory).reshape(shape)
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
         self._engine = _create_engine(library, self._model, options)
@@ -72,7 +75,36 @@ class CompiledModel:
             self._library.hw_destroy(self._engine)
             self._engine = None
 
-    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
+    def sample(
+        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+    ) -> list[Sample | Failure]:
+        # Rows that need more than their best token come first: only theirs are logits in memory.
+        order = sorted(range(len(rows)), key=lambda at: not rows[at].needs_logits)
+        special = [rows[at] for at in order if rows[at].needs_logits]
+        samplings = Samplings(special, self.spec.vocab_size)
+        chosen_ids, best = self._step(spans, [places[at] for at in order], samplings)
+        outcomes: dict[int, Sample | Failure] = {}
+        for row, at in enumerate(order):
+            if math.isfinite(best[row]):
+                logprobs = samplings.logprobs_of(row) if row < len(special) else None
+                outcomes[at] = Sample((chosen_ids[row],), logprobs)
+            else:
+                outcomes[at] = Failure(f"the model's scores are not finite ({best[row]})")
+        return [outcomes[at] for at in range(len(rows))]
+
+    def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
+        logits = np.empty((len(places), self.spec.vocab_size), dtype=np.float32)
+        self._step(spans, places, Samplings((), self.spec.vocab_size), logits.ctypes.data)
+        return logits
+
+    def _step(
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        samplings: Samplings,
+        logits: int | None = None,
+    ) -> tuple[array[int], array[float]]:
+        """Run the kernels; return the chosen tokens and the best logits of `places`."""
         token_ids = array("i")
         for span in spans:
             token_ids.extend(span.token_ids)
@@ -80,23 +112,22 @@ class CompiledModel:
         starts = array("i", [span.start for span in spans])
         lengths = array("i", [len(span.token_ids) for span in spans])
         addresses = array("q", [table.buffer_info()[0] for table in tables])
-        wanted = array("i", rows)
-        best_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
-        logits = None
-        if needs_logits and rows:
-            logits = torch.empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
+        rows = array("i", places)
+        chosen_ids, best = array("i", bytes(4 * len(rows))), array("f", bytes(4 * len(rows)))
         step = kernels.Step(
             len(spans),
             len(token_ids),
             len(rows),
-            0,
-            *(_at(a) for a in (token_ids, starts, lengths, addresses, wanted)),
-            None if logits is None else logits.data_ptr(),
-            _at(best_ids),
+            len(samplings.structs),
+            *(_at(a) for a in (token_ids, starts, lengths, addresses, rows)),
+            samplings.structs,
+            logits,
+            _at(chosen_ids),
             _at(best),
+            samplings.logprobs,
         )
         _check(self._library.hw_step(self._engine, step))
-        return Scores(best, best_ids, logits) if rows else None
+        return chosen_ids, best
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source_ids, target_ids = array("i", sources), array("i", targets)
@@ -125,10 +156,7 @@ def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOpt
     engine = ctypes.c_void_p()
     status = library.hw_create(model, isa, options.num_threads, engine)
     if status == kernels.STATUSES["NO_THREADS"]:
-        raise ModelLoadError(
-            f"cannot start {options.num_threads} threads; "
-            "set --num-threads lower or raise the pids limit"
-        )
+        raise _no_threads(options.num_threads)
     if status == kernels.STATUSES["NO_MEMORY"]:
         raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
     if status or not engine.value:
@@ -136,6 +164,12 @@ def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOpt
             f"the {options.kernels} kernels cannot run this model; set --kernels none"
         )
     return engine.value
+
+
+def _no_threads(num_threads: int) -> ModelLoadError:
+    return ModelLoadError(
+        f"cannot start {num_threads} threads; set --num-threads lower or raise the pids limit"
+    )
 
 
 def _check(status: int) -> None:
@@ -152,26 +186,29 @@ def _at(numbers: array) -> int:
 
 
 class _Packer:
-    """Packs the tensors of a checkpoint and owns the packed memory."""
+    """Packs the tensors of a checkpoint, on several threads, and owns the packed memory."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         checkpoint: Checkpoint,
-        dtype: str,
+        options: ModelOptions,
         progress: Progress | None,
     ) -> None:
         self.checkpoint = checkpoint
-        self.reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), progress)
+        self.reader = WeightReader(checkpoint, progress)
         self._library = library
-        self._dtype = dtype
+        self._dtype = options.dtype
+        self._num_threads = options.num_threads
+        self._pool = ThreadPoolExecutor(max(1, options.num_threads))
+        self._jobs: list[Future[None]] = []
         self.kept: list[object] = []
         self._next = self._end = 0
 
-    def keep(self, tensor: torch.Tensor) -> int:
-        """Return the address of a tensor, valid as long as this packer."""
-        self.kept.append(tensor)
-        return tensor.data_ptr()
+    def keep(self, values: np.ndarray) -> int:
+        """Return the address of an array, valid as long as this packer."""
+        self.kept.append(values)
+        return values.ctypes.data
 
     def allocate(self, num_bytes: int) -> int:
         """Return the address of fresh memory.
@@ -196,7 +233,7 @@ class _Packer:
 
     def values(self, name: str) -> int:
         """Return the address of an unpacked tensor."""
-        return self.keep(self.reader.tensor(name).contiguous())
+        return self.keep(self.reader.read(name))
 
     def linear(self, *names: str, is_interleaved: bool = False) -> kernels.CLinear:
         """Pack linear layers that share their input as one layer.
@@ -206,12 +243,12 @@ class _Packer:
         weights = [f"{name}.weight" for name in names]
         packed = self.matrix(weights, self._dtype, is_interleaved)
         if self.reader.has(f"{names[0]}.bias"):
-            biases = [self.reader.tensor(f"{name}.bias") for name in names]
-            merged = torch.empty(packed.num_outputs, dtype=torch.float32)
+            biases = [self.reader.read(f"{name}.bias") for name in names]
+            merged = np.empty(packed.num_outputs, dtype=np.float32)
             for bias, columns in zip(
                 biases, _columns([len(bias) for bias in biases], is_interleaved), strict=True
             ):
-                merged[torch.from_numpy(columns).long()] = bias
+                merged[columns] = bias
             packed.bias = self.keep(merged)
         return packed
 
@@ -230,8 +267,26 @@ class _Packer:
         target = self.allocate(size)
         every = _columns([rows for rows, _ in shapes], is_interleaved)
         for name, columns in zip(names, every, strict=True):
-            self._pack(target, kind, name, columns)
+            self._submit(self._pack, target, kind, name, columns)
         return kernels.CLinear(target, None, num_outputs, num_inputs, kind, 0)
+
+    def _submit(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            self._jobs.append(self._pool.submit(work, *args))
+        except RuntimeError as error:
+            self._pool.shutdown(cancel_futures=True)
+            raise _no_threads(self._num_threads) from error
+
+    def finish(self) -> None:
+        """Wait until every matrix is packed."""
+        with self._pool:
+            try:
+                for job in self._jobs:
+                    job.result()
+                    self.reader.count_read()
+            finally:
+                self._pool.shutdown(cancel_futures=True)
+        self._jobs.clear()
 
     def _pack(self, target: int, kind: int, name: str, columns: np.ndarray) -> None:
         quantized = None
@@ -240,9 +295,8 @@ class _Packer:
         num_rows, num_inputs = self.reader.shape(name)
         if quantized is not None and quantized.kind in kernels.SOURCES:
             rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
-            self.reader.count_read()
         else:
-            rows, source = self.reader.tensor(name).contiguous().numpy(), "F32"
+            rows, source = self.reader.load(name), "F32"
         self._library.hw_pack(
             target,
             kind,
@@ -279,10 +333,9 @@ def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
     packer.kept.append(layers)
     final_norm = packer.values(FINAL_NORM)
     head = embedding if spec.tie_embeddings else packer.table(HEAD)
-    factors = packer.reader.raw(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None
-    angles = torch.outer(
-        torch.arange(options.max_model_len, dtype=torch.float32), rope_frequencies(spec, factors)
-    )
+    factors = packer.reader.read(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None
+    positions = np.arange(options.max_model_len, dtype=np.float32)
+    angles = np.outer(positions, rope_frequencies(spec, factors))
     return kernels.Model(
         spec.hidden_size,
         spec.intermediate_size,
@@ -300,8 +353,8 @@ def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
         embedding,
         head,
         final_norm,
-        packer.keep(angles.cos()),
-        packer.keep(angles.sin()),
+        packer.keep(np.cos(angles)),
+        packer.keep(np.sin(angles)),
         None,
     )
 

@@ -8,17 +8,18 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 3
+ABI_VERSION = 4
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
 """Inputs that share a scale."""
 MAX_HEAD_DIM = 128
+MAX_LOGPROBS = 20
 ISA = ("plain", "avx2", "avx512", "amx")
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
 SOURCES = {"F32": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
 STATUSES = {"DONE": 0, "NO_MEMORY": 1, "MISFIT": 2, "NO_THREADS": 3}
-PARTS = ("linear", "attention", "norm and rotary", "head", "wait")
+PARTS = ("linear", "attention", "norm and rotary", "head", "sampling", "wait")
 
 
 class CLinear(Structure):
@@ -77,6 +78,41 @@ class Model(Structure):
     ]
 
 
+class Sampling(Structure):
+    """Struct HwSampling."""
+
+    _fields_ = [
+        ("draw", c_double),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("top_k", c_int32),
+        ("num_logprobs", c_int32),
+        ("num_banned", c_int32),
+        ("num_biases", c_int32),
+        ("num_seen", c_int32),
+        ("banned_ids", c_void_p),
+        ("bias_ids", c_void_p),
+        ("biases", c_void_p),
+        ("seen_ids", c_void_p),
+        ("output_counts", c_void_p),
+    ]
+
+
+class Logprobs(Structure):
+    """Struct HwLogprobs."""
+
+    _fields_ = [
+        ("logprob", c_float),
+        ("rank", c_int32),
+        ("top_ids", c_int32 * MAX_LOGPROBS),
+        ("top_logprobs", c_float * MAX_LOGPROBS),
+    ]
+
+
 class Step(Structure):
     """Struct HwStep."""
 
@@ -84,15 +120,17 @@ class Step(Structure):
         ("num_spans", c_int32),
         ("num_tokens", c_int32),
         ("num_rows", c_int32),
-        ("unused", c_int32),
+        ("num_sampled", c_int32),
         ("token_ids", c_void_p),
         ("starts", c_void_p),
         ("lengths", c_void_p),
         ("block_tables", c_void_p),
         ("rows", c_void_p),
+        ("samplings", POINTER(Sampling)),
         ("logits", c_void_p),
-        ("best_ids", c_void_p),
+        ("chosen_ids", c_void_p),
         ("best", c_void_p),
+        ("logprobs", POINTER(Logprobs)),
     ]
 
 
@@ -117,6 +155,15 @@ def load_kernels() -> ctypes.CDLL | None:
     library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32, POINTER(pointer)]
     library.hw_destroy.argtypes = [pointer]
     library.hw_step.argtypes = [pointer, POINTER(Step)]
+    library.hw_sample.argtypes = [
+        c_int32,
+        POINTER(Sampling),
+        pointer,
+        c_int32,
+        POINTER(c_int32),
+        POINTER(c_float),
+        POINTER(Logprobs),
+    ]
     library.hw_copy_blocks.argtypes = [pointer, pointer, pointer, c_int32]
     library.hw_profile.argtypes = [pointer, POINTER(c_double)]
     return library

@@ -1,10 +1,7 @@
-"""The torch executor: a plain torch model, or the compiled kernels, behind one interface.
+"""A model in plain torch: any device, fp32 or bf16, and the reference of the compiled kernels.
 
 In reading order:
 
-    load.py           opens a checkpoint and makes the executor
-    executor.py       TorchExecutor: runs step plans
-    step_model.py     StepModel: interface of a model with its KV store
     eager.py          StepModel in plain torch
     inputs.py         flat tensors of one forward pass
     model.py          the decoder
@@ -14,6 +11,4 @@ In reading order:
     kv_store.py       keys and values in blocks
     offload_store.py  KV blocks of preempted requests, in host memory
     sampler.py        logits to tokens
-    rng.py            counter-based random numbers
-    weights/          reads checkpoints
 """

@@ -14,24 +14,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from headway.executors.step_model import Span
 from headway.executors.torch.kv_store import KVStore
 
 MAX_STRETCH = 1.25
 MAX_GROUP_BLOCKS = 1024
 """Most blocks gathered at once; a single request may exceed the limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Consecutive tokens of one request from position `start`, and its block table."""
-
-    token_ids: Sequence[int]
-    start: int
-    block_ids: Sequence[int]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from headway.executors.torch.attention import Span
+from headway.core.plan import Failure, Sample
+from headway.errors import ConfigError
+from headway.executors.sampling import SampleRow
+from headway.executors.step_model import ModelOptions, Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
 from headway.executors.torch.offload_store import OffloadStore
-from headway.executors.torch.step_model import Scores
+from headway.executors.torch.sampler import Scores, sample
+from headway.executors.weights import Checkpoint
+from headway.executors.weights.reader import Progress
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class EagerModel:
@@ -30,18 +38,26 @@ class EagerModel:
         self._offload = OffloadStore(self._store.by_block(), num_slots)
 
     @torch.inference_mode()
-    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
+    def sample(
+        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+    ) -> list[Sample | Failure]:
+        logits = self._logits(spans, places)
+        return sample(Scores.of(logits), rows) if rows else []
+
+    @torch.inference_mode()
+    def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
+        return self._logits(spans, places).float().cpu().numpy()
+
+    def _logits(self, spans: Sequence[Span], places: Sequence[int]) -> torch.Tensor:
         inputs = make_inputs(spans, self.spec.windows, self._store)
         hidden = self._decoder.forward(inputs, self._store)
-        if not rows:
-            return None
-        # Inputs are in attention order; `rows` are in the order of the caller.
-        places = [
+        # Inputs are in attention order; `places` are in the order of the caller.
+        order = [
             first + offset
             for span, first in zip(spans, inputs.rows, strict=True)
             for offset in range(len(span.token_ids))
         ]
-        return Scores.of(self._decoder.logits(hidden[[places[row] for row in rows]]))
+        return self._decoder.logits(hidden[[order[place] for place in places]])
 
     def profile(self) -> dict[str, float]:
         return {}
@@ -57,3 +73,22 @@ class EagerModel:
     @torch.inference_mode()
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         self._offload.load(slot_ids, block_ids)
+
+
+def load_eager(
+    checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
+) -> EagerModel:
+    """Return the model in plain torch, which then uses as many threads as the options say."""
+    torch.set_num_threads(options.num_threads)
+    decoder = load_decoder(checkpoint, options.dtype, options.device, progress)
+    return EagerModel(decoder, options.num_blocks, options.block_size, options.num_slots)
+
+
+def load_decoder(
+    checkpoint: Checkpoint, dtype: str, device: str = "cpu", progress: Progress | None = None
+) -> Decoder:
+    """Return the plain torch model; `dtype` also applies to the KV store."""
+    if dtype not in _DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPES)}")
+    with torch.inference_mode():
+        return Decoder.load(checkpoint, _DTYPES[dtype], torch.device(device), progress)

@@ -6,29 +6,27 @@ product, and so are gate and up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from headway.executors.rope import rope_frequencies
 from headway.executors.spec import ModelSpec
 from headway.executors.torch.attention import attend
 from headway.executors.torch.inputs import BatchInputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.layers import Linear, Norm, linear, rms_norm, rotate, silu_and_mul
-from headway.executors.torch.rope import Rotation, rope_frequencies, rotation
-from headway.executors.torch.weights import Checkpoint, check_shapes
-from headway.executors.torch.weights.names import (
+from headway.executors.torch.rope import Rotation, rotation
+from headway.executors.weights import Checkpoint
+from headway.executors.weights.names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     ROPE_FACTORS,
     layer_prefix,
-    model_shapes,
 )
-
-Progress = Callable[[int, int], None]
+from headway.executors.weights.reader import Progress, WeightReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class DecoderLayer:
 class Decoder:
     """Weights and the forward pass."""
 
-    def __init__(self, spec: ModelSpec, reader: WeightReader) -> None:
+    def __init__(self, spec: ModelSpec, reader: TensorReader) -> None:
         self.spec = spec
         self.dtype = reader.dtype
         self.device = reader.device
@@ -57,8 +55,7 @@ class Decoder:
         self._norm = Norm(reader.tensor(FINAL_NORM), spec.rms_norm_eps)
         head = self._embedding if spec.tie_embeddings else reader.tensor(HEAD)
         self._head = Linear(head)
-        factors = reader.raw(ROPE_FACTORS) if reader.has(ROPE_FACTORS) else None
-        self._frequencies = rope_frequencies(spec, factors).to(self.device)
+        self._frequencies = reader.frequencies(spec)
 
     @staticmethod
     def load(
@@ -68,7 +65,8 @@ class Decoder:
         progress: Progress | None = None,
     ) -> Decoder:
         """Read every weight as `dtype`; calls `progress` with (done, total) tensors."""
-        return Decoder(checkpoint.spec, WeightReader(checkpoint, dtype, device, progress))
+        reader = TensorReader(WeightReader(checkpoint, progress), dtype, device)
+        return Decoder(checkpoint.spec, reader)
 
     def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
         """Run all layers, write the KV store, return one hidden state per token."""
@@ -104,54 +102,31 @@ class Decoder:
         return queries, keys, values
 
 
-class WeightReader:
-    """Reads tensors of a checkpoint by name, checked against the spec."""
+class TensorReader:
+    """Reads weights as tensors of one data type on one device."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        self._checkpoint = checkpoint
-        self._shapes = model_shapes(checkpoint.spec)
-        self._progress = progress
-        self._num_read = 0
-        check_shapes(self._shapes, checkpoint.shapes())
-
-    def has(self, name: str) -> bool:
-        return name in self._shapes
-
-    def raw(self, name: str) -> torch.Tensor:
-        """Return a tensor unconverted."""
-        tensor = self._checkpoint.read(name)
-        self.count_read()
-        return tensor
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def count_read(self) -> None:
-        """Report one more tensor as read."""
-        self._num_read += 1
-        if self._progress is not None:
-            self._progress(self._num_read, len(self._shapes))
+        self._reader = reader
 
     def tensor(self, name: str) -> torch.Tensor:
-        return self.raw(name).to(self.device, self.dtype)
+        return torch.from_numpy(self._reader.read(name)).to(self.device, self.dtype)
+
+    def frequencies(self, spec: ModelSpec) -> torch.Tensor:
+        """Return the frequencies of the rotary positions, always in fp32."""
+        factors = self._reader.read(ROPE_FACTORS) if self._reader.has(ROPE_FACTORS) else None
+        return torch.from_numpy(rope_frequencies(spec, factors)).to(self.device)
 
     def linear(self, *names: str) -> Linear:
         """Return one linear layer; layers that share their input are merged."""
         weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
-        if not self.has(f"{names[0]}.bias"):
+        if not self._reader.has(f"{names[0]}.bias"):
             return Linear(weight)
         return Linear(weight, torch.cat([self.tensor(f"{name}.bias") for name in names]))
 
 
-def _read_layer(spec: ModelSpec, reader: WeightReader, layer: int) -> DecoderLayer:
+def _read_layer(spec: ModelSpec, reader: TensorReader, layer: int) -> DecoderLayer:
     prefix = layer_prefix(layer)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
 

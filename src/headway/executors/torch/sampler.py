@@ -1,8 +1,11 @@
-"""Logits to tokens, for all requests of a step at once.
+"""Logits to tokens, for all requests of a step at once: the reference of the compiled sampler.
 
 Plain greedy rows share one pass over the logits. Other rows are copied and changed in this order:
 min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p. Each stage works on the
 result of the stage before. Log-probabilities are those of the model before any change.
+
+Probs are not normalized: exp((logit - best) / temperature) in fp64, the softmax before its
+division, exactly 1 for the best token. So samplers whose exp differs by 1e-12 draw the same tokens.
 """
 
 from __future__ import annotations
@@ -15,67 +18,30 @@ import torch
 
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample, TokenLogprobs
-from headway.executors.torch.rng import uniform
-from headway.executors.torch.step_model import Scores
+from headway.executors.sampling import SampleRow
 
 _USUAL_CUT = 1024
 """Filters rarely keep more tokens; a top-k of this size is far cheaper than a full sort."""
 
 
-class TokenCounts:
-    """Tokens of a request so far, dense over the vocabulary, for penalties."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.num_tokens = 0
-        self.is_seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.output_counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
-
-    def add(self, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Add tokens; the first `num_prompt` belong to the prompt."""
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.is_seen.device)
-        outputs = ids[num_prompt:]
-        self.is_seen[ids] = True
-        self.output_counts.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.float32))
-        self.num_tokens += len(token_ids)
-
-
 @dataclass(frozen=True, slots=True)
-class SampleRow:
-    """One row of logits: its request and its sampling parameters.
+class Scores:
+    """Logits, with the best token and its logit of each row.
 
-    `position` is the number of tokens before the token to sample.
+    `best` is not finite if any logit of its row is not.
     """
 
-    params: SamplingParams
-    seed: int
-    index: int
-    position: int
-    num_outputs: int
-    counts: TokenCounts | None = None
+    best: Sequence[float]
+    best_ids: Sequence[int]
+    logits: torch.Tensor
 
-    @property
-    def is_below_min(self) -> bool:
-        return self.num_outputs < self.params.min_tokens
+    @staticmethod
+    def of(logits: torch.Tensor) -> Scores:
+        best, best_ids = logits.max(dim=-1)
+        return Scores(best.tolist(), best_ids.tolist(), logits)
 
-    @property
-    def is_adjusted(self) -> bool:
-        has_mask = self.is_below_min and bool(self.params.stop_token_ids)
-        return has_mask or bool(self.params.logit_bias) or self.counts is not None
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the row needs more than its most likely token."""
-        params = self.params
-        return self.is_adjusted or not params.is_greedy or params.logprobs is not None
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether sampling depends on earlier tokens, so that counts are needed."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
+    def row(self, at: int) -> Scores:
+        return Scores(self.best[at : at + 1], self.best_ids[at : at + 1], self.logits[at : at + 1])
 
 
 def sample(scores: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
@@ -94,11 +60,6 @@ def _sample(found: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     token_ids = [*found.best_ids]
     outcomes |= _failures(range(len(rows)), found.best)
     logits = found.logits
-    if logits is None:
-        return [
-            outcomes.get(at) or Sample((token_id,), None) for at, token_id in enumerate(token_ids)
-        ]
-
     special = [
         at
         for at, row in enumerate(rows)
@@ -134,18 +95,17 @@ def _failures(places: Iterable[int], best: Sequence[float]) -> dict[int, Failure
 def _adjust(scores: torch.Tensor, row: SampleRow) -> None:
     """Apply in place all stages that can change the most likely token."""
     params, counts = row.params, row.counts
-    if row.is_below_min:
-        # A stop id outside the vocabulary cannot be sampled and needs no mask.
-        stops = [token_id for token_id in params.stop_token_ids if token_id < len(scores)]
-        scores[stops] = -torch.inf
+    # A stop id outside the vocabulary cannot be sampled and needs no mask.
+    scores[[token_id for token_id in row.banned_ids if token_id < len(scores)]] = -torch.inf
     if params.logit_bias:
         scores[list(params.logit_bias)] += scores.new_tensor(list(params.logit_bias.values()))
     if counts is not None:
-        penalty = params.repetition_penalty
-        repeated = torch.where(scores > 0, scores / penalty, scores * penalty)
-        scores.copy_(torch.where(counts.is_seen, repeated, scores))
-        scores -= params.frequency_penalty * counts.output_counts
-        scores -= params.presence_penalty * (counts.output_counts > 0)
+        ids = torch.tensor(counts.ids, dtype=torch.int64, device=scores.device)
+        output_counts = scores.new_tensor(counts.output_counts)
+        seen, penalty = scores[ids], params.repetition_penalty
+        seen = torch.where(seen > 0, seen / penalty, seen * penalty)
+        seen -= params.frequency_penalty * output_counts
+        scores[ids] = seen - params.presence_penalty * (output_counts > 0)
 
 
 def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -160,18 +120,16 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Return the token of each row by inverting its cumulative distribution."""
+    scores = scores.double()
     temperature = scores.new_tensor([[row.params.temperature] for row in rows])
-    # Subtracting first keeps a tiny temperature from turning the best score into infinity.
-    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
-    probabilities = scores.softmax(dim=-1)
+    probs = ((scores - scores.amax(dim=-1, keepdim=True)) / temperature).exp_()
     filtered = [at for at, row in enumerate(rows) if _has_filter(row.params)]
     if filtered:
         params = [rows[at].params for at in filtered]
-        probabilities[filtered] = _keep_likeliest(probabilities[filtered], params)
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    draws = [[uniform(row.seed, row.index, row.position)] for row in rows]
-    targets = cumulative.new_tensor(draws) * cumulative[:, -1:]
-    # right=True: a token of probability zero spans no interval and is never hit.
+        probs[filtered] = _keep_likeliest(probs[filtered], params)
+    cumulative = probs.cumsum(dim=-1)
+    targets = cumulative.new_tensor([[row.draw] for row in rows]) * cumulative[:, -1:]
+    # right=True: a token of prob zero spans no interval and is never hit.
     drawn = torch.searchsorted(cumulative, targets, right=True).flatten()
     # A number just below 1 times the total may round up to the total itself.
     return drawn.clamp_(max=scores.shape[-1] - 1).tolist()
@@ -193,40 +151,40 @@ class _Cut:
     is_known: torch.Tensor
 
 
-def _keep_likeliest(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def _keep_likeliest(probs: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Zero what min_p, top_k and top_p remove; ties keep the lower ids."""
-    vocab_size = probabilities.shape[-1]
+    vocab_size = probs.shape[-1]
     # One more than top_k keeps, to see whether top_k cuts.
     width = 1 + max(min(p.top_k or _USUAL_CUT, _USUAL_CUT) for p in params)
-    cut = _cut(probabilities, params, min(width, vocab_size))
+    cut = _cut(probs, params, min(width, vocab_size))
     wide = [at for at, is_known in enumerate(cut.is_known.tolist()) if not is_known]
     if wide:
-        whole = _cut(probabilities[wide], [params[at] for at in wide], vocab_size)
+        whole = _cut(probs[wide], [params[at] for at in wide], vocab_size)
         cut.threshold[wide] = whole.threshold
         cut.num_tied[wide] = whole.num_tied
-    is_tied = probabilities == cut.threshold
+    is_tied = probs == cut.threshold
     keeps_tied = is_tied & (is_tied.cumsum(dim=-1, dtype=torch.int32) <= cut.num_tied)
-    return probabilities.where((probabilities > cut.threshold) | keeps_tied, 0.0)
+    return probs.where((probs > cut.threshold) | keeps_tied, 0.0)
 
 
-def _cut(probabilities: torch.Tensor, params: Sequence[SamplingParams], width: int) -> _Cut:
+def _cut(probs: torch.Tensor, params: Sequence[SamplingParams], width: int) -> _Cut:
     """Return the cut of all filters together.
 
     Each filter keeps a prefix of the tokens in falling order, so all together keep a prefix.
     """
-    vocab_size = probabilities.shape[-1]
-    top = probabilities.topk(width).values
+    vocab_size = probs.shape[-1]
+    top = probs.topk(width).values
     top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=top.device)
-    top_p = top.new_tensor([[p.top_p] for p in params], dtype=torch.float64)
+    top_p = top.new_tensor([[p.top_p] for p in params])
     min_p = top.new_tensor([[p.min_p] for p in params])
 
     stays = (top >= min_p * top[:, :1]) & (torch.arange(width, device=top.device) < top_k)
-    mass = (top * stays).cumsum(dim=-1, dtype=torch.float64)
+    mass = (top * stays).cumsum(dim=-1)
     # If the first two filters cut nothing within `width`, they must cut nothing at all for the
-    # total that top_p is a share of to be known: it is then 1.
+    # total that top_p is a share of to be known: it is then that of all tokens.
     is_open = stays[:, -1:] & (width < vocab_size)
-    total = torch.where(is_open, torch.ones_like(mass[:, -1:]), mass[:, -1:])
-    stays &= mass - top < top_p * total
+    total = torch.where(is_open, probs.sum(dim=-1, keepdim=True), mass[:, -1:])
+    stays &= mass - top < torch.where(top_p < 1.0, top_p * total, torch.inf)
     cuts_nothing = (top_k >= vocab_size) & (min_p == 0)
     is_known = ~is_open | (cuts_nothing & ~stays[:, -1:])
 
@@ -245,7 +203,7 @@ def _logprobs(
     logprobs = logits[list(asked)].float().log_softmax(dim=-1)
     chosen_ids = torch.tensor([[token_ids[at]] for at in asked], device=logits.device)
     chosen = logprobs.gather(1, chosen_ids)
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    ranks = (logits[list(asked)] > logits[list(asked)].gather(1, chosen_ids)).sum(dim=-1) + 1
     top = logprobs.topk(min(max(asked.values()), logprobs.shape[-1]), dim=-1)
     columns = (chosen.flatten(), ranks, top.indices, top.values)
     return {

@@ -6,31 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
+import numpy as np
 
+from headway.core.plan import Failure, Sample
+from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
-from headway.executors.torch.attention import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Best token and score of each row, and the logits if requested.
+class Span:
+    """Consecutive tokens of one request from position `start`, and its block table."""
 
-    `best` is not finite if any score of its row is not. `logits` is None if not requested.
-    """
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
 
-    best: Sequence[float]
-    best_ids: Sequence[int]
-    logits: torch.Tensor | None
-
-    @staticmethod
-    def of(logits: torch.Tensor) -> Scores:
-        best, best_ids = logits.max(dim=-1)
-        return Scores(best.tolist(), best_ids.tolist(), logits)
-
-    def row(self, at: int) -> Scores:
-        logits = None if self.logits is None else self.logits[at : at + 1]
-        return Scores(self.best[at : at + 1], self.best_ids[at : at + 1], logits)
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +41,34 @@ class ModelOptions:
     device: str = "cpu"
 
 
-class StepModel(Protocol):
+class HasLogits(Protocol):
+    """A model whose quality can be measured."""
+
+    def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
+        """Compute the tokens of all spans; return the logits of `places`, in fp32."""
+        ...
+
+
+class StepModel(HasLogits, Protocol):
     """Weights and KV store."""
 
     spec: ModelSpec
-    device: torch.device
     num_blocks: int
     block_size: int
     num_slots: int
 
-    def run(self, spans: Sequence[Span], rows: Sequence[int], needs_logits: bool) -> Scores | None:
-        """Compute the tokens of all spans; return the scores of `rows`, if any.
+    def sample(
+        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+    ) -> list[Sample | Failure]:
+        """Compute the tokens of all spans; sample a token for each row.
 
-        Writes the KV store. Rows are numbered over the tokens of all spans, in the order of the
-        caller.
+        Writes the KV store. `places` are the tokens whose logits the rows need, numbered over all
+        spans in the order of the caller. A row that cannot be sampled fails alone.
         """
         ...
 
     def profile(self) -> dict[str, float]:
-        """Return seconds by part of `run` since the last call; may be empty."""
+        """Return seconds by part of `sample` since the last call; may be empty."""
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -6,38 +6,32 @@ load_executor(checkpoint, resolved, ...)   reads weights and allocates the KV st
 
 from __future__ import annotations
 
-import torch
-
 from headway.clock import Clock
-from headway.errors import ConfigError
-from headway.executors.cpu.compiled import CompiledModel
-from headway.executors.torch.eager import EagerModel
-from headway.executors.torch.executor import TorchExecutor
-from headway.executors.torch.model import Decoder, Progress
-from headway.executors.torch.step_model import ModelOptions, StepModel
-from headway.executors.torch.weights import Checkpoint, facts_of, open_checkpoint
+from headway.errors import ModelLoadError
+from headway.executors.executor import ModelExecutor
+from headway.executors.step_model import ModelOptions, StepModel
+from headway.executors.weights import Checkpoint, facts_of, open_checkpoint
+from headway.executors.weights.reader import Progress
 from headway.resolve import Resolved
 
 __all__ = [
+    "ModelExecutor",
     "ModelOptions",
-    "TorchExecutor",
     "facts_of",
-    "load_decoder",
+    "has_cuda",
     "load_executor",
     "load_model",
     "open_checkpoint",
     "options_of",
 ]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 def load_executor(
     checkpoint: Checkpoint, resolved: Resolved, clock: Clock, progress: Progress | None = None
-) -> TorchExecutor:
+) -> ModelExecutor:
     """Read the weights and allocate the KV store; return the executor."""
     model = load_model(checkpoint, options_of(resolved), progress)
-    return TorchExecutor(model, resolved.max_model_len, clock)
+    return ModelExecutor(model, resolved.max_model_len, clock)
 
 
 def options_of(resolved: Resolved) -> ModelOptions:
@@ -58,18 +52,25 @@ def options_of(resolved: Resolved) -> ModelOptions:
 def load_model(
     checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
 ) -> StepModel:
-    """Return the model, compiled or in plain torch."""
+    """Return the model, compiled or in plain torch; only the latter needs torch."""
     if options.kernels is not None:
+        from headway.executors.cpu.compiled import CompiledModel
+
         return CompiledModel(checkpoint, options, progress)
-    decoder = load_decoder(checkpoint, options.dtype, options.device, progress)
-    return EagerModel(decoder, options.num_blocks, options.block_size, options.num_slots)
+    try:
+        from headway.executors.torch.eager import load_eager
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(
+            f"{options.dtype} weights on {options.device} run in plain torch here, which is not "
+            "installed: pip install 'headway[torch]'; `headway doctor MODEL` says why"
+        ) from error
+    return load_eager(checkpoint, options, progress)
 
 
-def load_decoder(
-    checkpoint: Checkpoint, dtype: str, device: str = "cpu", progress: Progress | None = None
-) -> Decoder:
-    """Return the plain torch model; `dtype` also applies to the KV store."""
-    if dtype not in _DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPES)}")
-    with torch.inference_mode():
-        return Decoder.load(checkpoint, _DTYPES[dtype], torch.device(device), progress)
+def has_cuda() -> bool:
+    """Whether torch is installed and has a CUDA device."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return False
+    return torch.cuda.is_available()

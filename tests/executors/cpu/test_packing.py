@@ -21,10 +21,10 @@ from headway.core.plan import BlockCopy, Failure, Sample, ScheduledRequest
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel, _columns
-from headway.executors.torch.attention import Span
-from headway.executors.torch.load import ModelOptions, TorchExecutor
-from headway.executors.torch.weights import Quantized, QuantizedRows
-from headway.executors.torch.weights.names import EMBEDDING, HEAD
+from headway.executors.load import ModelExecutor, ModelOptions
+from headway.executors.step_model import Span
+from headway.executors.weights import Quantized, QuantizedRows
+from headway.executors.weights.names import EMBEDDING, HEAD
 from headway.resolve import WEIGHT_BYTES, Hardware, resolve
 from tests.executors.cpu.test_compiled import (
     ISAS,
@@ -350,9 +350,9 @@ def test_the_profile_starts_anew_when_it_is_read():
 
 
 @pytest.fixture(params=ISAS, name="executor")
-def make_executor(request) -> TorchExecutor:
+def make_executor(request) -> ModelExecutor:
     model = case_of(spec_of(windows=(None, 20))).compiled(request.param, "int4")
-    return TorchExecutor(model, 256, SystemClock())
+    return ModelExecutor(model, 256, SystemClock())
 
 
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.5, max_tokens=50)

@@ -5,6 +5,7 @@ Formats are safetensors and GGUF; neither can run code when read. In reading ord
     names.py        canonical tensor names and shapes
     safetensors.py  Hugging Face folders
     gguf.py         GGUF files
+    reader.py       reads the tensors of a model in order
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, SourceKind
@@ -34,7 +34,7 @@ class Checkpoint(Protocol):
         """Return the shape of every tensor by canonical name, from the headers."""
         ...
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class QuantizedRows(Protocol):
 def open_checkpoint(source: ModelSource) -> Checkpoint:
     """Read the headers of a checkpoint, without tensor data."""
     if source.kind is SourceKind.GGUF:
-        from headway.executors.torch.weights.gguf import GgufCheckpoint
+        from headway.executors.weights.gguf import GgufCheckpoint
 
         return GgufCheckpoint(source.path)
-    from headway.executors.torch.weights.safetensors import SafetensorsCheckpoint
+    from headway.executors.weights.safetensors import SafetensorsCheckpoint
 
     return SafetensorsCheckpoint(source.path)
 

@@ -11,18 +11,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from headway.clock import Clock
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
-from headway.executors.torch.attention import Span
-from headway.executors.torch.sampler import SampleRow, TokenCounts, has_penalties, sample
-from headway.executors.torch.step_model import StepModel
+from headway.executors.sampling import SampleRow, TokenCounts, has_penalties
+from headway.executors.step_model import Span, StepModel
 
 Outcome = Sample | Failure | None
 COPIES_TO_MEASURE = 8
-PREPARE, MODEL, SAMPLER = "preparation", "model", "sampler"
+PREPARE, MODEL = "preparation", "model"
 
 
 @dataclass(slots=True)
@@ -42,7 +39,7 @@ class _ScheduledRow:
     """How to sample the logits of its last token; None without sampling."""
 
 
-class TorchExecutor:
+class ModelExecutor:
     """An Executor with at most one step in flight, computed on submit."""
 
     def __init__(self, model: StepModel, max_model_len: int, clock: Clock) -> None:
@@ -56,7 +53,7 @@ class TorchExecutor:
             self._measure_copy() if model.num_slots else 0.0,
         )
         self._requests: dict[str, _ExecutorState] = {}
-        self._seconds = {PREPARE: 0.0, MODEL: 0.0, SAMPLER: 0.0}
+        self._seconds = {PREPARE: 0.0, MODEL: 0.0}
         self._pending: StepResult | None = None
 
     def capacity(self) -> Capacity:
@@ -123,7 +120,6 @@ class TorchExecutor:
             self._model.load(slot_ids, block_ids)
         return self._clock.now() - started_at
 
-    @torch.inference_mode()
     def _run(self, plan: StepPlan) -> tuple[Outcome, ...]:
         for request_id in plan.released_ids:
             self._requests.pop(request_id, None)
@@ -154,17 +150,11 @@ class TorchExecutor:
                 sampled.append(scheduled_row)
                 rows.append(scheduled_row.row)
                 places.append(end - 1)
-        needs_logits = any(row.needs_logits for row in rows)
         started_at = self._clock.now()
-        scores = self._model.run(
-            [scheduled_row.span for scheduled_row in scheduled_rows], places, needs_logits
-        )
-        sampling_at = self._clock.now()
-        self._seconds[MODEL] += sampling_at - started_at
-        if scores is not None:
-            outcomes = sample(scores, rows)
-            self._seconds[SAMPLER] += self._clock.now() - sampling_at
-            yield from zip(sampled, outcomes, strict=True)
+        spans = [scheduled_row.span for scheduled_row in scheduled_rows]
+        outcomes = self._model.sample(spans, places, rows)
+        self._seconds[MODEL] += self._clock.now() - started_at
+        return zip(sampled, outcomes, strict=True)
 
     def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
         """Check a request, then update its state to this plan."""
@@ -186,9 +176,11 @@ class TorchExecutor:
             if scheduled.request_id not in self._requests:
                 raise ValueError("the request was never sent as new, or has been released")
             return self._requests[scheduled.request_id]
+        if max(new.params.logit_bias, default=0) >= self._model.spec.vocab_size:
+            raise ValueError("a token id of logit_bias is outside the vocabulary")
         counts = None
         if has_penalties(new.params):
-            counts = TokenCounts(self._model.spec.vocab_size, self._model.device)
+            counts = TokenCounts()
             counts.add(new.token_ids, new.num_prompt_tokens)
         return _ExecutorState(new, array("i"), counts)
 

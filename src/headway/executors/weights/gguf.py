@@ -7,14 +7,13 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from headway.errors import ModelLoadError
 from headway.executors.spec import ModelSpec, spec_from_gguf
-from headway.executors.torch.weights import Quantized
-from headway.executors.torch.weights.names import (
+from headway.executors.weights import Quantized
+from headway.executors.weights.names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
@@ -87,15 +86,14 @@ class GgufCheckpoint:
         is_quantized = kinds and all(kind.startswith(("Q", "IQ")) for kind in kinds)
         return "int8" if is_quantized else None
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> np.ndarray:
         quantized = self.read_quantized(name)
         kind = GGMLQuantizationType[quantized.kind]
         try:
             values = dequantize(quantized.rows, kind)
         except NotImplementedError as error:
             raise ModelLoadError(f"{name}: {kind.name} is not supported") from error
-        shape = self._tensors[name].shape
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(shape)
+        return values.reshape(self._tensors[name].shape)
 
     def read_quantized(self, name: str) -> Quantized:
         entry = self._tensors[name]

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
+import ml_dtypes  # noqa: F401, numpy knows bfloat16 from here
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from headway.errors import ModelLoadError
 from headway.executors.spec import ModelSpec, spec_from_config
-from headway.executors.torch.weights.names import HEAD
+from headway.executors.weights.names import HEAD
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -50,7 +51,7 @@ class SafetensorsCheckpoint:
             and not (name == HEAD and self._spec.tie_embeddings)
         }
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> np.ndarray:
         path = self._file_of.get(name)
         if path is None:
             raise ModelLoadError(f"there is no tensor {name} in {self._folder}")
@@ -115,7 +116,7 @@ def _check_inside(folder: Path, path: Path) -> None:
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework="numpy", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
 

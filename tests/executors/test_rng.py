@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headway.executors.torch.rng import uniform
+from headway.executors.rng import uniform
 
 
 def test_same_keys_same_number():

@@ -1,0 +1,207 @@
+"""Measures what sampling costs: decode steps with each setting against greedy ones.
+
+python -m benchmarks.live.sampling MODEL [--streams 32 128] [--rounds 20] [--busy] [--json FILE]
+
+Each round runs one step of every setting on one executor, with the same tokens and blocks. A figure
+is the time of the greedy step over that of the step with the setting, which is the ratio of their
+rates; the table shows median and quartiles over the rounds. `mixed` gives all settings to the
+streams in turn. With --busy another process keeps one core busy. Rounds in which the host took more
+than 3 % of the busy time are left out; if they all are, the row is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.support.steal import MAX_STEAL, Ticks
+from headway.clock import SystemClock
+from headway.config import load_config
+from headway.core.executor import Executor
+from headway.core.params import SamplingParams
+from headway.core.plan import BlockCopy, Failure, NewRequest, ScheduledRequest, StepPlan
+from headway.errors import HeadwayError
+from headway.executors.hardware import probe_hardware
+from headway.executors.load import facts_of, load_executor, open_checkpoint
+from headway.executors.source import locate
+from headway.resolve import resolve
+
+GREEDY, MIXED = "greedy", "mixed"
+SETTINGS: dict[str, dict[str, Any]] = {
+    GREEDY: {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "top_p": {"temperature": 0.8, "top_p": 0.95},
+    "top_k": {"temperature": 0.8, "top_k": 40},
+    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+    "logprobs": {"temperature": 0.8, "top_p": 0.95, "logprobs": 5},
+    "hot": {"temperature": 3.0, "top_p": 0.95},
+}
+BLOCK_SIZE = 16
+CONTEXT = 256
+HIGHEST_ID = 40_000
+
+
+def params_of(name: str, num_streams: int) -> list[SamplingParams]:
+    """Return the parameters of each stream."""
+    names = [*SETTINGS] if name == MIXED else [name]
+    return [SamplingParams(**SETTINGS[names[at % len(names)]]) for at in range(num_streams)]
+
+
+class Steps:
+    """Steps of an executor; all settings share tokens and blocks."""
+
+    def __init__(self, executor: Executor, num_streams: int) -> None:
+        self._executor = executor
+        draw = random.Random(0)
+        per_stream = CONTEXT // BLOCK_SIZE + 1
+        self._tokens = [
+            tuple(draw.randrange(1000, HIGHEST_ID) for _ in range(CONTEXT + 1))
+            for _ in range(num_streams)
+        ]
+        self._blocks = [
+            tuple(range(at * per_stream, (at + 1) * per_stream)) for at in range(num_streams)
+        ]
+
+    def write_blocks(self) -> None:
+        """Compute the context of the first stream; copy its blocks to the others."""
+        tokens, blocks = self._tokens[0][:-1], self._blocks[0]
+        new = NewRequest(SamplingParams(), 0, 0, tokens, CONTEXT)
+        self._run(StepPlan(0, (ScheduledRequest("first", 0, tokens, blocks, False, new),)))
+        copies = [
+            BlockCopy(*pair)
+            for others in self._blocks[1:]
+            for pair in zip(blocks, others, strict=True)
+        ]
+        self._run(StepPlan(0, (), tuple(copies)))
+
+    def decode(self, name: str, is_first: bool = False) -> float:
+        """Return the seconds of one step."""
+        started_at = time.perf_counter()
+        news: list[NewRequest | None] = [None] * len(self._tokens)
+        if is_first:
+            news = [
+                NewRequest(params, at, 0, tokens, CONTEXT // 2)
+                for at, (params, tokens) in enumerate(
+                    zip(params_of(name, len(self._tokens)), self._tokens, strict=True)
+                )
+            ]
+        scheduled = [
+            ScheduledRequest(f"{name} {at}", CONTEXT, tokens[-1:], blocks if new else (), True, new)
+            for at, (tokens, blocks, new) in enumerate(
+                zip(self._tokens, self._blocks, news, strict=True)
+            )
+        ]
+        self._run(StepPlan(0, tuple(scheduled)))
+        return time.perf_counter() - started_at
+
+    def _run(self, plan: StepPlan) -> None:
+        for outcome in self._executor.collect(self._executor.submit(plan)).outcomes:
+            if isinstance(outcome, Failure):
+                raise RuntimeError(outcome.message)
+
+
+@contextmanager
+def busy_core(is_wanted: bool) -> Iterator[None]:
+    """Keep one core busy with another process, if wanted."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if is_wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def measure(executor: Executor, num_streams: int, num_rounds: int) -> list[dict[str, Any]]:
+    """Return the seconds of every setting, and the steal, of every round."""
+    steps, names = Steps(executor, num_streams), (*SETTINGS, MIXED)
+    steps.write_blocks()
+    for name in names:
+        steps.decode(name, is_first=True)
+    rounds: list[dict[str, Any]] = []
+    for number in range(num_rounds):
+        before = Ticks.now()
+        # Another first one each time: whoever follows a pause is slower.
+        order = [*names[number % len(names) :], *names[: number % len(names)]]
+        seconds = {name: steps.decode(name) for name in order}
+        rounds.append({"seconds": seconds, "steal": Ticks.now().steal_since(before)})
+        if number % 5 == 4:
+            print(f"{num_streams} streams, {number + 1} rounds", file=sys.stderr, flush=True)
+    return rounds
+
+
+def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the ratios to greedy: median and quartiles over the rounds."""
+    quiet = [one["seconds"] for one in rounds if one["steal"] <= MAX_STEAL]
+    counted = quiet if len(quiet) > 1 else [one["seconds"] for one in rounds]
+    rows: dict[str, dict[str, float]] = {}
+    for name in counted[0]:
+        ratios = [seconds[GREEDY] / seconds[name] for seconds in counted]
+        low, _, high = quantiles(ratios, n=4)
+        rows[name] = {
+            "median": median(ratios),
+            "low": low,
+            "high": high,
+            "step_ms": 1000 * median(seconds[name] for seconds in counted),
+            "num_rounds": len(counted),
+            "is_marked": len(quiet) < 2,
+        }
+    return rows
+
+
+def make_executor(model: str, num_streams: int) -> Executor:
+    settings = {
+        "model": model,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": num_streams,
+        "kv_cache_memory_bytes": "2G",
+    }
+    try:
+        checkpoint = open_checkpoint(locate(model))
+        resolved = resolve(load_config(settings), facts_of(checkpoint), probe_hardware())
+        return load_executor(checkpoint, resolved, SystemClock())
+    except HeadwayError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--busy", action="store_true", help="beside one busy core")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    report: dict[str, Any] = {"is_busy": args.busy}
+    for num_streams in args.streams:
+        executor = make_executor(args.model, num_streams)
+        with busy_core(args.busy):
+            rounds = measure(executor, num_streams, args.rounds)
+        executor.close()
+        rows = summary(rounds)
+        report[f"{num_streams} streams"] = {"summary": rows, "rounds": rounds}
+        for name, row in rows.items():
+            mark = "  (steal above 3 %)" if row["is_marked"] else ""
+            print(
+                f"{num_streams:4d} streams  {name:12s} {row['step_ms']:7.1f} ms  "
+                f"{row['median']:.3f} of greedy ({row['low']:.3f} - {row['high']:.3f}, "
+                f"{row['num_rounds']} rounds){mark}"
+            )
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

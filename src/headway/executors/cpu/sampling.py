@@ -1,0 +1,59 @@
+"""Sampling settings and log-probabilities in the structs of the kernels."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from headway.core.plan import TokenLogprobs
+from headway.executors.cpu import kernels
+from headway.executors.sampling import SampleRow
+
+
+class Samplings:
+    """Structs of sampled rows; keeps alive the arrays that they point to."""
+
+    def __init__(self, rows: Sequence[SampleRow], vocab_size: int) -> None:
+        self.structs = (kernels.Sampling * len(rows))()
+        self.logprobs = (kernels.Logprobs * len(rows))()
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._kept: list[array] = []
+        for struct, row in zip(self.structs, rows, strict=True):
+            self._fill(struct, row)
+
+    def logprobs_of(self, at: int) -> tuple[TokenLogprobs] | None:
+        """Return the log-probabilities of a row; None if its request wants none."""
+        count = self._rows[at].params.logprobs
+        if count is None:
+            return None
+        found = self.logprobs[at]
+        count = min(count, self._vocab_size)
+        ids, values = tuple(found.top_ids[:count]), tuple(found.top_logprobs[:count])
+        return (TokenLogprobs(found.logprob, found.rank, ids, values),)
+
+    def _fill(self, struct: kernels.Sampling, row: SampleRow) -> None:
+        params, counts = row.params, row.counts
+        struct.num_logprobs = -1 if params.logprobs is None else params.logprobs
+        if not params.is_greedy:
+            struct.draw, struct.temperature = row.draw, params.temperature
+            struct.top_p, struct.min_p = params.top_p, params.min_p
+            struct.top_k = min(params.top_k, self._vocab_size)
+        if row.banned_ids:
+            # A stop id outside the vocabulary cannot be sampled and needs no ban.
+            ids = array("i", [one for one in row.banned_ids if one < self._vocab_size])
+            struct.num_banned, struct.banned_ids = len(ids), self._keep(ids)
+        if params.logit_bias:
+            struct.num_biases = len(params.logit_bias)
+            struct.bias_ids = self._keep(array("i", params.logit_bias))
+            struct.biases = self._keep(array("f", params.logit_bias.values()))
+        if counts is not None:
+            struct.repetition_penalty = params.repetition_penalty
+            struct.presence_penalty = params.presence_penalty
+            struct.frequency_penalty = params.frequency_penalty
+            struct.num_seen, struct.seen_ids = len(counts.ids), self._keep(counts.ids)
+            struct.output_counts = self._keep(counts.output_counts)
+
+    def _keep(self, numbers: array) -> int:
+        self._kept.append(numbers)
+        return numbers.buffer_info()[0]
