@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="all cases of the tests that run a choice of them"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep packed weights apart from the user's, shared by the processes of one run."""
+    if "HEADWAY_WEIGHTS_CACHE" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="headway-weights-")
+        os.environ["HEADWAY_WEIGHTS_CACHE"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import Config
+from headway.config import Config, weights_cache_dir
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Executor
@@ -21,6 +22,7 @@ from headway.engine.process.loop import Progress
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
+from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
 from headway.resolve import ModelFacts, Resolved, resolve
@@ -67,8 +69,15 @@ def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
 
     checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
     resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(load.has_cuda()))
-    executor = load.load_executor(checkpoint, resolved, SystemClock(), progress)
+    cache = packed_cache(config)
+    executor = load.load_executor(checkpoint, resolved, SystemClock(), progress, cache)
     return LoadedModel(executor, resolved, checkpoint.spec.vocab_size)
+
+
+def packed_cache(config: Config) -> PackedCache | None:
+    """Return the cache of packed weights; None if it is turned off."""
+    folder = weights_cache_dir(config.model)
+    return None if folder is None else PackedCache(Path(folder), config.model.weights_cache_bytes)
 
 
 def build_core(config: Config, executor: Executor, sink: Sink) -> EngineCore:

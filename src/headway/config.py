@@ -65,9 +65,16 @@ class ModelConfig:
     num_threads: int | None = setting(
         None, "Number of executor threads; default: the cores available to this process."
     )
+    weights_cache: str = setting(
+        "auto", "Folder of packed weights: auto (in the user's cache directory), none or a path."
+    )
+    weights_cache_bytes: int = setting(
+        20 * 1024**3, "Most bytes of packed weights; the least recently used are deleted first."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "max_model_len", "num_threads")
+        _check_at_least(self, 0, "weights_cache_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +305,15 @@ def load_config(
 def state_dir() -> str:
     """Return the folder for files that must outlive the process."""
     return (os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) + "/headway"
+
+
+def weights_cache_dir(section: ModelConfig) -> str | None:
+    """Return the folder of packed weights; None if the user wants none."""
+    if section.weights_cache == "none":
+        return None
+    if section.weights_cache != "auto":
+        return os.path.expanduser(section.weights_cache)
+    return (os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + "/headway/weights"
 
 
 def _check_at_least(section: object, low: int, *names: str) -> None:

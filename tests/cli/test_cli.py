@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from headway.executors.cpu.packed_cache import CacheKey, Matrix, PackedCache, PackedMatrix
 from headway.executors.spec import spec_from_config
 from tests.conftest import ROOT
 from tests.support.tiny import CONFIG, tiny_weights
@@ -124,3 +125,18 @@ def test_bench_offline_compares_modes(tmp_path: Path):
     assert modes["static"]["padding_waste"]["median"] > 0.1
     assert modes["continuous"]["num_output_tokens"] == modes["static"]["num_output_tokens"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_packed_weights_are_listed_and_cleared(tmp_path: Path):
+    folder = ("--weights-cache", str(tmp_path / "cache"))
+    assert headway("cache", "list", *folder).stdout.startswith("no packed weights in")
+    data = memoryview(bytes(3_000_000))
+    packed = PackedMatrix(Matrix(("weight",), 0, False, len(data)), data)
+    cache = PackedCache(tmp_path / "cache", 10**9)
+    cache.store(CacheKey("/models/[gone].gguf", "int4", "0" * 32), [packed])
+    listed = headway("cache", "list", *folder).stdout
+    assert "/models/[gone].gguf (gone)" in listed
+    assert "int4" in listed and "3 of at most 21475 MB in" in listed
+    assert headway("cache", "clear", *folder).stdout.startswith("deleted 3 MB")
+    assert cache.entries() == []
+    assert "weights_cache is none" in headway("cache", "list", "--weights-cache", "none").stderr

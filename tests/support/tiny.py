@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,7 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 class MemoryCheckpoint:
     spec: ModelSpec
     weights: dict[str, torch.Tensor]
+    files: Sequence[Path] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}

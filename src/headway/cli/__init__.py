@@ -5,7 +5,7 @@ In reading order:
     options.py   flags from the settings
     progress.py  progress bars
     ledger.py    opens the ledger for a command
-    serve.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py, tenants.py
+    serve.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py, tenants.py, cache.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway._version import __version__
 from headway.errors import HeadwayError
 
 COMMANDS = ("serve", "chat", "doctor", "explain", "usage")
-GROUPS = ("bench", "keys", "tenants")
+GROUPS = ("bench", "cache", "keys", "tenants")
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:

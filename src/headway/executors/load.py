@@ -6,8 +6,11 @@ load_executor(checkpoint, resolved, ...)   reads weights and allocates the KV st
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from headway.clock import Clock
 from headway.errors import ModelLoadError
+from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.executor import ModelExecutor
 from headway.executors.step_model import ModelOptions, StepModel
 from headway.executors.weights import Checkpoint, facts_of, open_checkpoint
@@ -25,12 +28,19 @@ __all__ = [
     "options_of",
 ]
 
+_GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
+"""Device files of NVIDIA, of AMD, and of either in WSL."""
+
 
 def load_executor(
-    checkpoint: Checkpoint, resolved: Resolved, clock: Clock, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    resolved: Resolved,
+    clock: Clock,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> ModelExecutor:
     """Read the weights and allocate the KV store; return the executor."""
-    model = load_model(checkpoint, options_of(resolved), progress)
+    model = load_model(checkpoint, options_of(resolved), progress, cache)
     return ModelExecutor(model, resolved.max_model_len, clock)
 
 
@@ -50,13 +60,16 @@ def options_of(resolved: Resolved) -> ModelOptions:
 
 
 def load_model(
-    checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    options: ModelOptions,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> StepModel:
     """Return the model, compiled or in plain torch; only the latter needs torch."""
     if options.kernels is not None:
         from headway.executors.cpu.compiled import CompiledModel
 
-        return CompiledModel(checkpoint, options, progress)
+        return CompiledModel(checkpoint, options, progress, cache)
     try:
         from headway.executors.torch.eager import load_eager
     except ModuleNotFoundError as error:
@@ -68,7 +81,12 @@ def load_model(
 
 
 def has_cuda() -> bool:
-    """Whether torch is installed and has a CUDA device."""
+    """Whether torch is installed and has a CUDA device.
+
+    Importing torch takes seconds, so only a machine with the device files of a GPU pays for it.
+    """
+    if not any(path for pattern in _GPU_FILES for path in Path("/dev").glob(pattern)):
+        return False
     try:
         import torch
     except ModuleNotFoundError:

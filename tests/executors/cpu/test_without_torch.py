@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.executors.cpu import kernels
+from headway.executors.load import has_cuda
 
 pytestmark = pytest.mark.skipif(
     kernels.best_isa() is None, reason="the compiled kernels are not built"
@@ -31,6 +32,18 @@ try:
 except ModelLoadError as error:
     print(error)
 """
+
+
+def test_torch_is_not_imported_where_it_is_installed(model_path: Path) -> None:
+    if has_cuda():
+        pytest.skip("this machine has a GPU, so torch is asked for it")
+    code = (
+        "import sys; from headway import LLM; LLM(sys.argv[1], kv_cache_memory_bytes='64M'); "
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(model_path)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 0, child.stderr
 
 
 def test_a_model_runs_without_torch(model_path: Path) -> None:

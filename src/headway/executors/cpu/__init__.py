@@ -5,5 +5,7 @@ The build puts the library of kernels/ into this folder. In reading order:
     kernels.py        ctypes bindings
     sampling.py       sampling settings in the structs of the kernels
     offload_store.py  KV blocks of preempted requests
-    compiled.py       CompiledModel: packs weights and runs steps
+    packed_cache.py   files of packed weights
+    packing.py        Packer: packs weights, or reads them from the cache
+    compiled.py       CompiledModel: runs steps
 """

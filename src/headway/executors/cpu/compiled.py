@@ -7,13 +7,10 @@ tensor names.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import mmap
 from array import array
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,12 +18,14 @@ from headway.core.plan import Failure, Sample
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.offload_store import OffloadStore
+from headway.executors.cpu.packed_cache import PackedCache
+from headway.executors.cpu.packing import Packer, no_threads
 from headway.executors.cpu.sampling import Samplings
 from headway.executors.rope import rope_frequencies
 from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
 from headway.executors.step_model import ModelOptions, Span
-from headway.executors.weights import Checkpoint, QuantizedRows
+from headway.executors.weights import Checkpoint
 from headway.executors.weights.names import (
     EMBEDDING,
     FINAL_NORM,
@@ -34,18 +33,18 @@ from headway.executors.weights.names import (
     ROPE_FACTORS,
     layer_prefix,
 )
-from headway.executors.weights.reader import Progress, WeightReader
-
-_LARGE_PAGE = 2 * 1024**2
-_ARENA_BYTES = 64 * 1024**2
-_CACHE_LINE = 64
+from headway.executors.weights.reader import Progress
 
 
 class CompiledModel:
     """A StepModel on the compiled kernels."""
 
     def __init__(
-        self, checkpoint: Checkpoint, options: ModelOptions, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        options: ModelOptions,
+        progress: Progress | None = None,
+        cache: PackedCache | None = None,
     ) -> None:
         library = kernels.load_kernels()
         if library is None:
@@ -56,7 +55,7 @@ class CompiledModel:
         self.num_blocks = options.num_blocks
         self.block_size = options.block_size
         self._library = library
-        self._packer = _Packer(library, checkpoint, options, progress)
+        self._packer = Packer(library, checkpoint, options, progress, cache)
         self._model = _describe(self._packer, options)
         self._packer.finish()
         block_bytes: int = library.hw_block_bytes(self._model)
@@ -156,7 +155,7 @@ def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOpt
     engine = ctypes.c_void_p()
     status = library.hw_create(model, isa, options.num_threads, engine)
     if status == kernels.STATUSES["NO_THREADS"]:
-        raise _no_threads(options.num_threads)
+        raise no_threads(options.num_threads)
     if status == kernels.STATUSES["NO_MEMORY"]:
         raise ModelLoadError("no memory left for the kernels; set --max-model-len lower")
     if status or not engine.value:
@@ -164,12 +163,6 @@ def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOpt
             f"the {options.kernels} kernels cannot run this model; set --kernels none"
         )
     return engine.value
-
-
-def _no_threads(num_threads: int) -> ModelLoadError:
-    return ModelLoadError(
-        f"cannot start {num_threads} threads; set --num-threads lower or raise the pids limit"
-    )
 
 
 def _check(status: int) -> None:
@@ -185,145 +178,7 @@ def _at(numbers: array) -> int:
     return numbers.buffer_info()[0]
 
 
-class _Packer:
-    """Packs the tensors of a checkpoint, on several threads, and owns the packed memory."""
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        checkpoint: Checkpoint,
-        options: ModelOptions,
-        progress: Progress | None,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.reader = WeightReader(checkpoint, progress)
-        self._library = library
-        self._dtype = options.dtype
-        self._num_threads = options.num_threads
-        self._pool = ThreadPoolExecutor(max(1, options.num_threads))
-        self._jobs: list[Future[None]] = []
-        self.kept: list[object] = []
-        self._next = self._end = 0
-
-    def keep(self, values: np.ndarray) -> int:
-        """Return the address of an array, valid as long as this packer."""
-        self.kept.append(values)
-        return values.ctypes.data
-
-    def allocate(self, num_bytes: int) -> int:
-        """Return the address of fresh memory.
-
-        Uses huge pages where available: kernels read blocks and weights at random, and lookups of
-        small pages would cost a large part of the time.
-        """
-        if num_bytes > self._end - self._next:
-            size = max(num_bytes, _ARENA_BYTES) + _LARGE_PAGE
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # an operating system without huge pages
-                    memory.madvise(mmap.MADV_HUGEPAGE)
-            view = (ctypes.c_char * 1).from_buffer(memory)
-            self.kept += (memory, view)
-            address = ctypes.addressof(view)
-            self._next = -(-address // _LARGE_PAGE) * _LARGE_PAGE
-            self._end = address + size
-        taken = self._next
-        self._next += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
-        return taken
-
-    def values(self, name: str) -> int:
-        """Return the address of an unpacked tensor."""
-        return self.keep(self.reader.read(name))
-
-    def linear(self, *names: str, is_interleaved: bool = False) -> kernels.CLinear:
-        """Pack linear layers that share their input as one layer.
-
-        With `is_interleaved`, panels of the layers alternate.
-        """
-        weights = [f"{name}.weight" for name in names]
-        packed = self.matrix(weights, self._dtype, is_interleaved)
-        if self.reader.has(f"{names[0]}.bias"):
-            biases = [self.reader.read(f"{name}.bias") for name in names]
-            merged = np.empty(packed.num_outputs, dtype=np.float32)
-            for bias, columns in zip(
-                biases, _columns([len(bias) for bias in biases], is_interleaved), strict=True
-            ):
-                merged[columns] = bias
-            packed.bias = self.keep(merged)
-        return packed
-
-    def table(self, name: str) -> kernels.CLinear:
-        """Pack the embedding or the head, in int8 at least: each row is a whole token."""
-        return self.matrix([name], "bf16" if self._dtype == "bf16" else "int8")
-
-    def matrix(
-        self, names: Sequence[str], dtype: str, is_interleaved: bool = False
-    ) -> kernels.CLinear:
-        """Pack matrices that share their input as one."""
-        shapes = [self.reader.shape(name) for name in names]
-        num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
-        kind = kernels.FORMATS[dtype]
-        size = self._library.hw_packed_bytes(kind, num_outputs, num_inputs)
-        target = self.allocate(size)
-        every = _columns([rows for rows, _ in shapes], is_interleaved)
-        for name, columns in zip(names, every, strict=True):
-            self._submit(self._pack, target, kind, name, columns)
-        return kernels.CLinear(target, None, num_outputs, num_inputs, kind, 0)
-
-    def _submit(self, work: Callable[..., None], *args: object) -> None:
-        try:
-            self._jobs.append(self._pool.submit(work, *args))
-        except RuntimeError as error:
-            self._pool.shutdown(cancel_futures=True)
-            raise _no_threads(self._num_threads) from error
-
-    def finish(self) -> None:
-        """Wait until every matrix is packed."""
-        with self._pool:
-            try:
-                for job in self._jobs:
-                    job.result()
-                    self.reader.count_read()
-            finally:
-                self._pool.shutdown(cancel_futures=True)
-        self._jobs.clear()
-
-    def _pack(self, target: int, kind: int, name: str, columns: np.ndarray) -> None:
-        quantized = None
-        if isinstance(self.checkpoint, QuantizedRows):
-            quantized = self.checkpoint.read_quantized(name)
-        num_rows, num_inputs = self.reader.shape(name)
-        if quantized is not None and quantized.kind in kernels.SOURCES:
-            rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
-        else:
-            rows, source = self.reader.load(name), "F32"
-        self._library.hw_pack(
-            target,
-            kind,
-            kernels.SOURCES[source],
-            rows.ctypes.data,
-            num_rows,
-            num_inputs,
-            columns.ctypes.data,
-        )
-
-
-def _columns(sizes: Sequence[int], is_interleaved: bool) -> list[np.ndarray]:
-    """Return the output columns of each merged layer."""
-    columns = []
-    start = 0
-    for turn, size in enumerate(sizes):
-        outputs = np.arange(size, dtype=np.int32)
-        if is_interleaved:
-            panel = outputs // kernels.TILE * len(sizes) + turn
-            columns.append(panel * kernels.TILE + outputs % kernels.TILE)
-        else:
-            columns.append(outputs + start)
-        start += size
-    return columns
-
-
-def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
+def _describe(packer: Packer, options: ModelOptions) -> kernels.Model:
     """Return the model struct for the kernels."""
     spec = packer.checkpoint.spec
     embedding = packer.table(EMBEDDING)
@@ -359,7 +214,7 @@ def _describe(packer: _Packer, options: ModelOptions) -> kernels.Model:
     )
 
 
-def _layer(packer: _Packer, spec: ModelSpec, index: int) -> kernels.Layer:
+def _layer(packer: Packer, spec: ModelSpec, index: int) -> kernels.Layer:
     """Return the struct of one layer."""
     prefix = layer_prefix(index)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

@@ -10,8 +10,9 @@ Formats are safetensors and GGUF; neither can run code when read. In reading ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -29,6 +30,11 @@ class Checkpoint(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Return all files that tensors and spec come from; empty if there are none."""
+        ...
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor by canonical name, from the headers."""

@@ -52,6 +52,7 @@ class GgufCheckpoint:
     """One GGUF file of a llama, qwen2 or qwen3 model."""
 
     def __init__(self, path: Path) -> None:
+        self.files = (path,)
         header = read_header(path)
         self._data = np.memmap(path, mode="r")
         for name, entry in header.tensors.items():

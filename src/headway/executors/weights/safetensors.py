@@ -26,6 +26,8 @@ class SafetensorsCheckpoint:
         self._spec = spec_from_config(_read_json(folder / "config.json"))
         weight_map = _weight_map(folder / _INDEX)
         self._files = {path: _open(path) for path in _shards(folder, weight_map)}
+        index = [folder / _INDEX] if weight_map else []
+        self.files = (folder / "config.json", *index, *self._files)
         self._file_of: dict[str, Path] = {}
         for path, file in self._files.items():
             for name in file.keys():  # noqa: SIM118, not a dict: it has keys but no iterator
