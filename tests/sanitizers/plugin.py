@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.executors.cpu import kernels
-from headway.executors.cpu.compiled import _Packer
+from headway.executors.cpu.packing import Packer
 from headway.executors.weights import Quantized
 from headway.executors.weights.gguf import GgufCheckpoint
 
@@ -21,7 +21,7 @@ LIBRARY = "HEADWAY_SANITIZED_KERNELS"
 read_in_place = GgufCheckpoint.read_quantized
 
 
-def allocate(self: _Packer, num_bytes: int) -> int:
+def allocate(self: Packer, num_bytes: int) -> int:
     return self.keep(np.empty(num_bytes, dtype=np.uint8))
 
 
@@ -34,5 +34,5 @@ kernels.LIBRARY = Path(os.environ[LIBRARY])
 kernels.load_kernels.cache_clear()
 if kernels.load_kernels() is None:
     raise RuntimeError(f"cannot load {kernels.LIBRARY}")
-_Packer.allocate = allocate
+Packer.allocate = allocate
 GgufCheckpoint.read_quantized = read_quantized

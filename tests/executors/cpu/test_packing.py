@@ -20,7 +20,8 @@ from headway.core.params import SamplingParams
 from headway.core.plan import BlockCopy, Failure, Sample, ScheduledRequest
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
-from headway.executors.cpu.compiled import CompiledModel, _columns
+from headway.executors.cpu.compiled import CompiledModel
+from headway.executors.cpu.packing import _columns
 from headway.executors.load import ModelExecutor, ModelOptions
 from headway.executors.step_model import Span
 from headway.executors.weights import Quantized, QuantizedRows
