@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 4;
+constexpr int32_t HW_ABI_VERSION = 5;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -158,5 +158,8 @@ HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits,
                          int32_t* chosen_id, float* best, HwLogprobs* logprobs);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);
+// Writes a checksum of the contents of each block, over all layers.
+HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, int32_t count,
+                               uint64_t* checksums);
 // Writes the seconds of each part on the calling thread since the last call.
 HW_API void hw_profile(void* engine, double* seconds);

@@ -16,6 +16,25 @@
 namespace headway {
 namespace {
 
+// Two sums for each of eight lanes of words: of the words, and of those sums, which depends on the
+// order of the words. A change of one word always changes the result.
+uint64_t checksum(const uint8_t* data, int64_t num_bytes, uint64_t seed) {
+  uint64_t sums[16] = {};
+  for (int64_t at = 0; at + 64 <= num_bytes; at += 64) {
+    uint64_t words[8];
+    std::memcpy(words, data + at, 64);
+    for (int lane = 0; lane < 8; lane++) {
+      sums[lane] += words[lane];
+      sums[lane + 8] += sums[lane];
+    }
+  }
+  for (uint64_t sum : sums) {
+    seed = (seed ^ sum) * 0x9e3779b97f4a7c15u;
+    seed ^= seed >> 32;
+  }
+  return seed;
+}
+
 struct AttentionItem {
   int32_t span;
   int32_t kv_head;
@@ -70,6 +89,19 @@ class Engine {
                     block_bytes_);
       }
     }
+  }
+
+  void checksum_blocks(const int32_t* block_ids, int count, uint64_t* checksums) {
+    std::atomic<int> next{0};
+    pool_.run([&](int) {
+      for (int i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+        checksums[i] = 0;
+        for (int layer = 0; layer < model_.num_layers; layer++) {
+          const uint8_t* block = model_.kv + layer * layer_bytes_ + block_ids[i] * block_bytes_;
+          checksums[i] = checksum(block, block_bytes_, checksums[i]);
+        }
+      }
+    });
   }
 
   void profile(double* seconds) {
@@ -433,6 +465,11 @@ HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_
   } catch (const std::exception&) {
     return HW_NO_MEMORY;
   }
+}
+
+HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, int32_t count,
+                               uint64_t* checksums) {
+  static_cast<headway::Engine*>(engine)->checksum_blocks(block_ids, count, checksums);
 }
 
 HW_API void hw_profile(void* engine, double* seconds) {

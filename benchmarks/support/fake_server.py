@@ -17,6 +17,7 @@ from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
+from headway.engine.supervise.start import EngineStart
 from headway.errors import ConfigError
 from headway.observe import Metrics, make_observers
 from headway.server import (
@@ -61,7 +62,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     tokenizer = Tokenizer.from_gguf(tokenizer_path)
 
     def launch(_before: EngineInfo | None) -> EngineProcess:
-        process = EngineProcess(command, settings)
+        process = EngineProcess(EngineStart(command), settings)
         print("engine", process.pid, flush=True)
         return process
 

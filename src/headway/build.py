@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +14,7 @@ from headway.clock import SystemClock
 from headway.config import Config, weights_cache_dir
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
-from headway.core.executor import Executor
+from headway.core.executor import BlockRecorder, Executor
 from headway.core.scheduler import Scheduler
 from headway.core.waiting.policies import make_queue
 from headway.engine.client.async_engine import AsyncEngine
@@ -22,20 +23,22 @@ from headway.engine.process.loop import Progress
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
+from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart, make_memory
 from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
 from headway.resolve import ModelFacts, Resolved, resolve
 from headway.text import ChatTemplate, Tokenizer
 
-ENGINE_COMMAND = (sys.executable, "-m", "headway.engine_main")
+if TYPE_CHECKING:
+    from headway.executors.executor import ModelExecutor
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An executor with its weights in memory, and its resolved settings."""
 
-    executor: Executor
+    executor: ModelExecutor
     resolved: Resolved
     vocab_size: int
 
@@ -63,14 +66,24 @@ def model_facts(config: Config) -> ModelFacts:
     return facts_of(open_checkpoint(locate(config.model.model, config.model.revision)))
 
 
-def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
-    """Resolve the settings and load the weights."""
+def load_model(
+    config: Config,
+    progress: Progress | None = None,
+    kv_descriptor: int | None = None,
+    when_packed: Callable[[], None] = lambda: None,
+) -> LoadedModel:
+    """Resolve the settings and load the weights; see LoadOptions for the other parameters."""
     from headway.executors import load
 
     checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
     resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(load.has_cuda()))
-    cache = packed_cache(config)
-    executor = load.load_executor(checkpoint, resolved, SystemClock(), progress, cache)
+    loading = load.LoadOptions(
+        progress=progress,
+        cache=packed_cache(config),
+        kv_descriptor=kv_descriptor,
+        when_packed=when_packed,
+    )
+    executor = load.load_executor(checkpoint, resolved, SystemClock(), loading)
     return LoadedModel(executor, resolved, checkpoint.spec.vocab_size)
 
 
@@ -80,10 +93,12 @@ def packed_cache(config: Config) -> PackedCache | None:
     return None if folder is None else PackedCache(Path(folder), config.model.weights_cache_bytes)
 
 
-def build_core(config: Config, executor: Executor, sink: Sink) -> EngineCore:
+def build_core(
+    config: Config, executor: Executor, sink: Sink, recorder: BlockRecorder | None = None
+) -> EngineCore:
     """Return an engine core: a scheduler over `executor`, with events sent to `sink`."""
     scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
-    return EngineCore(scheduler, executor, SystemClock(), sink)
+    return EngineCore(scheduler, executor, SystemClock(), sink, recorder)
 
 
 def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
@@ -115,21 +130,31 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
 
 
 def build_async(
-    config: Config, tokenizer: Tokenizer, command: Sequence[str] = ENGINE_COMMAND
+    config: Config,
+    tokenizer: Tokenizer,
+    command: Sequence[str] = ENGINE_COMMAND,
+    first: EngineStart | None = None,
 ) -> AsyncEngine:
     """Return an engine in its own process, which starts to load at once.
 
-    Every process gets the same settings, so the model in `config` should be a path.
+    Every process gets the same settings, so the model in `config` should be a path. `first` is a
+    process that has already started.
     """
     server = config.server
     limits = RestartLimits(
         server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
     )
 
-    def launch(before: EngineInfo | None) -> EngineProcess:
-        return EngineProcess(command, msgspec.json.encode(_as_before(config, before)))
+    memory = make_memory(config) if first is None else first.memory
+    started = [] if first is None else [first]
 
-    return AsyncEngine(launch, tokenizer, SystemClock(), limits)
+    def launch(before: EngineInfo | None, is_standby: bool = False) -> EngineProcess:
+        settings = msgspec.json.encode(_as_before(config, before))
+        start = started.pop() if started else EngineStart(command, memory, is_standby)
+        return EngineProcess(start, settings)
+
+    launch_standby = partial(launch, is_standby=True) if server.standby else None
+    return AsyncEngine(launch, tokenizer, SystemClock(), limits, launch_standby)
 
 
 def _as_before(config: Config, before: EngineInfo | None) -> Config:
@@ -144,7 +169,11 @@ def _as_before(config: Config, before: EngineInfo | None) -> Config:
     return replace(config, model=model, cache=cache)
 
 
-def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
+def run_server(
+    config: Config,
+    command: Sequence[str] = ENGINE_COMMAND,
+    first: EngineStart | None = None,
+) -> int:
     """Serve until a signal; return the exit code."""
     from headway.observe import Metrics, make_observers
     from headway.server import (
@@ -170,7 +199,7 @@ def run_server(config: Config, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
     async def make_parts() -> ServerParts:
         located, tokenizer, chat_template = await loading.run()
-        engine = build_async(located, tokenizer, command)
+        engine = build_async(located, tokenizer, command, first)
         admission = AdmissionController(config.server, engine, SystemClock())
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         return ServerParts(engine, apps, admission, observers.stats)

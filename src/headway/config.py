@@ -209,6 +209,11 @@ class ServerConfig:
     slow_reader_timeout_s: float = setting(
         30.0, "Seconds without a read after which a client is disconnected."
     )
+    standby: bool = setting(
+        False,
+        "Keep a second engine process that has loaded the weights and takes over when the engine "
+        "fails; takes the memory of the weights twice.",
+    )
     max_engine_restarts: int = setting(
         10, "Most engine restarts within engine_restart_window_s; beyond, the server answers 503."
     )

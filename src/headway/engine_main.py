@@ -1,10 +1,12 @@
 """The entry point of the engine process.
 
-Settings come as one line on standard input; the only argument is the address of the sockets.
+Settings come as one line on standard input. A standby process loads the weights and waits for
+another line before it takes over the KV blocks.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import logging
 import sys
@@ -28,15 +30,36 @@ def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> in
     ignore_stop_signals()
     faulthandler.register(STACKS_SIGNAL)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
-    config = msgspec.json.decode(sys.stdin.readline(), type=Config)
-    loop = EngineLoop(sys.argv[1])
+    arguments = _parse_arguments()
+    line = sys.stdin.readline()
+    if not line:  # the API process ended before it had settings
+        return 0
+    config = msgspec.json.decode(line, type=Config)
+    loop = EngineLoop(arguments.address)
 
     def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
-        model = load_model(config, progress)
+        if arguments.standby:
+            model = load_model(config, None, arguments.kv_descriptor, _wait_for_activation)
+        else:
+            model = load_model(config, progress, arguments.kv_descriptor)
         executor = JournaledExecutor(wrap(model.executor), loop.journal)
-        return build_core(config, executor, sink), engine_info(config, model)
+        core = build_core(config, executor, sink, model.executor.recorder)
+        return core, engine_info(config, model)
 
     return loop.run(factory)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address", help="prefix of the sockets of the API process")
+    parser.add_argument("--kv-descriptor", type=int, help="memory for KV blocks that outlives this")
+    parser.add_argument("--standby", action="store_true", help="wait before taking over")
+    return parser.parse_args()
+
+
+def _wait_for_activation() -> None:
+    if not sys.stdin.readline():  # the API process is gone, or has no use for this process
+        sys.exit(0)
 
 
 if __name__ == "__main__":

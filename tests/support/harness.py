@@ -10,7 +10,7 @@ from headway.config import SchedulerConfig
 from headway.core import invariants
 from headway.core.engine import EngineCore
 from headway.core.events import Event, Finished, TokensEmitted
-from headway.core.executor import Capacity, Executor
+from headway.core.executor import BlockRecorder, Capacity, Executor
 from headway.core.params import SamplingParams
 from headway.core.plan import ScheduledRequest, StepPlan
 from headway.core.request import Request
@@ -69,6 +69,7 @@ class Harness:
         block_size: int = 4,
         enable_prefix_caching: bool = True,
         executor: Executor | None = None,
+        recorder: BlockRecorder | None = None,
         **settings: Any,
     ) -> None:
         max_model_len, num_slots = (
@@ -82,7 +83,9 @@ class Harness:
         self.clock = VirtualClock()
         self.events: list[Event] = []
         self.executor = executor or FakeExecutor(self.capacity)
-        self.core = EngineCore(self.scheduler, self.executor, self.clock, self.events.extend)
+        self.core = EngineCore(
+            self.scheduler, self.executor, self.clock, self.events.extend, recorder
+        )
 
     def add(self, request_id: str, prompt: int | Sequence[int] = 4, **fields: Any) -> Request:
         request = make_request(request_id, prompt, arrived_at=self.clock.now(), **fields)

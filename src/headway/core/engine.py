@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headway.clock import Clock
 from headway.core.events import Idled, Sink, Stepped
-from headway.core.executor import Executor, Ticket
+from headway.core.executor import BlockRecorder, Executor, Ticket
 from headway.core.plan import StepPlan
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
@@ -21,13 +21,25 @@ MAX_IDLE_STEPS = 64
 class EngineCore:
     """Runs the plans of one scheduler on one executor; sends events to the sink."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, sink: Sink) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        sink: Sink,
+        recorder: BlockRecorder | None = None,
+    ) -> None:
+        """With `recorder`, begin with the KV blocks that an earlier process recorded."""
         self.scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._sink = sink
         self._in_flight: tuple[StepPlan, Ticket] | None = None
         self._num_idle_steps = 0
+        self._recorder = recorder
+        if recorder is not None:
+            scheduler.kv.pool.restore(recorder.restore())
+            scheduler.kv.pool.take_published()
 
     @property
     def has_work(self) -> bool:
@@ -87,6 +99,8 @@ class EngineCore:
         self._in_flight = None
         now = self._clock.now()
         self.scheduler.update(plan, result, now)
+        if self._recorder is not None:
+            self._recorder.record(self.scheduler.kv.pool.take_published())
         events = self.scheduler.take_events()
         events.append(self._make_stepped(plan, result.elapsed_s, now))
         self._sink(events)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headway.core.plan import StepPlan, StepResult
 
@@ -41,3 +42,23 @@ class Executor(Protocol):
     def collect(self, ticket: Ticket) -> StepResult: ...
 
     def close(self) -> None: ...
+
+
+class PublishedBlock(NamedTuple):
+    """A full block in the prefix index: its hash and its cache group."""
+
+    block_id: int
+    block_hash: bytes
+    group: str
+
+
+class BlockRecorder(Protocol):
+    """Records published blocks where the next engine process finds them."""
+
+    def record(self, blocks: Sequence[PublishedBlock]) -> None:
+        """Record blocks whose contents are complete; their former records are void."""
+        ...
+
+    def restore(self) -> list[PublishedBlock]:
+        """Return the blocks that an earlier process recorded and that are intact."""
+        ...

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.clock import Clock
-from headway.core.executor import Capacity, Ticket
+from headway.core.executor import BlockRecorder, Capacity, Ticket
 from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.executors.sampling import SampleRow, TokenCounts, has_penalties
 from headway.executors.step_model import Span, StepModel
@@ -58,6 +58,11 @@ class ModelExecutor:
 
     def capacity(self) -> Capacity:
         return self._capacity
+
+    @property
+    def recorder(self) -> BlockRecorder | None:
+        """Return the recorder of published blocks; None if none outlive the process."""
+        return self._model.recorder
 
     def submit(self, plan: StepPlan) -> Ticket:
         if self._pending is not None:

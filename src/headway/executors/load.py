@@ -10,14 +10,13 @@ from pathlib import Path
 
 from headway.clock import Clock
 from headway.errors import ModelLoadError
-from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.executor import ModelExecutor
-from headway.executors.step_model import ModelOptions, StepModel
+from headway.executors.step_model import DEFAULT_LOADING, LoadOptions, ModelOptions, StepModel
 from headway.executors.weights import Checkpoint, facts_of, open_checkpoint
-from headway.executors.weights.reader import Progress
 from headway.resolve import Resolved
 
 __all__ = [
+    "LoadOptions",
     "ModelExecutor",
     "ModelOptions",
     "facts_of",
@@ -36,11 +35,10 @@ def load_executor(
     checkpoint: Checkpoint,
     resolved: Resolved,
     clock: Clock,
-    progress: Progress | None = None,
-    cache: PackedCache | None = None,
+    loading: LoadOptions = DEFAULT_LOADING,
 ) -> ModelExecutor:
     """Read the weights and allocate the KV store; return the executor."""
-    model = load_model(checkpoint, options_of(resolved), progress, cache)
+    model = load_model(checkpoint, options_of(resolved), loading)
     return ModelExecutor(model, resolved.max_model_len, clock)
 
 
@@ -60,16 +58,13 @@ def options_of(resolved: Resolved) -> ModelOptions:
 
 
 def load_model(
-    checkpoint: Checkpoint,
-    options: ModelOptions,
-    progress: Progress | None = None,
-    cache: PackedCache | None = None,
+    checkpoint: Checkpoint, options: ModelOptions, loading: LoadOptions = DEFAULT_LOADING
 ) -> StepModel:
     """Return the model, compiled or in plain torch; only the latter needs torch."""
     if options.kernels is not None:
         from headway.executors.cpu.compiled import CompiledModel
 
-        return CompiledModel(checkpoint, options, progress, cache)
+        return CompiledModel(checkpoint, options, loading)
     try:
         from headway.executors.torch.eager import load_eager
     except ModuleNotFoundError as error:
@@ -77,7 +72,9 @@ def load_model(
             f"{options.dtype} weights on {options.device} run in plain torch here, which is not "
             "installed: pip install 'headway[torch]'; `headway doctor MODEL` says why"
         ) from error
-    return load_eager(checkpoint, options, progress)
+    model = load_eager(checkpoint, options, loading.progress)
+    loading.when_packed()
+    return model
 
 
 def has_cuda() -> bool:

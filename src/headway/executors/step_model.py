@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from headway.core.executor import BlockRecorder
 from headway.core.plan import Failure, Sample
+from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
+from headway.executors.weights.reader import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,26 @@ class ModelOptions:
     device: str = "cpu"
 
 
+def _go_on() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded; none of it changes what the model computes."""
+
+    progress: Progress | None = None
+    cache: PackedCache | None = None
+    """Packed weights of earlier loads."""
+    kv_descriptor: int | None = None
+    """Memory for the KV store that outlives the process; None: memory of the process."""
+    when_packed: Callable[[], None] = _go_on
+    """Called with the weights in memory, before the KV store is mapped."""
+
+
+DEFAULT_LOADING = LoadOptions()
+
+
 class HasLogits(Protocol):
     """A model whose quality can be measured."""
 
@@ -56,6 +79,11 @@ class StepModel(HasLogits, Protocol):
     num_blocks: int
     block_size: int
     num_slots: int
+
+    @property
+    def recorder(self) -> BlockRecorder | None:
+        """Return the recorder of published blocks; None if none outlive the process."""
+        ...
 
     def sample(
         self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.executor import PublishedBlock
 from headway.core.kv.pool import BlockPool
 from headway.core.kv.prefix import BlockHash
 
@@ -125,3 +126,32 @@ def test_check_sees_a_leak_and_a_block_without_an_owner():
         pool.check({})
     with pytest.raises(AssertionError, match="0 references, 1 owners"):
         pool.check({block: 1, 1 - block: 1})
+
+
+def test_restored_blocks_are_cached_and_the_others_empty():
+    pool = BlockPool(6)
+    pool.restore([PublishedBlock(4, hash_of(1), "a"), PublishedBlock(2, hash_of(2), "b")])
+    pool.check({})
+    assert (pool.num_free, pool.num_cached) == (6, 2)
+    assert (pool.find(hash_of(1)), pool.find(hash_of(2))) == (4, 2)
+    pool.add_references([4])
+    assert set(pool.allocate(5)) == {0, 1, 2, 3, 5}
+    pool.check(dict.fromkeys(range(6), 1))
+
+
+def test_of_two_restored_blocks_with_one_hash_the_second_is_empty():
+    pool = BlockPool(3)
+    pool.restore([PublishedBlock(0, hash_of(1), ""), PublishedBlock(1, hash_of(1), "")])
+    pool.check({})
+    assert pool.num_cached == 1
+
+
+def test_published_blocks_are_taken_once_and_only_since_the_first_call():
+    pool = BlockPool(4)
+    first, second, duplicate = pool.allocate(3)
+    pool.publish(first, hash_of(1))
+    assert pool.take_published() == []
+    pool.publish(second, hash_of(2), "a")
+    pool.publish(duplicate, hash_of(2), "a")
+    assert pool.take_published() == [PublishedBlock(second, hash_of(2), "a")]
+    assert pool.take_published() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 
@@ -13,7 +14,8 @@ from headway.core.events import Finished, Refused, Stepped, TokensEmitted
 from headway.core.request import FinishReason
 from headway.engine.process.messages import EventBatch, Report, decode_report, encode
 from headway.engine.supervise.launcher import EngineProcess
-from headway.errors import EngineError
+from headway.engine.supervise.start import EngineMemory, EngineStart
+from headway.errors import EngineDeadError, EngineError
 
 SPEAKER = """
 import json, sys, zmq
@@ -45,13 +47,35 @@ def damaged(frame: bytes, draw: random.Random) -> list[bytes]:
 
 
 async def reports_of(frames: list[bytes]) -> list[Report | EngineError | None]:
-    process = EngineProcess(
-        [sys.executable, "-c", SPEAKER], json.dumps([frame.hex() for frame in frames]).encode()
-    )
+    start = EngineStart([sys.executable, "-c", SPEAKER])
+    process = EngineProcess(start, json.dumps([frame.hex() for frame in frames]).encode())
     try:
         return [await read_one(process) for _ in frames]
     finally:
         await process.stop()
+
+
+async def test_the_end_of_a_process_is_noticed_at_once() -> None:
+    process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
+    try:
+        assert await process.receive(0.05) is None
+        waiting = asyncio.create_task(read_one(process))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        process.kill()
+        died = await asyncio.wait_for(waiting, 5.0)  # reading alone would wait for 10
+        assert isinstance(died, EngineDeadError)
+    finally:
+        await process.stop()
+
+
+async def test_memory_outlives_the_process_that_wrote_it() -> None:
+    memory = EngineMemory()
+    code = "import os, sys; os.write(int(sys.argv[2].removeprefix('--kv-descriptor=')), b'left')"
+    process = EngineProcess(EngineStart([sys.executable, "-c", code], memory), b"")
+    await process.wait()
+    await process.stop()
+    assert os.pread(memory.descriptor, 10, 0) == b"left"
 
 
 async def read_one(process: EngineProcess) -> Report | EngineError | None:

@@ -27,8 +27,14 @@ SCRIPT = "the quick brown fox jumps over it"
 class Process:
     """Ready at once, then empty reports."""
 
+    is_alive = True
+
     def __init__(self) -> None:
         self._is_ready = False
+        self.calls: list[str] = []
+
+    def activate(self) -> None:
+        self.calls.append("activate")
 
     async def receive(self, _timeout_s: float) -> object:
         await asyncio.sleep(0)
@@ -37,11 +43,13 @@ class Process:
         self._is_ready = True
         return EngineReady(EngineInfo(Capacity(1, 16, 16), 1, 10))
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        self.calls.append("kill")
 
     async def wait(self) -> None: ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        self.calls.append("stop")
 
     def unfinished_step(self) -> frozenset[str]:
         return frozenset({"somebody"})
@@ -110,6 +118,41 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     await supervisor.load()
     await asyncio.wait_for(supervisor.run(owner), 10)
     assert num_launches == 3
+
+
+async def test_a_standby_takes_over_and_is_replaced() -> None:
+    launched: list[Process] = []
+    standbys: list[Process] = []
+
+    def launch(_before: EngineInfo | None) -> Any:
+        launched.append(Process())
+        return launched[-1]
+
+    def launch_standby(before: EngineInfo | None) -> Any:
+        assert before is not None, "a standby has the resolved settings of the engine"
+        standbys.append(Process())
+        standbys[-1].is_alive = len(standbys) != 2  # the second is killed while it waits
+        if len(standbys) == 4:
+            raise EngineError("no memory for another process")
+        return standbys[-1]
+
+    limits = RestartLimits(max_restarts=5)
+    supervisor, owner = Supervisor(launch, SystemClock(), limits, launch_standby), EngineOwner()
+    await supervisor.load()
+    await asyncio.wait_for(supervisor.run(owner), 10)
+    # Six engines failed over a report; those that were launched replaced a standby that was dead
+    # or could not be started.
+    assert len(launched) == 3
+    assert [process.calls[:1] for process in standbys] == [
+        ["activate"],
+        ["stop"],
+        ["activate"],
+        [],
+        ["activate"],
+        [],
+    ]
+    await supervisor.stop()
+    assert standbys[-1].calls == ["kill", "stop"]
 
 
 @pytest.fixture

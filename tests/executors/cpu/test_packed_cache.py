@@ -24,7 +24,7 @@ from headway.executors.cpu.packed_cache import (
     make_key,
 )
 from headway.executors.cpu.packing import STORING
-from headway.executors.step_model import ModelOptions, Span
+from headway.executors.step_model import LoadOptions, ModelOptions, Span
 from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 pytestmark = pytest.mark.skipif(
@@ -61,7 +61,7 @@ class Loader:
         options = ModelOptions(
             dtype=dtype, num_blocks=4, block_size=16, max_model_len=64, kernels="plain"
         )
-        model = CompiledModel(checkpoint, options, cache=self.cache)
+        model = CompiledModel(checkpoint, options, LoadOptions(cache=self.cache))
         wait_stored()
         return model.logits([Span([1, 2, 3], 0, [0])], [2]), len(checkpoint.reads)
 

@@ -22,7 +22,7 @@ from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.cpu.packing import _columns
-from headway.executors.load import ModelExecutor, ModelOptions
+from headway.executors.load import LoadOptions, ModelExecutor, ModelOptions
 from headway.executors.step_model import Span
 from headway.executors.weights import Quantized, QuantizedRows
 from headway.executors.weights.names import EMBEDDING, HEAD
@@ -284,7 +284,9 @@ def test_kept_blocks_compute_as_their_values_do(isa):
         options = ModelOptions(
             dtype=dtype, num_blocks=8, block_size=16, max_model_len=128, kernels=isa
         )
-        model = CompiledModel(checkpoint, options, lambda *counts: seen.append(counts))
+        model = CompiledModel(
+            checkpoint, options, LoadOptions(progress=lambda *counts: seen.append(counts))
+        )
         found.append(in_chunks(model, [40, 20, 10]))
     assert torch.equal(*found)
     assert seen == 2 * [(i + 1, len(checkpoint.weights)) for i in range(len(checkpoint.weights))]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from headway.core.executor import PublishedBlock
 from headway.core.kv.eviction import CachedBlocks
 from headway.core.kv.prefix import BlockHash, PrefixIndex
 
@@ -32,6 +33,8 @@ class BlockPool:
         """Cache group of each indexed block."""
         self._cached = CachedBlocks()
         self._index = PrefixIndex()
+        self._published: list[PublishedBlock] | None = None
+        """Blocks published since they were last taken; None unless somebody takes them."""
 
     @property
     def num_free(self) -> int:
@@ -96,6 +99,21 @@ class BlockPool:
         """Add a full, owned block to the prefix index, for a cache group."""
         if self._index.insert(block_hash, block_id):
             self._groups[block_id] = group
+            if self._published is not None:
+                self._published.append(PublishedBlock(block_id, block_hash, group))
+
+    def take_published(self) -> list[PublishedBlock]:
+        """Return the blocks published since the last call; the first call begins to count."""
+        published, self._published = self._published, []
+        return published or []
+
+    def restore(self, blocks: Iterable[PublishedBlock]) -> None:
+        """Index blocks of an earlier engine process as cached blocks; all blocks are empty yet."""
+        for block_id, block_hash, group in blocks:
+            if self._index.insert(BlockHash(block_hash), block_id):
+                self._groups[block_id] = group
+                self._cached.add(block_id, group)
+        self._empty = [block_id for block_id in self._empty if block_id not in self._cached]
 
     def num_unowned(self, block_ids: Sequence[int]) -> int:
         """Return how many of these blocks have no owner."""

@@ -55,11 +55,12 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         clock: Clock,
         limits: RestartLimits | None = None,
+        launch_standby: Launch | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._clock = clock
         limits = limits or RestartLimits()
-        self._supervisor = Supervisor(launch, clock, limits)
+        self._supervisor = Supervisor(launch, clock, limits, launch_standby)
         self._supervision: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._stream_of: dict[str, RequestStream] = {}

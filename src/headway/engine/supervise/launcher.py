@@ -1,16 +1,13 @@
-"""Starts and stops one engine process, and owns the two sockets to it."""
+"""Talks to one engine process over two sockets, and stops it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import shutil
+import os
 import signal
 import subprocess
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -18,55 +15,63 @@ import zmq
 import zmq.asyncio
 
 from headway.engine.process.journal import journal_path, read_journal
-from headway.engine.process.messages import Command, Report, Shutdown, decode_report, encode
+from headway.engine.process.messages import (
+    Command,
+    EngineReady,
+    Report,
+    Shutdown,
+    decode_report,
+    encode,
+)
+from headway.engine.supervise.start import EngineStart
 from headway.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 0.5
+LAST_REPORTS_TIMEOUT_MS = 20
 STACKS_SIGNAL = signal.SIGUSR1
 """On this signal the engine writes the stacks of its threads to standard error."""
 
 
 class EngineProcess:
-    """One engine process; its sockets are in a directory that only this user can enter."""
+    """One engine process and the sockets to it, in a folder that only this user can enter."""
 
-    def __init__(self, command: Sequence[str], settings: bytes) -> None:
-        """Start the process with `command`; write `settings`, one line, to its standard input."""
+    def __init__(self, start: EngineStart, settings: bytes) -> None:
+        """Bind the sockets; write `settings`, one line, to the standard input of the process."""
+        self._start = start
+        self._process = start.process
         self._context = zmq.asyncio.Context()
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="headway-"))  # mode 0700
-        except OSError as error:
-            raise EngineError(f"the engine process cannot be started: {error}") from error
-        self._address = f"ipc://{self._folder}/engine"
         try:
             self._commands = self._context.socket(zmq.PUSH)
             self._reports = self._context.socket(zmq.PULL)
             self._commands.set_hwm(0)
-            self._commands.bind(f"{self._address}.commands")
-            self._reports.bind(f"{self._address}.reports")
-            self._process = subprocess.Popen(
-                [*command, self._address],
-                stdin=subprocess.PIPE,
-                # Ctrl-C in a terminal reaches the whole foreground group. Only the API process
-                # may act on it, or streams would be cut instead of drained.
-                start_new_session=True,
-            )
+            self._commands.bind(f"{start.address}.commands")
+            self._reports.bind(f"{start.address}.reports")
         except (OSError, zmq.ZMQError) as error:
             self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            start.close()
             raise EngineError(f"the engine process cannot be started: {error}") from error
-        self._send_settings(settings)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._reports, zmq.POLLIN)
+        self._death = _watch_death(self.pid)
+        if self._death is not None:
+            self._poller.register(self._death, zmq.POLLIN)
+        self._send_line(settings)
 
-    def _send_settings(self, settings: bytes) -> None:
+    def _send_line(self, line: bytes) -> None:
         stdin = self._process.stdin
         if stdin is None:
             raise EngineDeadError("the engine process has no standard input")
         # Stays open: the engine stops when its standard input ends.
         with contextlib.suppress(BrokenPipeError):
-            stdin.write(settings + b"\n")
+            stdin.write(line + b"\n")
             stdin.flush()
+
+    def activate(self) -> None:
+        """Have a standby process take over the KV blocks and become ready."""
+        self._send_line(b"")
 
     @property
     def pid(self) -> int:
@@ -96,12 +101,17 @@ class EngineProcess:
 
         Raises EngineDeadError once the process has ended and all its reports were received.
         """
-        if await self._reports.poll(timeout=int(timeout_s * 1000)):
+        await self._poller.poll(int(timeout_s * 1000))
+        # The last reports of a process that has ended may still be on their way.
+        if await self._reports.poll(0 if self.is_alive else LAST_REPORTS_TIMEOUT_MS):
             try:
-                return decode_report(await self._reports.recv())
+                report = decode_report(await self._reports.recv())
             except (msgspec.DecodeError, ValueError) as error:  # ValueError: text is not UTF-8
                 # Without this report the state of the engine is unknown.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
+            if isinstance(report, EngineReady):
+                logger.info("engine process %d is ready", self.pid)
+            return report
         if not self.is_alive:
             raise EngineDeadError(
                 f"the engine process ended with exit code {self._process.returncode}"
@@ -116,7 +126,7 @@ class EngineProcess:
 
     def unfinished_step(self) -> frozenset[str]:
         """Return the ids of the requests in the step that did not end, if any."""
-        return read_journal(journal_path(self._address))
+        return read_journal(journal_path(self._start.address))
 
     def kill(self) -> None:
         """Kill the process; `stop` must still follow."""
@@ -135,11 +145,12 @@ class EngineProcess:
             with contextlib.suppress(zmq.ZMQError, EngineDeadError):
                 await self.send(Shutdown())
             await asyncio.to_thread(self._wait_or_kill)
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        if self._death is not None:
+            self._poller.unregister(self._death)
+            os.close(self._death)
+            self._death = None
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._start.close()
 
     def _wait_or_kill(self) -> None:
         try:
@@ -148,3 +159,11 @@ class EngineProcess:
             logger.warning("the engine did not stop within %.0f s; killing it", STOP_TIMEOUT_S)
             self._process.kill()
             self._process.wait()
+
+
+def _watch_death(pid: int) -> int | None:
+    """Return a descriptor that is readable once the process has ended; None if there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or no descriptor left
+        return None

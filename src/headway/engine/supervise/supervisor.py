@@ -66,13 +66,24 @@ class EngineOwner(Protocol):
 
 
 class Supervisor:
-    """One engine process at a time; the first starts at once."""
+    """One engine process at a time; the first starts at once.
 
-    def __init__(self, launch: Launch, clock: Clock, limits: RestartLimits) -> None:
+    With `launch_standby`, a second process is loaded and waits to take over.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        clock: Clock,
+        limits: RestartLimits,
+        launch_standby: Launch | None = None,
+    ) -> None:
         self.info: EngineInfo | None = None
         self.is_up = False
         self._launch = launch
         self._process = launch(None)
+        self._launch_standby = launch_standby
+        self._standby: EngineProcess | None = None
         self._clock = clock
         self._budget = RestartBudget(limits)
         self._hang_detector = HangDetector(clock.now())
@@ -119,6 +130,7 @@ class Supervisor:
         """Serve the owner, replacing failed processes, until the restart budget is spent."""
         try:
             while True:
+                self._start_standby()
                 await self._replace(await self._serve(owner), owner)
         except EngineError as error:
             logger.error("%s", error)
@@ -128,11 +140,26 @@ class Supervisor:
             owner.on_give_up(EngineDeadError("the engine cannot be supervised"))
 
     def kill(self) -> None:
-        """Kill the process; `stop` must still follow."""
+        """Kill the processes; `stop` must still follow."""
         self._process.kill()
+        if self._standby is not None:
+            self._standby.kill()
 
     async def stop(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.kill()  # it has nothing to finish
+            await standby.stop()
         await self._process.stop()
+
+    def _start_standby(self) -> None:
+        """Start a process that can take over; without it, a failure takes longer to mend."""
+        if self._launch_standby is None or self._standby is not None:
+            return
+        try:
+            self._standby = self._launch_standby(self.info)
+        except EngineError as error:
+            logger.warning("there is no standby: %s", error)
 
     async def _serve(self, owner: EngineOwner) -> EngineError:
         """Pass reports to the owner until the process fails; return the failure.
@@ -193,7 +220,7 @@ class Supervisor:
     async def _start_process(self) -> None:
         """Start a process and wait until it is loaded; raise EngineError if that fails."""
         try:
-            self._process = self._launch(self.info)
+            self._process = await self._take_standby() or self._launch(self.info)
             await self.load()
         except EngineError:
             raise
@@ -201,6 +228,17 @@ class Supervisor:
             logger.exception("the engine cannot be started")
             name = type(error).__name__
             raise EngineError(f"the engine cannot be started: {name}: {error}") from error
+
+    async def _take_standby(self) -> EngineProcess | None:
+        """Return the standby process, about to become ready; None if there is none."""
+        standby, self._standby = self._standby, None
+        if standby is None:
+            return None
+        if not standby.is_alive:
+            await standby.stop()
+            return None
+        standby.activate()
+        return standby
 
     def _notify_restart(self, kind: str, num_requests: int) -> None:
         for listener in self._listeners:

@@ -8,23 +8,26 @@ tensor names.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import logging
 import math
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
+from headway.core.executor import BlockRecorder, PublishedBlock
 from headway.core.plan import Failure, Sample
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.offload_store import OffloadStore
-from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.cpu.packing import Packer, no_threads
 from headway.executors.cpu.sampling import Samplings
+from headway.executors.cpu.shared_kv import RecordedBlock, SharedKV
 from headway.executors.rope import rope_frequencies
 from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
-from headway.executors.step_model import ModelOptions, Span
+from headway.executors.step_model import DEFAULT_LOADING, LoadOptions, ModelOptions, Span
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.names import (
     EMBEDDING,
@@ -33,7 +36,8 @@ from headway.executors.weights.names import (
     ROPE_FACTORS,
     layer_prefix,
 )
-from headway.executors.weights.reader import Progress
+
+logger = logging.getLogger(__name__)
 
 
 class CompiledModel:
@@ -43,8 +47,7 @@ class CompiledModel:
         self,
         checkpoint: Checkpoint,
         options: ModelOptions,
-        progress: Progress | None = None,
-        cache: PackedCache | None = None,
+        loading: LoadOptions = DEFAULT_LOADING,
     ) -> None:
         library = kernels.load_kernels()
         if library is None:
@@ -55,19 +58,35 @@ class CompiledModel:
         self.num_blocks = options.num_blocks
         self.block_size = options.block_size
         self._library = library
-        self._packer = Packer(library, checkpoint, options, progress, cache)
+        self._packer = Packer(library, checkpoint, options, loading)
         self._model = _describe(self._packer, options)
         self._packer.finish()
+        loading.when_packed()
         block_bytes: int = library.hw_block_bytes(self._model)
         num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
         # Not initialized: the kernels clear a block before they read it.
-        self._model.kv = self._packer.allocate(num_bytes)
+        self._shared = self._map_shared(loading.kv_descriptor, options, num_bytes)
+        self._model.kv = (
+            self._packer.allocate(num_bytes) if self._shared is None else self._shared.address
+        )
         memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
         shape = (self.spec.num_layers, options.num_blocks, block_bytes)
         blocks = np.ctypeslib.as_array(memory).reshape(shape)
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
         self._engine = _create_engine(library, self._model, options)
+
+    def _map_shared(
+        self, descriptor: int | None, options: ModelOptions, num_bytes: int
+    ) -> SharedKV | None:
+        if descriptor is None:
+            return None
+        identity = hashlib.sha256(f"{self._packer.identity}\n{options}".encode()).digest()
+        try:
+            return SharedKV(descriptor, identity, options.num_blocks, num_bytes)
+        except (OSError, ValueError) as error:
+            logger.warning("KV blocks will not outlive this process: %s", error)
+            return None
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None):
@@ -141,6 +160,32 @@ class CompiledModel:
 
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         self._offload.load(slot_ids, block_ids)
+
+    @property
+    def recorder(self) -> BlockRecorder | None:
+        """Return the recorder of published blocks; None if no memory outlives the process."""
+        return None if self._shared is None else self
+
+    def record(self, blocks: Sequence[PublishedBlock]) -> None:
+        if self._shared is not None and blocks:
+            checksums = self._checksums([block.block_id for block in blocks])
+            self._shared.record(list(map(RecordedBlock, blocks, checksums)))
+
+    def restore(self) -> list[PublishedBlock]:
+        if self._shared is None:
+            return []
+        recorded = self._shared.recorded()
+        checksums = self._checksums([one.block.block_id for one in recorded])
+        return [
+            one.block
+            for one, checksum in zip(recorded, checksums, strict=True)
+            if one.checksum == checksum
+        ]
+
+    def _checksums(self, block_ids: Sequence[int]) -> array[int]:
+        ids, checksums = array("i", block_ids), array("Q", bytes(8 * len(block_ids)))
+        self._library.hw_checksum_blocks(self._engine, _at(ids), len(ids), _at(checksums))
+        return checksums
 
     def profile(self) -> dict[str, float]:
         """Return seconds by part since the last call, on the thread of the engine."""

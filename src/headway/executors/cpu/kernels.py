@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 4
+ABI_VERSION = 5
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
@@ -165,6 +165,7 @@ def load_kernels() -> ctypes.CDLL | None:
         POINTER(Logprobs),
     ]
     library.hw_copy_blocks.argtypes = [pointer, pointer, pointer, c_int32]
+    library.hw_checksum_blocks.argtypes = [pointer, pointer, c_int32, pointer]
     library.hw_profile.argtypes = [pointer, POINTER(c_double)]
     return library
 

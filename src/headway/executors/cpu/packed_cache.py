@@ -85,11 +85,13 @@ class CacheEntry:
 
 
 def make_key(files: Sequence[Path], dtype: str, library: Path) -> CacheKey | None:
-    """Return the key of a model's weights; None if a file cannot be read.
+    """Return the key of a model's weights; None without files, or if one cannot be read.
 
     Reading all weights would take as long as packing them. A change of a file changes its ctime,
     which no program can set.
     """
+    if not files:
+        return None
     digest = hashlib.sha256(f"{dtype}\n".encode())
     try:
         digest.update(library.read_bytes())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Thread
+from uuid import uuid4
 
 import numpy as np
 
@@ -21,9 +22,9 @@ from headway.executors.cpu.packed_cache import (
     PackedMatrix,
     make_key,
 )
-from headway.executors.step_model import ModelOptions
+from headway.executors.step_model import LoadOptions, ModelOptions
 from headway.executors.weights import Checkpoint, QuantizedRows
-from headway.executors.weights.reader import Progress, WeightReader
+from headway.executors.weights.reader import WeightReader
 
 _LARGE_PAGE = 2 * 1024**2
 _ARENA_BYTES = 64 * 1024**2
@@ -48,11 +49,10 @@ class Packer:
         library: ctypes.CDLL,
         checkpoint: Checkpoint,
         options: ModelOptions,
-        progress: Progress | None,
-        cache: PackedCache | None,
+        loading: LoadOptions,
     ) -> None:
         self.checkpoint = checkpoint
-        self.reader = WeightReader(checkpoint, progress)
+        self.reader = WeightReader(checkpoint, loading.progress)
         self._library = library
         self._dtype = options.dtype
         self._num_threads = options.num_threads
@@ -60,9 +60,14 @@ class Packer:
         self._jobs: list[_Job] = []
         self.kept: list[object] = []
         self._next = self._end = 0
-        self._cache = cache
+        self._cache = loading.cache
         self._key = self._make_key()
-        self._cached = cache.open(self._key) if cache and self._key else None
+        self._cached = self._cache.open(self._key) if self._cache and self._key else None
+
+    @property
+    def identity(self) -> str:
+        """Return a digest of the weights' files, or a new one for weights without files."""
+        return self._key.digest if self._key else uuid4().hex
 
     def keep(self, values: np.ndarray) -> int:
         """Return the address of an array, valid as long as this packer."""

@@ -25,6 +25,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class EagerModel:
     """A Decoder and its KV store as a StepModel."""
 
+    recorder = None
+    """KV blocks are lost with the process."""
+
     def __init__(
         self, decoder: Decoder, num_blocks: int, block_size: int, num_slots: int = 0
     ) -> None:

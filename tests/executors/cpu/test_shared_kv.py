@@ -1,0 +1,167 @@
+"""KV blocks of an engine process that ended are used again only if nothing happened to them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from headway.core.executor import PublishedBlock
+from headway.executors.cpu import kernels
+from headway.executors.cpu.compiled import CompiledModel
+from headway.executors.cpu.shared_kv import _ENTRY, _HEADER_BYTES, RecordedBlock, SharedKV
+from headway.executors.step_model import LoadOptions, ModelOptions, Span
+from tests.executors.cpu.test_compiled import spec_of, weights_of
+from tests.support.tiny import MemoryCheckpoint
+
+pytestmark = pytest.mark.skipif(
+    kernels.best_isa() is None, reason="the compiled kernels are not built"
+)
+
+NUM_BLOCKS = 16
+IDENTITY = sha256(b"model").digest()
+SPEC = spec_of()
+TOKENS = [(7 * i + 3) % 47 for i in range(64)]
+TABLE = [5, 2, 9, 0]
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    descriptor = os.memfd_create("test")
+    yield descriptor
+    os.close(descriptor)
+
+
+def published(number: int, group: str = "group") -> PublishedBlock:
+    return PublishedBlock(number, sha256(bytes([number])).digest(), group)
+
+
+def test_records_are_there_for_the_next_process(descriptor: int) -> None:
+    first = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    assert first.recorded() == []
+    entries = [RecordedBlock(published(i, "ü" * i), 2**64 - 1 - i) for i in (0, 7, 15)]
+    first.record(entries)
+    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == entries
+    first.record(
+        [RecordedBlock(published(7, "other"), 1), RecordedBlock(published(0, "x" * 80), 1)]
+    )
+    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == [
+        RecordedBlock(published(7, "other"), 1),
+        entries[2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("identity", "num_blocks", "num_bytes"),
+    [(sha256(b"other").digest(), NUM_BLOCKS, 4096), (IDENTITY, 17, 4096), (IDENTITY, 16, 8192)],
+)
+def test_memory_of_another_model_or_size_is_cleared(
+    descriptor: int, identity: bytes, num_blocks: int, num_bytes: int
+) -> None:
+    first = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    first.record([RecordedBlock(published(3), 1)])
+    assert SharedKV(descriptor, identity, num_blocks, num_bytes).recorded() == []
+    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == []
+
+
+def test_no_flipped_bit_and_no_torn_entry_is_believed(descriptor: int) -> None:
+    shared = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    shared.record([RecordedBlock(published(3), 1)])
+    at = _HEADER_BYTES + 3 * _ENTRY.size
+    entry = os.pread(descriptor, _ENTRY.size, at)
+    for bit in range(8 * (_ENTRY.size - 4)):  # the last four bytes are padding
+        damaged = bytearray(entry)
+        damaged[bit // 8] ^= 1 << bit % 8
+        os.pwrite(descriptor, damaged, at)
+        assert shared.recorded() == []
+    for end in range(_ENTRY.size - 4):
+        for rest in (bytes(_ENTRY.size), os.urandom(_ENTRY.size), b"\xff" * _ENTRY.size):
+            os.pwrite(descriptor, entry[:end] + rest[end:], at)
+            assert all(one == RecordedBlock(published(3), 1) for one in shared.recorded())
+    # An entry in the place of another is of no block.
+    os.pwrite(descriptor, entry, _HEADER_BYTES + 4 * _ENTRY.size)
+    os.pwrite(descriptor, bytes(_ENTRY.size), at)
+    assert shared.recorded() == []
+
+
+def model_on(descriptor: int, folder: Path, **changes: object) -> CompiledModel:
+    file = folder / "weights"
+    if not file.exists():
+        file.touch()
+    options = {"dtype": "int8", "kernels": "plain", "num_threads": 2, **changes}
+    return CompiledModel(
+        MemoryCheckpoint(SPEC, weights_of(SPEC), (file,)),
+        ModelOptions(
+            num_blocks=NUM_BLOCKS,
+            block_size=16,
+            max_model_len=128,
+            **options,  # pyright: ignore[reportArgumentType]
+        ),
+        LoadOptions(kv_descriptor=descriptor),
+    )
+
+
+BLOCKS = [published(block_id) for block_id in TABLE[:3]]
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_a_request_continues_on_the_blocks_of_another_process(
+    descriptor: int, tmp_path: Path, kv_dtype: str
+) -> None:
+    first = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
+    first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
+    first.record(BLOCKS)
+    expected = first.logits([Span(TOKENS[48:60], 48, TABLE)], range(12))
+    second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
+    assert second.restore() == sorted(BLOCKS)
+    assert (second.logits([Span(TOKENS[48:60], 48, TABLE)], range(12)) == expected).all()
+
+
+def test_another_data_type_begins_anew(descriptor: int, tmp_path: Path) -> None:
+    first = model_on(descriptor, tmp_path)
+    first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
+    first.record(BLOCKS)
+    assert model_on(descriptor, tmp_path, dtype="int4").restore() == []
+
+
+def test_another_file_of_weights_begins_anew(descriptor: int, tmp_path: Path) -> None:
+    first = model_on(descriptor, tmp_path)
+    first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
+    first.record(BLOCKS)
+    (tmp_path / "weights").write_text("other")
+    assert model_on(descriptor, tmp_path).restore() == []
+
+
+def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
+    """One bit anywhere, garbage, zeros, and blocks that change places."""
+    model = model_on(descriptor, tmp_path)
+    model.logits([Span(TOKENS[:48], 0, TABLE)], [47])
+    model.record(BLOCKS)
+    draw = random.Random(1)
+    size = model._library.hw_block_bytes(model._model)
+    blocks = model._offload._blocks
+    for case in range(200):
+        layer, block_id = draw.randrange(SPEC.num_layers), draw.choice(TABLE[:3])
+        before = blocks[:, :NUM_BLOCKS].copy()
+        if case % 4 == 0:
+            first, last = sorted(draw.sample(range(size), 2))
+            blocks[layer, block_id, first:last] = draw.choice([0, 0xFF, draw.randrange(256)])
+        elif case % 4 == 1:
+            other = draw.choice([one for one in TABLE[:3] if one != block_id])
+            blocks[layer, block_id] = before[layer, other]
+        elif case % 4 == 2:
+            at = 64 * draw.randrange(size // 64 - 1)  # whole lines change places
+            line = blocks[layer, block_id, at : at + 64].copy()
+            blocks[layer, block_id, at : at + 64] = blocks[layer, block_id, at + 64 : at + 128]
+            blocks[layer, block_id, at + 64 : at + 128] = line
+        else:
+            blocks[layer, block_id, draw.randrange(size)] ^= 1 << draw.randrange(8)
+        is_changed = (blocks[:, block_id] != before[:, block_id]).any()
+        restored = {block.block_id for block in model.restore()}
+        assert restored == set(TABLE[:3]) - ({block_id} if is_changed else set()), case
+        blocks[:, :NUM_BLOCKS] = before
+    assert model.restore() == sorted(BLOCKS)
