@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import Config, weights_cache_dir
-from headway.core.engine import EngineCore
+from headway.config import Config, ServerConfig, weights_cache_dir
 from headway.core.events import Sink
 from headway.core.executor import BlockRecorder, Executor
-from headway.core.scheduler import Scheduler
 from headway.core.waiting.policies import make_queue
 from headway.engine.client.async_engine import AsyncEngine
-from headway.engine.offline import OfflineParts
-from headway.engine.process.loop import Progress
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
@@ -31,6 +27,9 @@ from headway.resolve import ModelFacts, Resolved, resolve
 from headway.text import ChatTemplate, Tokenizer
 
 if TYPE_CHECKING:
+    from headway.core.engine import EngineCore
+    from headway.engine.offline import OfflineParts
+    from headway.engine.process.loop import Progress
     from headway.executors.executor import ModelExecutor
 
 
@@ -97,6 +96,9 @@ def build_core(
     config: Config, executor: Executor, sink: Sink, recorder: BlockRecorder | None = None
 ) -> EngineCore:
     """Return an engine core: a scheduler over `executor`, with events sent to `sink`."""
+    from headway.core.engine import EngineCore  # the API process needs neither
+    from headway.core.scheduler import Scheduler
+
     scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
     return EngineCore(scheduler, executor, SystemClock(), sink, recorder)
 
@@ -117,6 +119,8 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
 
 def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
     """Return the parts of an engine in the caller's process and thread."""
+    from headway.engine.offline import OfflineParts
+
     config = locate_model(config)
     tokenizer, chat_template = load_text(config)
     model = load_model(config, progress)
@@ -129,32 +133,55 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
     )
 
 
-def build_async(
-    config: Config,
-    tokenizer: Tokenizer,
-    command: Sequence[str] = ENGINE_COMMAND,
-    first: EngineStart | None = None,
-) -> AsyncEngine:
-    """Return an engine in its own process, which starts to load at once.
+class EngineLauncher:
+    """Launches engine processes, all with the settings of one model on this machine."""
 
-    Every process gets the same settings, so the model in `config` should be a path. `first` is a
-    process that has already started.
-    """
-    server = config.server
+    def __init__(self, config: Config, command: Sequence[str], first: EngineStart | None) -> None:
+        """`first` is a process that has already started, if there is one."""
+        self._config = config
+        self._command = command
+        self._first = first
+        self._launched: EngineProcess | None = None
+        self._memory = make_memory(config) if first is None else first.memory
+
+    def begin(self) -> None:
+        """Launch the first process, which loads until `launch` asks for it."""
+        self._launched = self.launch(None)
+
+    async def close(self) -> None:
+        """Stop the first process if nobody asked for it."""
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            launched.kill()
+            await launched.stop()
+
+    def launch(self, before: EngineInfo | None) -> EngineProcess:
+        """Launch a process; `before` has the resolved settings of the process before it."""
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            return launched
+        first, self._first = self._first, None
+        start = first or EngineStart(self._command, self._memory)
+        return EngineProcess(start, self._settings(before))
+
+    def launch_standby(self, before: EngineInfo | None) -> EngineProcess:
+        """Launch a process that waits to take over."""
+        start = EngineStart(self._command, self._memory, is_standby=True)
+        return EngineProcess(start, self._settings(before))
+
+    def _settings(self, before: EngineInfo | None) -> bytes:
+        return msgspec.json.encode(_as_before(self._config, before))
+
+
+def build_async(
+    tokenizer: Tokenizer, launcher: EngineLauncher, server: ServerConfig
+) -> AsyncEngine:
+    """Return an engine in its own process, which starts to load at once."""
     limits = RestartLimits(
         server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
     )
-
-    memory = make_memory(config) if first is None else first.memory
-    started = [] if first is None else [first]
-
-    def launch(before: EngineInfo | None, is_standby: bool = False) -> EngineProcess:
-        settings = msgspec.json.encode(_as_before(config, before))
-        start = started.pop() if started else EngineStart(command, memory, is_standby)
-        return EngineProcess(start, settings)
-
-    launch_standby = partial(launch, is_standby=True) if server.standby else None
-    return AsyncEngine(launch, tokenizer, SystemClock(), limits, launch_standby)
+    launch_standby = launcher.launch_standby if server.standby else None
+    return AsyncEngine(launcher.launch, tokenizer, SystemClock(), limits, launch_standby)
 
 
 def _as_before(config: Config, before: EngineInfo | None) -> Config:
@@ -191,15 +218,21 @@ def run_server(
     names = config.server.served_model_name or (config.model.model,)
     observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
 
-    def load() -> tuple[Config, Tokenizer, ChatTemplate]:
-        located = locate_model(config)
-        return located, *load_text(located)
-
-    loading = Loading(load)
+    locating = Loading(partial(locate_model, config))
+    reading: Loading[tuple[Tokenizer, ChatTemplate]] | None = None
 
     async def make_parts() -> ServerParts:
-        located, tokenizer, chat_template = await loading.run()
-        engine = build_async(located, tokenizer, command, first)
+        nonlocal reading
+        located = await locating.run()
+        launcher = EngineLauncher(located, command, first)
+        launcher.begin()  # the engine loads while the tokenizer is read
+        try:
+            reading = Loading(partial(load_text, located))
+            tokenizer, chat_template = await reading.run()
+        except BaseException:
+            await launcher.close()
+            raise
+        engine = build_async(tokenizer, launcher, config.server)
         admission = AdmissionController(config.server, engine, SystemClock())
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         return ServerParts(engine, apps, admission, observers.stats)
@@ -210,5 +243,9 @@ def run_server(
         exit_code = run(serve(make_parts, listeners))
     finally:
         observers.ledger.close()
-    loading.exit_if_running(exit_code)
+        if first is not None:
+            first.close()
+    for loading in (locating, reading):
+        if loading is not None:
+            loading.exit_if_running(exit_code)
     return exit_code

@@ -179,6 +179,11 @@ struct Model {
     std::vector<float> all = step(engine, {prompt, other}, {0, 0}, {a, b});
     const int32_t sources[] = {9}, targets[] = {11};
     require(hw_copy_blocks(engine, sources, targets, 1) == HW_DONE, "a copy failed");
+    const int32_t compared[] = {9, 11, 5};
+    uint64_t checksums[3];
+    hw_checksum_blocks(engine, compared, 3, checksums);
+    require(checksums[0] == checksums[1], "a copy has another checksum");
+    require(checksums[0] != checksums[2], "two blocks have one checksum");
     for (int i = 0; i < 4; i++) {
       auto more = step(engine, {{i}, {i + 1}, {i}}, {37 + i, 5 + i, 37 + i}, {a, b, c});
       all.insert(all.end(), more.begin(), more.end());

@@ -17,18 +17,25 @@ Headway. In reading order:
     engine.py      EngineCore: add, abort, begin_step, end_step
     invariants.py  checks that tests run after every action
 
-Sub-packages, lowest first: kv, waiting, slo, running. Each may import the ones before it.
+Sub-packages, lowest first: kv, waiting, slo, running. Each may import the ones before it. Names
+of this package are loaded on first use: the API process needs events, not the scheduler.
 """
 
-from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
-from headway.core.engine import EngineCore
-from headway.core.executor import Capacity, Executor, Ticket
-from headway.core.params import SamplingParams
-from headway.core.plan import ScheduledRequest, StepPlan, StepResult
-from headway.core.request import FinishReason, Request, RequestState
-from headway.core.running.admission import Admit, Refuse, Wait
-from headway.core.scheduler import Scheduler
-from headway.core.terms import Targets, Terms
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
+    from headway.core.engine import EngineCore
+    from headway.core.executor import Capacity, Executor, Ticket
+    from headway.core.params import SamplingParams
+    from headway.core.plan import ScheduledRequest, StepPlan, StepResult
+    from headway.core.request import FinishReason, Request, RequestState
+    from headway.core.running.admission import Admit, Refuse, Wait
+    from headway.core.scheduler import Scheduler
+    from headway.core.terms import Targets, Terms
 
 __all__ = [
     "Admit",
@@ -52,3 +59,32 @@ __all__ = [
     "Wait",
     "WaitCause",
 ]
+
+_HOME_OF = {
+    "Admit": "headway.core.running.admission",
+    "Capacity": "headway.core.executor",
+    "CauseTime": "headway.core.causes",
+    "EngineCore": "headway.core.engine",
+    "Executor": "headway.core.executor",
+    "FinishReason": "headway.core.request",
+    "PreemptionMethod": "headway.core.causes",
+    "Refuse": "headway.core.running.admission",
+    "Request": "headway.core.request",
+    "RequestState": "headway.core.request",
+    "SamplingParams": "headway.core.params",
+    "ScheduledRequest": "headway.core.plan",
+    "Scheduler": "headway.core.scheduler",
+    "StepPlan": "headway.core.plan",
+    "StepResult": "headway.core.plan",
+    "Targets": "headway.core.terms",
+    "Terms": "headway.core.terms",
+    "Ticket": "headway.core.executor",
+    "Wait": "headway.core.running.admission",
+    "WaitCause": "headway.core.causes",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'headway.core' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)

@@ -79,11 +79,8 @@ class StepModel(HasLogits, Protocol):
     num_blocks: int
     block_size: int
     num_slots: int
-
-    @property
-    def recorder(self) -> BlockRecorder | None:
-        """Return the recorder of published blocks; None if none outlive the process."""
-        ...
+    recorder: BlockRecorder | None
+    """Records published blocks; None if no block outlives the process."""
 
     def sample(
         self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]

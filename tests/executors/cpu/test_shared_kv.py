@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.executor import PublishedBlock
+from headway.core.executor import BlockRecorder, PublishedBlock
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.cpu.shared_kv import _ENTRY, _HEADER_BYTES, RecordedBlock, SharedKV
@@ -105,6 +105,11 @@ def model_on(descriptor: int, folder: Path, **changes: object) -> CompiledModel:
     )
 
 
+def recorder_of(model: CompiledModel) -> BlockRecorder:
+    assert model.recorder is not None
+    return model.recorder
+
+
 BLOCKS = [published(block_id) for block_id in TABLE[:3]]
 
 
@@ -114,33 +119,33 @@ def test_a_request_continues_on_the_blocks_of_another_process(
 ) -> None:
     first = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
-    first.record(BLOCKS)
+    recorder_of(first).record(BLOCKS)
     expected = first.logits([Span(TOKENS[48:60], 48, TABLE)], range(12))
     second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
-    assert second.restore() == sorted(BLOCKS)
+    assert recorder_of(second).restore() == sorted(BLOCKS)
     assert (second.logits([Span(TOKENS[48:60], 48, TABLE)], range(12)) == expected).all()
 
 
 def test_another_data_type_begins_anew(descriptor: int, tmp_path: Path) -> None:
     first = model_on(descriptor, tmp_path)
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
-    first.record(BLOCKS)
-    assert model_on(descriptor, tmp_path, dtype="int4").restore() == []
+    recorder_of(first).record(BLOCKS)
+    assert recorder_of(model_on(descriptor, tmp_path, dtype="int4")).restore() == []
 
 
 def test_another_file_of_weights_begins_anew(descriptor: int, tmp_path: Path) -> None:
     first = model_on(descriptor, tmp_path)
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
-    first.record(BLOCKS)
+    recorder_of(first).record(BLOCKS)
     (tmp_path / "weights").write_text("other")
-    assert model_on(descriptor, tmp_path).restore() == []
+    assert recorder_of(model_on(descriptor, tmp_path)).restore() == []
 
 
 def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
     """One bit anywhere, garbage, zeros, and blocks that change places."""
     model = model_on(descriptor, tmp_path)
     model.logits([Span(TOKENS[:48], 0, TABLE)], [47])
-    model.record(BLOCKS)
+    recorder_of(model).record(BLOCKS)
     draw = random.Random(1)
     size = model._library.hw_block_bytes(model._model)
     blocks = model._offload._blocks
@@ -161,7 +166,7 @@ def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
         else:
             blocks[layer, block_id, draw.randrange(size)] ^= 1 << draw.randrange(8)
         is_changed = (blocks[:, block_id] != before[:, block_id]).any()
-        restored = {block.block_id for block in model.restore()}
+        restored = {block.block_id for block in recorder_of(model).restore()}
         assert restored == set(TABLE[:3]) - ({block_id} if is_changed else set()), case
         blocks[:, :NUM_BLOCKS] = before
-    assert model.restore() == sorted(BLOCKS)
+    assert recorder_of(model).restore() == sorted(BLOCKS)

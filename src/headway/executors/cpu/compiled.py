@@ -13,17 +13,18 @@ import logging
 import math
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from headway.core.executor import BlockRecorder, PublishedBlock
+from headway.core.executor import BlockRecorder
 from headway.core.plan import Failure, Sample
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.cpu.offload_store import OffloadStore
 from headway.executors.cpu.packing import Packer, no_threads
 from headway.executors.cpu.sampling import Samplings
-from headway.executors.cpu.shared_kv import RecordedBlock, SharedKV
+from headway.executors.cpu.shared_kv import KVRecorder, SharedKV
 from headway.executors.rope import rope_frequencies
 from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
@@ -65,16 +66,16 @@ class CompiledModel:
         block_bytes: int = library.hw_block_bytes(self._model)
         num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
         # Not initialized: the kernels clear a block before they read it.
-        self._shared = self._map_shared(loading.kv_descriptor, options, num_bytes)
-        self._model.kv = (
-            self._packer.allocate(num_bytes) if self._shared is None else self._shared.address
-        )
+        shared = self._map_shared(loading.kv_descriptor, options, num_bytes)
+        self._model.kv = shared.address if shared else self._packer.allocate(num_bytes)
         memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
         shape = (self.spec.num_layers, options.num_blocks, block_bytes)
         blocks = np.ctypeslib.as_array(memory).reshape(shape)
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
         self._engine = _create_engine(library, self._model, options)
+        checksums = partial(_checksums, library, self._engine)
+        self.recorder: BlockRecorder | None = KVRecorder(shared, checksums) if shared else None
 
     def _map_shared(
         self, descriptor: int | None, options: ModelOptions, num_bytes: int
@@ -161,37 +162,18 @@ class CompiledModel:
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         self._offload.load(slot_ids, block_ids)
 
-    @property
-    def recorder(self) -> BlockRecorder | None:
-        """Return the recorder of published blocks; None if no memory outlives the process."""
-        return None if self._shared is None else self
-
-    def record(self, blocks: Sequence[PublishedBlock]) -> None:
-        if self._shared is not None and blocks:
-            checksums = self._checksums([block.block_id for block in blocks])
-            self._shared.record(list(map(RecordedBlock, blocks, checksums)))
-
-    def restore(self) -> list[PublishedBlock]:
-        if self._shared is None:
-            return []
-        recorded = self._shared.recorded()
-        checksums = self._checksums([one.block.block_id for one in recorded])
-        return [
-            one.block
-            for one, checksum in zip(recorded, checksums, strict=True)
-            if one.checksum == checksum
-        ]
-
-    def _checksums(self, block_ids: Sequence[int]) -> array[int]:
-        ids, checksums = array("i", block_ids), array("Q", bytes(8 * len(block_ids)))
-        self._library.hw_checksum_blocks(self._engine, _at(ids), len(ids), _at(checksums))
-        return checksums
-
     def profile(self) -> dict[str, float]:
         """Return seconds by part since the last call, on the thread of the engine."""
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
+
+
+def _checksums(library: ctypes.CDLL, engine: int, block_ids: Sequence[int]) -> array[int]:
+    """Return a checksum of the contents of each block."""
+    ids, checksums = array("i", block_ids), array("Q", bytes(8 * len(block_ids)))
+    library.hw_checksum_blocks(engine, _at(ids), len(ids), _at(checksums))
+    return checksums
 
 
 def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOptions) -> int:

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headway.core.executor import PublishedBlock
@@ -89,3 +89,24 @@ class SharedKV:
                 continue
             found.append(RecordedBlock(PublishedBlock(block_id, block_hash, group), checksum))
         return found
+
+
+class KVRecorder:
+    """Records published blocks with checksums of their contents, and finds the intact ones."""
+
+    def __init__(
+        self, shared: SharedKV, checksums: Callable[[Sequence[int]], Sequence[int]]
+    ) -> None:
+        self._shared = shared
+        self._checksums = checksums
+
+    def record(self, blocks: Sequence[PublishedBlock]) -> None:
+        if blocks:
+            checksums = self._checksums([block.block_id for block in blocks])
+            self._shared.record(list(map(RecordedBlock, blocks, checksums)))
+
+    def restore(self) -> list[PublishedBlock]:
+        recorded = self._shared.recorded()
+        checksums = self._checksums([one.block.block_id for one in recorded])
+        pairs = zip(recorded, checksums, strict=True)
+        return [one.block for one, checksum in pairs if one.checksum == checksum]

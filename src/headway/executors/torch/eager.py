@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from headway.core.executor import BlockRecorder
 from headway.core.plan import Failure, Sample
 from headway.errors import ConfigError
 from headway.executors.sampling import SampleRow
@@ -25,9 +26,6 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class EagerModel:
     """A Decoder and its KV store as a StepModel."""
 
-    recorder = None
-    """KV blocks are lost with the process."""
-
     def __init__(
         self, decoder: Decoder, num_blocks: int, block_size: int, num_slots: int = 0
     ) -> None:
@@ -36,6 +34,7 @@ class EagerModel:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_slots = num_slots
+        self.recorder: BlockRecorder | None = None  # blocks are lost with the process
         self._decoder = decoder
         self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
         self._offload = OffloadStore(self._store.by_block(), num_slots)
