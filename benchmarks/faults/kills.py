@@ -205,6 +205,14 @@ async def measure(
     return result
 
 
+def start_server(model: Path, folder: Path, num_streams: int, *flags: str) -> RunningServer:
+    """Start a server that takes as many streams at once and restarts as often as needed."""
+    limits = ("--max-num-seqs", str(num_streams), "--max-engine-restarts", "100000")
+    waits = ("--max-queue-age-s", "600", "--max-queue-wait-s", "600")
+    memory = ("--kv-cache-memory-bytes", "1G")
+    return start_model_server(model, folder / "server.log", *limits, *waits, *memory, *flags)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", type=Path)
@@ -215,12 +223,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    flags = ["--max-num-seqs", str(max(args.streams)), "--max-queue-age-s", "600"]
-    flags += ["--max-engine-restarts", "100000", "--max-queue-wait-s", "600"]
-    flags += ["--kv-cache-memory-bytes", "1G", *(["--standby"] if args.standby else [])]
+    flags = ("--standby",) if args.standby else ()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as name:
-        server = start_model_server(args.model, Path(name) / "server.log", *flags)
+        server = start_server(args.model, Path(name), max(args.streams), *flags)
         try:
             server.wait_ready()
             for num_streams in args.streams:
