@@ -28,6 +28,10 @@ class Span:
     def end(self) -> int:
         return self.start + len(self.token_ids)
 
+    def written_block_ids(self, block_size: int) -> Sequence[int]:
+        """Return the blocks that its tokens are written to."""
+        return self.block_ids[self.start // block_size : (self.end - 1) // block_size + 1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NUM_BLOCKS = 16
+SHAPE = (2, NUM_BLOCKS, 4096)
 IDENTITY = sha256(b"model").digest()
 SPEC = spec_of()
 TOKENS = [(7 * i + 3) % 47 for i in range(64)]
@@ -41,35 +43,35 @@ def published(number: int, group: str = "group") -> PublishedBlock:
 
 
 def test_records_are_there_for_the_next_process(descriptor: int) -> None:
-    first = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    first = SharedKV(descriptor, IDENTITY, SHAPE)
     assert first.recorded() == []
     entries = [RecordedBlock(published(i, "ü" * i), 2**64 - 1 - i) for i in (0, 7, 15)]
     first.record(entries)
-    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == entries
+    assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == entries
     first.record(
         [RecordedBlock(published(7, "other"), 1), RecordedBlock(published(0, "x" * 80), 1)]
     )
-    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == [
+    assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == [
         RecordedBlock(published(7, "other"), 1),
         entries[2],
     ]
 
 
 @pytest.mark.parametrize(
-    ("identity", "num_blocks", "num_bytes"),
-    [(sha256(b"other").digest(), NUM_BLOCKS, 4096), (IDENTITY, 17, 4096), (IDENTITY, 16, 8192)],
+    ("identity", "shape"),
+    [(sha256(b"other").digest(), SHAPE), (IDENTITY, (2, 17, 4096)), (IDENTITY, (2, 16, 8192))],
 )
 def test_memory_of_another_model_or_size_is_cleared(
-    descriptor: int, identity: bytes, num_blocks: int, num_bytes: int
+    descriptor: int, identity: bytes, shape: tuple[int, int, int]
 ) -> None:
-    first = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    first = SharedKV(descriptor, IDENTITY, SHAPE)
     first.record([RecordedBlock(published(3), 1)])
-    assert SharedKV(descriptor, identity, num_blocks, num_bytes).recorded() == []
-    assert SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096).recorded() == []
+    assert SharedKV(descriptor, identity, shape).recorded() == []
+    assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == []
 
 
 def test_no_flipped_bit_and_no_torn_entry_is_believed(descriptor: int) -> None:
-    shared = SharedKV(descriptor, IDENTITY, NUM_BLOCKS, 4096)
+    shared = SharedKV(descriptor, IDENTITY, SHAPE)
     shared.record([RecordedBlock(published(3), 1)])
     at = _HEADER_BYTES + 3 * _ENTRY.size
     entry = os.pread(descriptor, _ENTRY.size, at)
@@ -170,3 +172,20 @@ def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
         assert restored == set(TABLE[:3]) - ({block_id} if is_changed else set()), case
         blocks[:, :NUM_BLOCKS] = before
     assert recorder_of(model).restore() == sorted(BLOCKS)
+
+
+def test_blocks_are_on_large_pages_and_keep_their_contents(descriptor: int) -> None:
+    shape = (3, 1000, 12 * 1024)
+    shared = SharedKV(descriptor, IDENTITY, shape)
+    num_bytes = shape[0] * shape[1] * shape[2]
+    memory = (ctypes.c_ubyte * num_bytes).from_address(shared.address)
+    draw = random.Random(1)
+    written = {draw.randrange(num_bytes): draw.randrange(256) for _ in range(2000)}
+    for at, value in written.items():
+        memory[at] = value
+    for block_id in (0, 169, 170, 171, 500, 999):
+        shared.prepare(block_id)
+    assert all(memory[at] == value for at, value in written.items())
+    again = SharedKV(descriptor, IDENTITY, shape)
+    memory = (ctypes.c_ubyte * num_bytes).from_address(again.address)
+    assert all(memory[at] == value for at, value in written.items())

@@ -66,10 +66,10 @@ class CompiledModel:
         block_bytes: int = library.hw_block_bytes(self._model)
         num_bytes = block_bytes * options.num_blocks * self.spec.num_layers
         # Not initialized: the kernels clear a block before they read it.
-        shared = self._map_shared(loading.kv_descriptor, options, num_bytes)
+        shape = (self.spec.num_layers, options.num_blocks, block_bytes)
+        shared = self._shared = self._map_shared(loading.kv_descriptor, options, shape)
         self._model.kv = shared.address if shared else self._packer.allocate(num_bytes)
         memory = (ctypes.c_uint8 * num_bytes).from_address(self._model.kv)
-        shape = (self.spec.num_layers, options.num_blocks, block_bytes)
         blocks = np.ctypeslib.as_array(memory).reshape(shape)
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
@@ -78,14 +78,14 @@ class CompiledModel:
         self.recorder: BlockRecorder | None = KVRecorder(shared, checksums) if shared else None
 
     def _map_shared(
-        self, descriptor: int | None, options: ModelOptions, num_bytes: int
+        self, descriptor: int | None, options: ModelOptions, shape: tuple[int, int, int]
     ) -> SharedKV | None:
         if descriptor is None:
             return None
         identity = hashlib.sha256(f"{self._packer.identity}\n{options}".encode()).digest()
         try:
-            return SharedKV(descriptor, identity, options.num_blocks, num_bytes)
-        except (OSError, ValueError) as error:
+            return SharedKV(descriptor, identity, shape)
+        except OSError as error:
             logger.warning("KV blocks will not outlive this process: %s", error)
             return None
 
@@ -145,6 +145,10 @@ class CompiledModel:
             _at(best),
             samplings.logprobs,
         )
+        if self._shared is not None:
+            for span in spans:
+                for block_id in span.written_block_ids(self.block_size):
+                    self._shared.prepare(block_id)
         _check(self._library.hw_step(self._engine, step))
         return chosen_ids, best
 
