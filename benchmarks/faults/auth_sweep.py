@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from benchmarks.support.records import write_record
 from benchmarks.support.servers import RunningServer, start_model_server
+from headway.bench.steal import StealMeter
 
 KEY = "hw-the-right-key"
 OTHER_KEY = "hw-the-key-of-somebody-else"
@@ -131,6 +133,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    meter = StealMeter()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         server = start_model_server(args.model, log, "--api-key", KEY, "--api-key", OTHER_KEY)
@@ -140,8 +143,7 @@ def main() -> int:
         finally:
             server.stop()
     print(json.dumps(report, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_record(report, meter, args.json)
     return 1 if report["opened"] else 0
 
 

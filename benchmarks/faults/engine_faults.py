@@ -232,7 +232,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         report = asyncio.run(run(args.model, args.each, args.streams, Path(name)))
     print(json.dumps(report, indent=2))
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def main() -> int:
         finally:
             postgres.stop()
     print(json.dumps(report, indent=2))
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import httpx
 
 from benchmarks.support.servers import Launcher, RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
+from headway.bench.steal import StealMeter, steal_text
 
 
 async def read(client: httpx.AsyncClient, number: int, received_at: dict[int, float]) -> None:
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--step-s", type=float, default=0.1)
     args = parser.parse_args()
+    meter = StealMeter()
     with tempfile.TemporaryDirectory() as name:
         tokenizer = write_byte_level(Path(name) / "tokenizer.gguf", pre="gpt-2")
         server = Launcher(Path(name), tokenizer)(step_s=args.step_s)
@@ -68,7 +70,10 @@ def main() -> int:
         finally:
             server.process.kill()
             server.process.wait()
-    print(f"engine back after {back_s:.1f} s, all {args.streams} streams {all_s:.2f} s later")
+    print(
+        f"engine back after {back_s:.1f} s, all {args.streams} streams {all_s:.2f} s later; "
+        f"{steal_text(meter.read())}"
+    )
     return 0
 
 

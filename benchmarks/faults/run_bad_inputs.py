@@ -33,6 +33,8 @@ from benchmarks.faults.phases import (
 )
 from benchmarks.faults.schema_fuzz import NoDocument, SchemaResult, fetch_document, fuzz
 from benchmarks.faults.servers import Subject, subject
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
 
 PROGRESS_S = 0.5
 MAX_RATIO_TO_GOOD = 1.5
@@ -42,12 +44,11 @@ BASELINES = ("undisturbed", "good inputs")
 
 
 def main() -> int:
-    args = _arguments()
+    args, meter = _arguments(), StealMeter()
     with subject(args.url, args.admin_url, args.model) as under_test:
         report = run(under_test, args)
     _print(report)
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
+    write_record(report, meter, args.json)
     return 1 if report["failures"] else 0
 
 
@@ -80,7 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-refusal-s", type=float, default=0.25, help="longest refusal of the corpus"
     )
-    parser.add_argument("--json", help="write the result here")
+    parser.add_argument("--json", type=Path, help="write the result here")
     return parser.parse_args()
 
 

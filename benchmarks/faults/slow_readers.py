@@ -380,7 +380,7 @@ def main() -> int:
     ):
         report = run_client(run(server, plan))
     print(json.dumps(report, indent=2))
-    return conclude(report, failures_in(report), args.json)
+    return conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

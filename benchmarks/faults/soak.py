@@ -396,7 +396,7 @@ def main() -> int:
     print(table(report))
     if args.plot:
         draw_samples(args.plot, report["samples"], report["faults"])
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

@@ -306,7 +306,7 @@ def main() -> int:
         print(f"{seconds:12.3f} s {cause}")
     for row in report["situations"]:
         print(f"\n{row['situation']}: {row['text']}\n{row['timeline']}")
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def main() -> int:
             f"{1e3 * row['ttft_p50_unknown_s']:.1f} ms if not; cached tokens "
             f"{row['cached_known']:.0f} and {row['cached_unknown']:.0f}"
         )
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

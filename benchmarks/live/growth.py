@@ -10,7 +10,6 @@ multiplying at the measured rate of matrix products.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from array import array
@@ -28,6 +27,8 @@ from benchmarks.peers.roofline import (
     measure_bandwidths,
     measure_products,
 )
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
 from headway.config import load_config
 from headway.core.params import SamplingParams
 from headway.errors import HeadwayError
@@ -94,6 +95,7 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from error
     facts = facts_of(checkpoint)
     resolved = resolve(config, facts, probe_hardware())
+    meter = StealMeter()
     machine = measure_machine(resolved.num_threads)
     model = load_model(checkpoint, options_of(resolved))
     shapes = [(count, CONTEXT_OF_RUNNING) for count in RUNNING]
@@ -106,14 +108,13 @@ def main() -> None:
     points = [point_of(shape, taken[shape], facts, resolved, machine) for shape in shapes]
     show(points, resolved, machine)
     by_running, by_context = points[: len(RUNNING)], points[len(RUNNING) :]
-    if args.json:
-        document = {
-            "resolved": asdict(resolved),
-            "machine": asdict(machine),
-            "by_running": [asdict(point) for point in by_running],
-            "by_context": [asdict(point) for point in by_context],
-        }
-        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {
+        "resolved": asdict(resolved),
+        "machine": asdict(machine),
+        "by_running": [asdict(point) for point in by_running],
+        "by_context": [asdict(point) for point in by_context],
+    }
+    write_record(document, meter, args.json)
     if args.plot:
         draw(args.plot, by_running, by_context)
 

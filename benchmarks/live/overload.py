@@ -41,6 +41,7 @@ from headway.bench.load.openai import Target, ask
 from headway.bench.load.records import LoadRecord, Outcome
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.bench.load.stats import LoadTargets, summarize_load
+from headway.bench.steal import steal_plain
 from headway.clock import SystemClock
 from headway.workload import (
     Bounds,
@@ -221,6 +222,7 @@ def level_report(run: LoadRun, options: Options) -> dict[str, Any]:
         "tpot_p99_s": summary.tpot_s.get(99),
         "lateness_p99_s": summary.lateness_s.get(99),
         "client_cpu_share": run.cpu_share,
+        "steal": steal_plain(run.steal),
     }
 
 
@@ -394,7 +396,7 @@ def main() -> int:
     print(f"recovered {report['levels'][-1]['recovery_s']} s after the end of the last level")
     if args.plot:
         draw(args.plot, report)
-    return proc_stats.conclude(report, failures_in(report), args.json)
+    return proc_stats.conclude(report, failures_in(report), args)
 
 
 if __name__ == "__main__":

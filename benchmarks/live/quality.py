@@ -15,7 +15,6 @@ the reason.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,8 @@ from pathlib import Path
 from benchmarks.live.agreement import Agreement, compare, english_prompts, make_cases
 from benchmarks.live.loading import load
 from benchmarks.live.perplexity import Quality, Text, perplexity, read_text
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
 from headway.errors import ConfigError, HeadwayError
 from headway.executors.source import locate
 from headway.text import Tokenizer
@@ -100,6 +101,7 @@ def measure_agreement(model: str, num_prompts: int) -> Iterator[tuple[str, Agree
 
 def print_agreement(model: str, num_prompts: int, path: Path | None) -> None:
     results: dict[str, dict[str, object]] = {}
+    meter = StealMeter()
     for dtype, found in measure_agreement(model, num_prompts):
         print(
             f"{dtype:6s} {found.num_same} of {found.num_tokens} positions the same "
@@ -110,8 +112,7 @@ def print_agreement(model: str, num_prompts: int, path: Path | None) -> None:
             flush=True,
         )
         results[dtype] = asdict(found)
-    if path:
-        path.write_text(json.dumps({"num_prompts": num_prompts, "forms": results}, indent=2) + "\n")
+    write_record({"num_prompts": num_prompts, "forms": results}, meter, path)
 
 
 def main() -> None:
@@ -136,12 +137,12 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from error
     print(f"{len(text.token_ids)} tokens, BOS {text.bos_token_id}\n{HEADER}")
     rows: list[Row | Missing] = []
+    meter = StealMeter()
     for row in measure(args.model, text):
         print(row, flush=True)
         rows.append(row)
-    if args.json:
-        result = {"num_tokens": len(text.token_ids), "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    result = {"num_tokens": len(text.token_ids), "rows": [asdict(row) for row in rows]}
+    write_record(result, meter, args.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Each round runs one step of every setting on one executor, with the same tokens 
 is the time of the greedy step over that of the step with the setting, which is the ratio of their
 rates; the table shows median and quartiles over the rounds. `mixed` gives all settings to the
 streams in turn. With --busy another process keeps one core busy. Rounds in which the host took more
-than 3 % of the busy time are left out; if they all are, the row is marked.
+than 3 % of the busy time are left out; if fewer than two remain, all count and rows are marked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.support.steal import MAX_STEAL, Ticks
+from headway.bench.steal import Steal, StealMeter, steal_plain, steal_text
 from headway.clock import SystemClock
 from headway.config import load_config
 from headway.core.executor import Executor
@@ -130,21 +130,24 @@ def measure(executor: Executor, num_streams: int, num_rounds: int) -> list[dict[
         steps.decode(name, is_first=True)
     rounds: list[dict[str, Any]] = []
     for number in range(num_rounds):
-        before = Ticks.now()
+        meter = StealMeter()
         # Another first one each time: whoever follows a pause is slower.
         order = [*names[number % len(names) :], *names[: number % len(names)]]
         seconds = {name: steps.decode(name) for name in order}
-        rounds.append({"seconds": seconds, "steal": Ticks.now().steal_since(before)})
+        rounds.append({"seconds": seconds, "steal": meter.read()})
         if number % 5 == 4:
             print(f"{num_streams} streams, {number + 1} rounds", file=sys.stderr, flush=True)
     return rounds
 
 
-def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the ratios to greedy: median and quartiles over the rounds."""
-    quiet = [one["seconds"] for one in rounds if one["steal"] <= MAX_STEAL]
-    counted = quiet if len(quiet) > 1 else [one["seconds"] for one in rounds]
-    rows: dict[str, dict[str, float]] = {}
+def summary(rounds: Sequence[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], Steal | None]:
+    """Return the ratios to greedy over the rounds that count, and the steal of these."""
+    quiet = [one for one in rounds if one["steal"] is None or not one["steal"].is_high]
+    kept = quiet if len(quiet) > 1 else rounds
+    counted = [one["seconds"] for one in kept]
+    shares = [one["steal"].share for one in kept if one["steal"] is not None]
+    steal = Steal.of(fmean(shares)) if shares else None
+    rows: dict[str, dict[str, Any]] = {}
     for name in counted[0]:
         ratios = [seconds[GREEDY] / seconds[name] for seconds in counted]
         low, _, high = quantiles(ratios, n=4)
@@ -154,9 +157,8 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "high": high,
             "step_ms": 1000 * median(seconds[name] for seconds in counted),
             "num_rounds": len(counted),
-            "is_marked": len(quiet) < 2,
         }
-    return rows
+    return rows, steal
 
 
 def make_executor(model: str, num_streams: int) -> Executor:
@@ -190,14 +192,18 @@ def main() -> None:
         with busy_core(args.busy):
             rounds = measure(executor, num_streams, args.rounds)
         executor.close()
-        rows = summary(rounds)
-        report[f"{num_streams} streams"] = {"summary": rows, "rounds": rounds}
+        rows, steal = summary(rounds)
+        plain = [{**one, "steal": steal_plain(one["steal"])} for one in rounds]
+        report[f"{num_streams} streams"] = {
+            "summary": rows,
+            "steal": steal_plain(steal),
+            "rounds": plain,
+        }
         for name, row in rows.items():
-            mark = "  (steal above 3 %)" if row["is_marked"] else ""
             print(
                 f"{num_streams:4d} streams  {name:12s} {row['step_ms']:7.1f} ms  "
                 f"{row['median']:.3f} of greedy ({row['low']:.3f} - {row['high']:.3f}, "
-                f"{row['num_rounds']} rounds){mark}"
+                f"{row['num_rounds']} rounds), {steal_text(steal)}"
             )
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -50,6 +50,7 @@ from benchmarks.support import proc_stats
 from headway.bench.load.records import Outcome
 from headway.bench.load.runner import LoadRun
 from headway.bench.load.stats import summarize_load
+from headway.bench.steal import steal_plain
 from headway.clock import SystemClock
 from headway.core.terms import Targets, Terms
 from headway.sim import Record
@@ -279,6 +280,7 @@ def level_report(
         "model_error": metrics.total(MODEL_ERROR),
         "failed": summary.errors,
         "client_cpu_share": run.cpu_share,
+        "steal": steal_plain(run.steal),
     }
 
 
@@ -360,10 +362,10 @@ def main() -> int:
         target_s = None if args.target_ms is None else args.target_ms / 1000
         report = run_control(factory, args.phase, target_s, args.rounds, args.fixed)
         print_control(report)
-        return proc_stats.conclude(report, control_failures(report), args.json)
+        return proc_stats.conclude(report, control_failures(report), args)
     report = run_deadlines(factory, args.loads, args.duration, args.seed)
     print_gains(report)
-    return proc_stats.conclude(report, deadlines_failures(report), args.json)
+    return proc_stats.conclude(report, deadlines_failures(report), args)
 
 
 if __name__ == "__main__":

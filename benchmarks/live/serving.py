@@ -25,6 +25,7 @@ from statistics import median
 
 import psutil
 
+from benchmarks.support.records import write_record
 from benchmarks.support.servers import RunningServer, start_model_server
 from headway.bench.load.http import parse_url
 from headway.bench.load.measure import name_model
@@ -32,6 +33,7 @@ from headway.bench.load.openai import Target
 from headway.bench.load.records import Outcome
 from headway.bench.load.runner import RunLimits, run_load
 from headway.bench.offline.modes import Bench
+from headway.bench.steal import StealMeter
 from headway.build import load_model
 from headway.clock import SystemClock
 from headway.config import load_config
@@ -68,6 +70,7 @@ def main() -> None:
         return
     offline: list[float] = []
     streamed: list[Streamed] = []
+    meter = StealMeter()
     with serving(args.model, args.clients) as server:
         asyncio.run(stream(server, batch[: args.clients], args.clients))  # to warm up
         for number in range(args.rounds):
@@ -88,15 +91,14 @@ def main() -> None:
         f"offline {median(offline):.0f}, streamed {median(s.tokens_per_s for s in streamed):.0f} "
         f"output tokens/s; ratio {median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
     )
-    if args.json:
-        document = {
-            "clients": args.clients,
-            "requests": args.requests,
-            "offline_tokens_per_s": offline,
-            "streamed": [asdict(one) for one in streamed],
-            "ratios": ratios,
-        }
-        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {
+        "clients": args.clients,
+        "requests": args.requests,
+        "offline_tokens_per_s": offline,
+        "streamed": [asdict(one) for one in streamed],
+        "ratios": ratios,
+    }
+    write_record(document, meter, args.json)
 
 
 def run_offline(model: str, num_requests: int, max_num_seqs: int) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
-import json
 import platform
 import pstats
 import random
@@ -30,6 +29,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
 from headway.config import SchedulerConfig
 from headway.core.events import Event
 from headway.core.executor import Capacity
@@ -261,6 +262,7 @@ def main() -> None:
     loads = {cell: Load(*cell, args.policy, 0, args.tenants) for cell in track(cells, "building")}
     gc.collect()
     times: dict[tuple[int, int], list[Times]] = {cell: [] for cell in cells}
+    meter = StealMeter()
     for _ in track(range(args.rounds), "rounds"):
         for cell, load in loads.items():
             times[cell].append(measure(load, args.steps))
@@ -277,8 +279,7 @@ def main() -> None:
         for row in rows:
             if row.waiting == 0:
                 print(f"{row.running} running: {row.mean_us / step_us:.2%} of that")
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_record(report, meter, args.json)
 
 
 if __name__ == "__main__":

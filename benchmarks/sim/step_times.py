@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.bench.steal import StealMeter, steal_text
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig, load_config
 from headway.core.engine import EngineCore
@@ -87,14 +88,20 @@ def make_request(number: int, draw: random.Random) -> Request:
     )
 
 
-def write_steps(path: Path, steps: Sequence[tuple[StepShape, float]]) -> None:
+def write_steps(path: Path, steps: Sequence[tuple[StepShape, float]], steal: str) -> None:
+    """Write one line per step, below a comment with the steal of the run."""
     lines = [",".join([*map(str, shape), f"{1e6 * elapsed_s:.0f}"]) for shape, elapsed_s in steps]
-    path.write_text(",".join([*StepShape._fields, "elapsed_us"]) + "\n" + "\n".join(lines) + "\n")
+    head = ",".join([*StepShape._fields, "elapsed_us"])
+    path.write_text("\n".join([f"# {steal}", head, *lines]) + "\n")
 
 
-def read_steps(path: Path) -> Steps:
-    rows = [map(int, line.split(",")) for line in path.read_text().splitlines()[1:]]
-    return [(StepShape(*shape), elapsed_us / 1e6) for *shape, elapsed_us in rows]
+def read_steps(path: Path) -> tuple[Steps, str]:
+    """Return the steps of a file, and the steal of their run as text."""
+    lines = path.read_text().splitlines()
+    comments = [line.removeprefix("# ") for line in lines if line.startswith("#")]
+    rows = [map(int, line.split(",")) for line in lines if line[:1].isdigit()]
+    steps = [(StepShape(*shape), elapsed_us / 1e6) for *shape, elapsed_us in rows]
+    return steps, comments[0] if comments else steal_text(None)
 
 
 def report(steps: Steps) -> str:
@@ -126,12 +133,14 @@ def main() -> None:
     if (args.model is None) == (args.source is None):
         parser.error("either a model or --from FILE")
     if args.source is not None:
-        steps = read_steps(args.source)
+        steps, steal = read_steps(args.source)
     else:
+        meter = StealMeter()
         steps = run_model(args.model, args.steps, args.seed)
+        steal = steal_text(meter.read())
     if args.csv is not None:
-        write_steps(args.csv, steps)
-    print(report(steps))
+        write_steps(args.csv, steps, steal)
+    print(f"{report(steps)}\n{steal}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import time
@@ -23,11 +22,13 @@ import httpx
 import psutil
 import uvloop
 
+from benchmarks.support.records import write_record
 from benchmarks.support.servers import Launcher, RunningServer, start_model_server
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.load.http import HttpClient, Origin
 from headway.bench.load.openai import Target, first_model
 from headway.bench.records import percentile
+from headway.bench.steal import StealMeter
 from headway.workload import Vocabulary
 
 T = TypeVar("T")
@@ -275,11 +276,13 @@ def battery_parser(about: str | None, can_fake: bool = True) -> argparse.Argumen
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the arguments, with the steal meter of the run as `meter`."""
     args = parser.parse_args()
     if (args.model is None) != getattr(args, "fake", False):
         parser.error("give a model or --fake")
     if args.model is not None and not args.model.exists():
         parser.error(f"there is no model at {args.model}; scripts/get-test-model fetches one")
+    args.meter = StealMeter()
     return args
 
 
@@ -391,11 +394,9 @@ def run_client(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def conclude(report: dict[str, Any], failures: Sequence[str], path: Path | None) -> int:
+def conclude(report: dict[str, Any], failures: Sequence[str], args: argparse.Namespace) -> int:
     """Write the report, print the failures, and return the exit code."""
-    report = {**report, "failures": list(failures)}
-    if path is not None:
-        path.write_text(json.dumps(report, indent=2) + "\n")
+    write_record({**report, "failures": list(failures)}, args.meter, args.json)
     for failure in failures:
         print("FAILED:", failure)
     print("failed" if failures else "passed")

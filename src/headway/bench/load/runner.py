@@ -19,6 +19,7 @@ from typing import Protocol
 from headway.bench.load.http import HttpClient
 from headway.bench.load.openai import Target, ask
 from headway.bench.load.records import LoadRecord, Outcome
+from headway.bench.steal import Steal, StealMeter
 from headway.clock import Clock, SystemClock
 from headway.errors import ConfigError
 from headway.workload import WorkItem
@@ -63,6 +64,8 @@ class LoadRun:
     elapsed_s: float = 0.0
     cpu_share: float = 0.0
     """CPU time of the client over wall time; near 1 the client is the bottleneck."""
+    steal: Steal | None = None
+    """Steal of the machine of the client, which may be another than the server's."""
 
 
 async def run_load(
@@ -82,7 +85,7 @@ async def run_load(
     client = HttpClient(target.origin)
     sender = _Sender(client, target, limits, run, progress or (lambda done, total: None))
     items = islice(workload.items(seed), limits.num_requests)
-    cpu_s = time.process_time()
+    cpu_s, meter = time.process_time(), StealMeter()
     try:
         if workload.concurrency is None:
             await sender.open_loop(items)
@@ -91,6 +94,7 @@ async def run_load(
     finally:
         run.elapsed_s = sender.now()
         run.cpu_share = (time.process_time() - cpu_s) / run.elapsed_s
+        run.steal = meter.read()
         client.close()
     return run
 
