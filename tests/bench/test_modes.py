@@ -9,6 +9,7 @@ import pytest
 from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
 from headway.bench.offline.report import as_json, as_table, compare, draw
 from headway.bench.offline.static import StaticBatcher
+from headway.bench.options import GREEDY
 from headway.bench.records import percentile
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
@@ -127,7 +128,7 @@ def test_the_report(tmp_path):
     runs = run_rounds(make_bench(), WORK, modes, 2, lambda *call: calls.append(call))
     assert calls == [(done, 7) for done in range(7)]
     results = [summarize(mode, runs[mode]) for mode in modes]
-    assert as_table(WORK, results).row_count > 5
+    assert as_table(WORK, GREEDY, results).row_count > 5
     assert len(compare(results)) == 2
     assert b'"continuous"' in as_json(WORK, results, {"rounds": 2})
     draw(tmp_path / "modes.png", WORK, results)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headway.bench.steal import Steal
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -38,6 +40,7 @@ class RunRecord:
     steps: list[StepRecord] = field(default_factory=list)
     num_preemptions: int = 0
     elapsed_s: float = 0.0
+    steal: Steal | None = None
 
     @property
     def num_output_tokens(self) -> int:

@@ -23,11 +23,12 @@ from headway.bench.load.measure import (
     warm_up,
 )
 from headway.bench.load.openai import Target
-from headway.bench.load.options import LoadOptions, option_about, plan_of, sweep_of, target_of
+from headway.bench.load.options import LoadOptions, plan_of, sweep_of, target_of
 from headway.bench.load.report import Report
 from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
 from headway.bench.offline.profile import profile_table, run_profile
-from headway.bench.offline.report import as_json, as_table, compare, draw
+from headway.bench.offline.report import as_json, as_table, compare, draw, steal_line
+from headway.bench.options import SamplingOptions, flag_of, option_about
 from headway.build import load_model
 from headway.cli.options import with_settings
 from headway.cli.progress import progress_bar
@@ -35,6 +36,8 @@ from headway.clock import SystemClock
 from headway.config import Config
 from headway.errors import ConfigError
 from headway.workload import WORKLOADS, parse_workload
+
+_MAX_SEED = 2**32
 
 app = typer.Typer(no_args_is_help=True, help="Measure throughput and latency.")
 
@@ -45,7 +48,7 @@ def _root() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineOptions:
+class OfflineOptions(SamplingOptions):
     """Options of `bench offline` that are not settings."""
 
     workload: str = field(
@@ -54,6 +57,12 @@ class OfflineOptions:
             "Workload",
             f"One of: {', '.join(WORKLOADS)}. All requests arrive at once; with @R after the "
             "name (mixed-64@2) they arrive as a Poisson process of R per second.",
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=option_about(
+            "Sampling", "Seed of the first request; the next one has the next seed."
         ),
     )
     batching: str = field(
@@ -73,8 +82,14 @@ class OfflineOptions:
     )
 
     def __post_init__(self) -> None:
+        # Without arguments, super() does not work in a dataclass with slots.
+        SamplingOptions.__post_init__(self)
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
+        if not 0 <= self.seed < _MAX_SEED:
+            raise ConfigError(f"--seed must be from 0 to {_MAX_SEED - 1}, got {self.seed}")
+        if self.seed and self.sampling_params().is_greedy:
+            raise ConfigError("--seed needs --temperature above 0")
 
 
 def _with_options(
@@ -89,7 +104,7 @@ def _with_options(
         hints = get_type_hints(options)
         parameters = [first]
         for spec in fields(options):
-            flag = spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+            flag = spec.metadata["flag"] or flag_of(spec.name)
             option = typer.Option(
                 flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
             )
@@ -130,20 +145,23 @@ def offline(config: Config, options: OfflineOptions) -> None:
         model = load_model(config, progress)
     for reason in model.resolved.reasons:
         console.print(f"[dim]{reason}[/dim]", soft_wrap=True)
+    prefix_caching = config.cache.enable_prefix_caching
     bench = Bench(
-        model.executor, config.scheduler, SystemClock(), config.cache.enable_prefix_caching
+        model.executor, config.scheduler, SystemClock(), prefix_caching, options, options.seed
     )
     with progress_bar("measuring") as progress:
         runs = run_rounds(bench, work, modes, options.rounds, progress)
     results = [summarize(mode, runs[mode]) for mode in modes]
-    console.print(as_table(work, results))
+    console.print(as_table(work, options, results))
     for line in compare(results):
         console.print(line)
+    console.print(steal_line(results))
     all_runs = [run for mode in modes for run in runs[mode]]
     console.print(f"identical tokens in all {len(all_runs)} runs: {same_tokens(all_runs):.1%}")
     context: dict[str, object] = {
         "headway": __version__,
         "rounds": options.rounds,
+        "sampling": {**options.sampling_fields(), "seed": options.seed},
         "resolved": asdict(model.resolved),
         "scheduler": asdict(bench.config),
     }

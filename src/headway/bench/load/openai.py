@@ -16,6 +16,7 @@ import msgspec
 
 from headway.bench.load.http import HttpClient, HttpFailure, Origin
 from headway.bench.load.records import LoadRecord, spread_tokens
+from headway.bench.options import GREEDY, SamplingOptions
 from headway.clock import Clock
 from headway.errors import ConfigError
 from headway.workload import WorkItem
@@ -55,6 +56,8 @@ class Target:
     """Keys for tenant-1, tenant-2, ... in turn."""
     timeout_s: float = 600.0
     extra_body: Mapping[str, object] = field(default_factory=dict)
+    sampling: SamplingOptions = GREEDY
+    """No seed is sent: some servers compute requests with a seed one by one."""
     access: Mapping[str, Access] = field(default_factory=dict)
     """Access by tenant; takes precedence over `api_keys` and `extra_body`."""
 
@@ -66,9 +69,9 @@ class Target:
         content: dict[str, Any] = {
             "model": self.model,
             "max_tokens": item.num_output_tokens,
-            "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self.sampling.sampling_fields(),
         }
         if self.is_chat:
             text = " ".join([WORDS[number % len(WORDS)] for number in item.prompt_token_ids])

@@ -16,6 +16,7 @@ from headway.bench.load.measure import Plan, Sweep
 from headway.bench.load.openai import Target
 from headway.bench.load.runner import RunLimits
 from headway.bench.load.stats import parse_targets
+from headway.bench.options import SamplingOptions, flag_of, option_about
 from headway.errors import ConfigError
 from headway.workload import (
     Bounds,
@@ -37,13 +38,8 @@ DEFAULT_NUM_REQUESTS = 100
 WORK, REPLAY, ASK, RUN, RESULTS = ("Workload", "Replay", "Requests", "Run", "Results")
 
 
-def option_about(panel: str, about: str, flag: str | None = None) -> dict[str, str | None]:
-    """Return the metadata of a field for the command line."""
-    return {"panel": panel, "about": about, "flag": flag}
-
-
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadOptions(SamplingOptions):
     """Options of `bench serve`; `about` in the metadata of a field is its help."""
 
     arrivals: str = field(
@@ -255,6 +251,7 @@ def target_of(url: str, options: LoadOptions) -> Target:
         api_keys=tuple(options.api_key or ()),
         timeout_s=options.timeout,
         extra_body=extra_body,
+        sampling=options,
     )
 
 
@@ -273,18 +270,14 @@ def _check_sources(options: LoadOptions) -> None:
     has_trace = options.trace is not None
     idle = _INSTEAD_OF_A_TRACE if has_trace else _OF_A_TRACE
     defaults = LoadOptions()
-    given = [_flag(name) for name in idle if getattr(options, name) != getattr(defaults, name)]
+    given = [flag_of(name) for name in idle if getattr(options, name) != getattr(defaults, name)]
     if given:
         raise ConfigError(f"{', '.join(given)} {'excludes' if has_trace else 'needs'} --trace")
     if options.rate is not None and options.time_scale != defaults.time_scale:
         raise ConfigError("--rate and --time-scale exclude each other")
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _check_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
-            raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}")
+            raise ConfigError(f"{flag_of(name)} must be at least {least}, not {value}")

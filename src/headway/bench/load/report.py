@@ -19,7 +19,10 @@ from headway.bench.load.plot import draw_run, draw_sweep
 from headway.bench.load.records import LoadRecord
 from headway.bench.load.stats import PERCENTS, LoadSummary, by_tenant, summarize_load
 from headway.bench.load.text import cpu_warning, knee_line, latency_table, lines_of, sweep_table
+from headway.bench.steal import highest_steal, steal_plain, steal_text
 from headway.errors import ConfigError
+
+_WARNING = "yellow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        return f"{self.target.origin.url}, {self.target.model}"
+        return f"{self.target.origin.url}, {self.target.model}, {self.options.sampling_text()}"
 
     def show(self, console: Console) -> None:
         """Print the figures and write the requested files."""
@@ -58,6 +61,7 @@ class Report:
                 {
                     "rate": rate,
                     "cpu_share": run.cpu_share,
+                    "steal": steal_plain(run.steal),
                     "summary": self._figures(run.records),
                     "tenants": {
                         name: summary_dict(summary)
@@ -86,9 +90,11 @@ class Report:
                 console.print(latency_table(self.title, summary))
                 for line in lines_of(summary, run.cpu_share):
                     console.print(line, markup=False, soft_wrap=True)
+        steal = highest_steal([run.steal for _, run in self.measured.runs])
+        console.print(steal_text(steal), style=_WARNING if steal and steal.is_high else None)
         warning = cpu_warning(max((run.cpu_share for _, run in self.measured.runs), default=0.0))
         if warning is not None:
-            console.print(warning, style="yellow", markup=False, soft_wrap=True)
+            console.print(warning, style=_WARNING, markup=False, soft_wrap=True)
 
     def _draw(self, path: Path) -> None:
         points = self.measured.points

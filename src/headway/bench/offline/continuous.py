@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from headway.bench.options import GREEDY, SamplingOptions
 from headway.bench.records import RequestRecord, RunRecord, StepRecord
 from headway.clock import Clock
 from headway.core.engine import EngineCore
 from headway.core.events import Event, Finished, Preempted, Refused, Sink, Stepped, TokensEmitted
-from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request
 from headway.errors import ConfigError
 from headway.workload import WorkItem
@@ -18,9 +18,17 @@ from headway.workload import WorkItem
 class ContinuousRun:
     """Adds each request at its arrival and steps until all are finished."""
 
-    def __init__(self, make_core: Callable[[Sink], EngineCore], clock: Clock) -> None:
+    def __init__(
+        self,
+        make_core: Callable[[Sink], EngineCore],
+        clock: Clock,
+        sampling: SamplingOptions = GREEDY,
+        seed: int = 0,
+    ) -> None:
         self._core = make_core(self._consume)
         self._clock = clock
+        self._sampling = sampling
+        self._seed = seed
         self._record = RunRecord(self._core.scheduler.config.max_num_seqs)
 
     def run(self, items: Sequence[WorkItem]) -> RunRecord:
@@ -42,10 +50,8 @@ class ContinuousRun:
         return Request(
             id=str(index),
             token_ids=list(item.prompt_token_ids),
-            params=SamplingParams(
-                temperature=0.0, max_tokens=item.num_output_tokens, ignore_eos=True
-            ),
-            seed=0,
+            params=self._sampling.sampling_params(item.num_output_tokens),
+            seed=self._seed + index,
             arrived_at=self._record.requests[index].arrived_at,
         )
 

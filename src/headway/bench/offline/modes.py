@@ -8,7 +8,9 @@ from statistics import median
 
 from headway.bench.offline.continuous import ContinuousRun
 from headway.bench.offline.static import StaticBatcher
+from headway.bench.options import GREEDY, SamplingOptions
 from headway.bench.records import RunRecord, percentile
+from headway.bench.steal import Steal, StealMeter
 from headway.clock import Clock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
@@ -28,11 +30,17 @@ class Bench:
     config: SchedulerConfig
     clock: Clock
     enable_prefix_caching: bool
+    sampling: SamplingOptions = GREEDY
+    seed: int = 0
+    """Seed of the first request; each request has its own."""
 
     def run_continuous(self, workload: OfflineWorkload) -> RunRecord:
         scheduler = Scheduler(self.config, self.executor.capacity(), self.enable_prefix_caching)
         run = ContinuousRun(
-            lambda sink: EngineCore(scheduler, self.executor, self.clock, sink), self.clock
+            lambda sink: EngineCore(scheduler, self.executor, self.clock, sink),
+            self.clock,
+            self.sampling,
+            self.seed,
         )
         return run.run(workload.items)
 
@@ -43,7 +51,8 @@ class Bench:
         return self._batcher(DYNAMIC_WINDOW_S).run(workload.items)
 
     def _batcher(self, window_s: float | None) -> StaticBatcher:
-        return StaticBatcher(self.executor, self.clock, self.config.max_num_seqs, window_s)
+        size = self.config.max_num_seqs
+        return StaticBatcher(self.executor, self.clock, size, window_s, self.sampling, self.seed)
 
 
 MODES: dict[str, Callable[[Bench, OfflineWorkload], RunRecord]] = {
@@ -80,6 +89,8 @@ class ModeResult:
     num_preemptions: int
     num_steps: int
     num_output_tokens: int
+    steal: tuple[Steal | None, ...]
+    """Steal of each round."""
 
 
 def run_rounds(
@@ -100,7 +111,10 @@ def run_rounds(
     records: dict[str, list[RunRecord]] = {mode: [] for mode in modes}
     for num_done, mode in enumerate(list(modes) * rounds, start=1):
         progress(num_done, num_runs)
-        records[mode].append(MODES[mode](bench, workload))
+        meter = StealMeter()
+        record = MODES[mode](bench, workload)
+        record.steal = meter.read()
+        records[mode].append(record)
     return records
 
 
@@ -117,6 +131,7 @@ def summarize(mode: str, runs: Sequence[RunRecord]) -> ModeResult:
         num_preemptions=max(run.num_preemptions for run in runs),
         num_steps=len(runs[-1].steps),
         num_output_tokens=runs[-1].num_output_tokens,
+        steal=tuple(run.steal for run in runs),
     )
 
 

@@ -10,15 +10,20 @@ import msgspec
 from rich.table import Table
 
 from headway.bench.offline.modes import PERCENTS, ModeResult, Spread
+from headway.bench.options import SamplingOptions
+from headway.bench.steal import highest_steal, steal_text
 from headway.errors import ConfigError
 from headway.workload import OfflineWorkload
 
 
-def as_table(workload: OfflineWorkload, results: Sequence[ModeResult]) -> Table:
+def as_table(
+    workload: OfflineWorkload, sampling: SamplingOptions, results: Sequence[ModeResult]
+) -> Table:
     """Return one column per mode: medians over the rounds, with the throughput spread."""
     table = Table(
         title=f"{workload.name}: {len(workload.items)} requests, "
-        f"{workload.num_prompt_tokens:,} prompt and {workload.num_output_tokens:,} output tokens"
+        f"{workload.num_prompt_tokens:,} prompt and {workload.num_output_tokens:,} output tokens, "
+        f"{sampling.sampling_text()}"
     )
     table.add_column("batching")
     for result in results:
@@ -56,6 +61,11 @@ def as_json(
         "modes": {result.mode: asdict(result) for result in results},
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def steal_line(results: Sequence[ModeResult]) -> str:
+    """Return the steal of the round with the most, marked if it is high."""
+    return steal_text(highest_steal(steal for result in results for steal in result.steal))
 
 
 def compare(results: Sequence[ModeResult]) -> list[str]:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headway.bench.options import GREEDY, SamplingOptions
 from headway.bench.records import RequestRecord, RunRecord, StepRecord
 from headway.clock import Clock
 from headway.core.executor import Executor
-from headway.core.params import SamplingParams
 from headway.core.plan import NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
 from headway.errors import ConfigError
 from headway.workload import WorkItem
@@ -49,12 +49,20 @@ class StaticBatcher:
     """
 
     def __init__(
-        self, executor: Executor, clock: Clock, batch_size: int, window_s: float | None = None
+        self,
+        executor: Executor,
+        clock: Clock,
+        batch_size: int,
+        window_s: float | None = None,
+        sampling: SamplingOptions = GREEDY,
+        seed: int = 0,
     ) -> None:
         self._executor = executor
         self._clock = clock
         self._batch_size = batch_size
         self._window_s = window_s
+        self._sampling = sampling
+        self._seed = seed
         self._step_id = 0
         self._released_ids: tuple[str, ...] = ()
         self._run = RunRecord(batch_size)
@@ -127,14 +135,15 @@ class StaticBatcher:
 
     def _prefill(self, row: _BatchRow) -> ScheduledRequest:
         prompt = row.item.prompt_token_ids
-        params = SamplingParams(temperature=0.0, max_tokens=row.item.num_output_tokens)
+        params = self._sampling.sampling_params(row.item.num_output_tokens)
+        seed = self._seed + row.record.index
         return ScheduledRequest(
             request_id=row.id,
             start=0,
             token_ids=prompt,
             block_ids=row.block_ids,
             has_sample=True,
-            new=NewRequest(params, 0, 0, prompt, len(prompt)),
+            new=NewRequest(params, seed, 0, prompt, len(prompt)),
         )
 
     def _decode(self, row: _BatchRow) -> ScheduledRequest:
@@ -169,5 +178,5 @@ def _padding(row_id: str, num_tokens: int, block_ids: tuple[int, ...]) -> Schedu
     if not num_tokens:
         return None
     token_ids = (PADDING_TOKEN_ID,) * num_tokens
-    new = NewRequest(SamplingParams(temperature=0.0), 0, 0, token_ids, num_tokens)
+    new = NewRequest(GREEDY.sampling_params(), 0, 0, token_ids, num_tokens)
     return ScheduledRequest(f"{row_id}-padding", 0, token_ids, block_ids, False, new)
