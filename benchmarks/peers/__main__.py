@@ -25,7 +25,10 @@ from benchmarks.peers.compare import Comparison, Plan, say
 from benchmarks.peers.contenders import headway_launch, parse_variant, peer_launch
 from benchmarks.peers.host import Launch
 from benchmarks.peers.prepare import prepare
+from benchmarks.peers.runner import SAMPLINGS
 from benchmarks.peers.workloads import COLD, make_workloads, write_workloads
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("model", type=Path, help="GGUF file")
     run.add_argument("--peers", default=",".join(DEFAULT_PEERS), help=f"comma separated, {names}")
     run.add_argument("--workloads", default="mixed-64,single,long", help="and cold")
+    run.add_argument("--sampling", default=",".join(SAMPLINGS), help="comma separated")
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--results", type=Path, help="file to append to; default: a new one")
     run.add_argument(
@@ -67,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--no-headway", action="store_true", help="peers only")
     run.add_argument("--fresh", action="store_true", help="start a new process for every run")
-    run.add_argument("--timeout", type=float, default=1800.0, help="seconds per load and per run")
+    run.add_argument(
+        "--timeout", type=float, default=1800.0, help="seconds per load, warm-up and run"
+    )
     run.set_defaults(command=_run)
 
     shown = commands.add_parser("report", help="summarise a results file")
@@ -114,7 +120,8 @@ def _measure(
     args: argparse.Namespace, work: Path, logs: Path, record: Callable[[results.Result], None]
 ) -> None:
     workloads = make_workloads()
-    names = _parse_workloads(args.workloads, list(workloads))
+    names = _parse_names("workload", args.workloads, list(workloads))
+    samplings = _parse_names("sampling", args.sampling, list(SAMPLINGS))
     write_workloads(work, workloads)
     model = args.model.resolve()
     variants = [] if args.no_headway else [parse_variant(v) for v in args.headway_args or [""]]
@@ -125,7 +132,7 @@ def _measure(
     warm = tuple(name for name in names if name != COLD)
     if warm:
         contenders = (*ours, *theirs)
-        plan = Plan(contenders, warm, args.rounds, logs, args.timeout, args.fresh)
+        plan = Plan(contenders, warm, tuple(samplings), args.rounds, logs, args.timeout, args.fresh)
         with Comparison(plan, record) as comparison:
             comparison.run()
     if COLD in names:
@@ -147,11 +154,11 @@ def _library_starters(
     return [library_starter(launch, name, logs, timeout_s) for launch, name in named]
 
 
-def _parse_workloads(text: str, known: list[str]) -> list[str]:
+def _parse_names(kind: str, text: str, known: list[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise ValueError(f"unknown workload in {text!r}; there are {', '.join(known)}")
+        raise ValueError(f"unknown {kind} in {text!r}; there are {', '.join(known)}")
     return names
 
 
@@ -175,10 +182,10 @@ def _show(found: list[results.Result], args: argparse.Namespace) -> None:
 
 
 def _roofline(args: argparse.Namespace) -> None:
+    meter = StealMeter()
     figures = roofline.measure(args.model or _test_model(), args.context)
     print(roofline.as_text(figures))
-    if args.json is not None:
-        args.json.write_text(json.dumps(roofline.as_plain(figures), indent=2) + "\n")
+    write_record(roofline.as_plain(figures), meter, args.json)
 
 
 def _test_model() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HEADWAY = "headway"
+BF16, W8A8 = "bf16", "w8a8"
 TORCH = "torch==2.13.0+cpu"
 """Pinned to the CPU build: the plain release would bring gigabytes of CUDA libraries."""
 
@@ -35,8 +36,8 @@ class Peer:
     options: tuple[str, ...] = ()
     is_one_process: bool = False
     """vLLM only: run everything in the runner's process, with a thread per core."""
-    reads_folder: bool = False
-    """Reads the weights from a folder that `prepare` makes, not from the GGUF file."""
+    form: str | None = None
+    """Form of the folder that `prepare` makes for it; None: it reads the GGUF file."""
 
 
 ENVIRONMENTS = {
@@ -78,7 +79,16 @@ PEERS = {
             "run_vllm",
             options=("eager=0",),
             is_one_process=True,
-            reads_folder=True,
+            form=BF16,
+        ),
+        Peer(
+            "vllm-w8a8",
+            "vLLM CPU, int8 weights and activations, otherwise as vllm",
+            "vllm",
+            "run_vllm",
+            options=("eager=0",),
+            is_one_process=True,
+            form=W8A8,
         ),
         Peer(
             "vllm-default",
@@ -86,7 +96,7 @@ PEERS = {
             "vllm",
             "run_vllm",
             options=("eager=0",),
-            reads_folder=True,
+            form=BF16,
         ),
         Peer(
             "vllm-eager",
@@ -95,7 +105,7 @@ PEERS = {
             "run_vllm",
             options=("eager=1",),
             is_one_process=True,
-            reads_folder=True,
+            form=BF16,
         ),
         Peer(
             "llama-cpp",
@@ -109,7 +119,7 @@ PEERS = {
             "transformers",
             "run_transformers",
             options=("mode=static",),
-            reads_folder=True,
+            form=BF16,
         ),
         Peer(
             "transformers-cb",
@@ -117,11 +127,11 @@ PEERS = {
             "transformers",
             "run_transformers",
             options=("mode=continuous",),
-            reads_folder=True,
+            form=BF16,
         ),
     )
 }
-DEFAULT_PEERS = ("openvino", "vllm", "llama-cpp", "transformers")
+DEFAULT_PEERS = ("openvino", "vllm", "vllm-w8a8", "llama-cpp", "transformers")
 
 
 def default_cache() -> Path:
@@ -139,9 +149,9 @@ def record_of(cache: Path, environment: str) -> Path:
     return cache / environment / "installed.json"
 
 
-def folder_of(cache: Path, model: Path) -> Path:
-    """Return the folder with the weights of a GGUF file, dequantized to bf16."""
-    return cache / "models" / f"{model.stem}-bf16"
+def folder_of(cache: Path, model: Path, form: str) -> Path:
+    """Return the folder with the weights of a GGUF file in another form."""
+    return cache / "models" / f"{model.stem}-{form}"
 
 
 def preloads(cache: Path, environment: str) -> tuple[Path, ...]:

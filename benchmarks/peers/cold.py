@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.catalog import ROOT
-from benchmarks.peers.compare import log_of, rotated, say
+from benchmarks.peers.compare import log_of, outcome_of, rotated, say
 from benchmarks.peers.contenders import Variant
 from benchmarks.peers.host import (
     Launch,
@@ -31,7 +31,9 @@ from benchmarks.peers.host import (
     last_lines,
 )
 from benchmarks.peers.results import Result
+from benchmarks.peers.runner import GREEDY
 from benchmarks.peers.workloads import COLD
+from headway.bench.steal import StealMeter, steal_plain
 
 POLL_S = 0.02
 STOP_TIMEOUT_S = 30.0
@@ -57,23 +59,25 @@ def run_cold(starters: Sequence[Starter], rounds: int, record: Callable[[Result]
             reason = starter.unavailable or failed.get(starter.name)
             if reason is None:
                 say(f"round {number}, {COLD}: {starter.name}")
+                meter = StealMeter()
                 try:
-                    figures = starter.measure()
+                    figures = {**starter.measure(), "steal": steal_plain(meter.read())}
                 except (RunnerError, OSError) as error:
                     reason = failed[starter.name] = str(error)
-            if reason is not None:
-                say(f"round {number}, {COLD}: {starter.name} failed: {reason}")
-            record(Result(number, COLD, starter.name, figures, reason, started))
+            result = Result(number, COLD, starter.name, figures, reason, started)
+            say(f"  {starter.name}: {outcome_of(result)}")
+            record(result)
 
 
 def library_starter(launch: Launch, name: str, logs: Path, timeout_s: float) -> Starter:
     def measure() -> dict[str, Any]:
         process = RunnerProcess(launch, ROOT, log_of(logs, f"cold-{name}"))
         try:
-            process.wait_ready(timeout_s)
+            ready = process.wait_ready(timeout_s)
             ready_at = time.monotonic()
-            process.ask(COLD, timeout_s)
-            return _figures(process.started_at, ready_at, time.monotonic())
+            process.ask(COLD, GREEDY, timeout_s)
+            figures = _figures(process.started_at, ready_at, time.monotonic())
+            return {**figures, "details": ready["details"]}
         finally:
             process.close()
 

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.peers.catalog import ROOT
 from benchmarks.peers.host import Launch, RunnerError, RunnerProcess
-from benchmarks.peers.results import Result
+from benchmarks.peers.results import Result, metrics_of
+from headway.bench.steal import steal_text
 
 T = TypeVar("T")
 Record = Callable[[Result], None]
@@ -19,17 +21,29 @@ Record = Callable[[Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Contenders, workloads and rounds.
+    """Contenders, workloads, samplings and rounds.
 
     A process stays loaded between its turns unless `starts_afresh`.
     """
 
     contenders: tuple[Launch, ...]
     workloads: tuple[str, ...]
+    samplings: tuple[str, ...]
     rounds: int
     logs: Path
     timeout_s: float
     starts_afresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A workload, and how its requests sample."""
+
+    workload: str
+    sampling: str
+
+    def __str__(self) -> str:
+        return f"{self.workload}, {self.sampling}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class Comparison:
         self._record = record
         self._loaded: dict[str, Loaded] = {}
         self._unloadable: dict[str, str] = {}
-        self._failed: dict[tuple[str, str], str] = {}
+        self._failed: dict[tuple[str, Work], str] = {}
         self._started = time.strftime("%Y-%m-%dT%H:%M:%S")
 
     def __enter__(self) -> Comparison:
@@ -62,43 +76,45 @@ class Comparison:
     def run(self) -> None:
         """Run the rounds interleaved.
 
-        In each round every contender runs a workload before the next workload begins. The order
-        rotates by one per round.
+        In each round every contender runs a workload before the next workload begins, and greedy
+        before sampled. The order rotates by one per round.
         """
-        for number in range(1, self._plan.rounds + 1):
-            for workload in self._plan.workloads:
-                for launch in rotated(self._plan.contenders, number - 1):
-                    self._turn(number, workload, launch)
+        plan = self._plan
+        for number in range(1, plan.rounds + 1):
+            for work in starmap(Work, product(plan.workloads, plan.samplings)):
+                for launch in rotated(plan.contenders, number - 1):
+                    self._turn(number, work, launch)
 
-    def _turn(self, number: int, workload: str, launch: Launch) -> None:
+    def _turn(self, number: int, work: Work, launch: Launch) -> None:
         reason = (
             launch.unavailable
             or self._unloadable.get(launch.name)
-            or self._failed.get((launch.name, workload))
+            or self._failed.get((launch.name, work))
         )
         figures: dict[str, Any] = {}
         if reason is None:
-            say(f"round {number}, {workload}: {launch.name}")
+            say(f"round {number}, {work}: {launch.name}")
             try:
-                figures = self._measure(workload, launch)
+                figures = self._measure(work, launch)
             except (RunnerError, OSError) as error:
                 reason = str(error)
                 # A failed workload is not run again: it would cost time in every round.
-                self._failed[launch.name, workload] = reason
+                self._failed[launch.name, work] = reason
                 self._close(launch.name)
-        if reason is not None:
-            say(f"round {number}, {workload}: {launch.name} failed: {reason}")
-        self._record(Result(number, workload, launch.name, figures, reason, self._started))
+        result = Result(
+            number, work.workload, launch.name, figures, reason, self._started, work.sampling
+        )
+        say(f"  {launch.name}: {outcome_of(result)}")
+        self._record(result)
 
-    def _measure(self, workload: str, launch: Launch) -> dict[str, Any]:
+    def _measure(self, work: Work, launch: Launch) -> dict[str, Any]:
         loaded = self._load(launch)
         loaded.process.continue_group()
-        answer = loaded.process.ask(workload, self._plan.timeout_s)
+        figures = loaded.process.ask(work.workload, work.sampling, self._plan.timeout_s)
         loaded.process.stop_group()
         if self._plan.starts_afresh:
             self._close(launch.name)
-        del answer["event"], answer["workload"]
-        return {**answer, "load_s": loaded.load_s, "details": loaded.details}
+        return {**figures, "load_s": loaded.load_s, "details": loaded.details}
 
     def _load(self, launch: Launch) -> Loaded:
         if launch.name in self._loaded:
@@ -123,6 +139,14 @@ class Comparison:
 def rotated(contenders: Sequence[T], by: int) -> list[T]:
     start = by % len(contenders)
     return [*contenders[start:], *contenders[:start]]
+
+
+def outcome_of(result: Result) -> str:
+    """Return the outcome of a run in a few words, with its steal."""
+    if result.reason is not None:
+        return f"failed: {result.reason}"
+    metric = metrics_of(result.workload)[0]
+    return f"{metric.label} {result.figures[metric.key]:.4g}, {steal_text(result.steal)}"
 
 
 def log_of(logs: Path, name: str) -> Path:

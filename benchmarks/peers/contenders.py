@@ -62,9 +62,9 @@ def headway_launch(variant: Variant, model: Path, workloads: Path) -> Launch:
 def peer_launch(name: str, cache: Path, model: Path, workloads: Path) -> Launch:
     """Return the launch of a peer, or the reason why it is unavailable."""
     peer = PEERS[name]
-    given = folder_of(cache, model) if peer.reads_folder else model
+    given = model if peer.form is None else folder_of(cache, model, peer.form)
     command = _command(python_of(cache, peer.environment), peer.module, given, workloads)
-    for option in peer.options:
+    for option in (*peer.options, *([f"form={peer.form}"] if peer.form else [])):
         command += ("--option", option)
     unavailable = None
     if not record_of(cache, peer.environment).exists():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.bench.steal import StealMeter, steal_plain
+
 CLOSE_TIMEOUT_S = 10.0
 SHOWN_LINES = 3
 
@@ -34,7 +36,7 @@ class Launch:
 
 
 class RunnerProcess:
-    """One process group that answers `run NAME` with one line of JSON.
+    """One process group that runs workloads and answers with lines of JSON.
 
     A stopped group (SIGSTOP) gets no CPU time, so that its spinning threads do not disturb the
     contender that runs.
@@ -60,16 +62,21 @@ class RunnerProcess:
         """Wait for the first line, sent once the model is loaded."""
         return self._read("ready", timeout_s)
 
-    def ask(self, workload: str, timeout_s: float) -> dict[str, Any]:
+    def ask(self, workload: str, sampling: str, timeout_s: float) -> dict[str, Any]:
+        """Run a workload; return its figures with the steal of the timed run."""
         stdin = self._process.stdin
         if stdin is None:
             raise RunnerError("it has no input")
         try:
-            stdin.write(f"run {workload}\n".encode())
+            stdin.write(f"run {workload} {sampling}\n".encode())
             stdin.flush()
         except OSError as error:
             raise RunnerError(self._end_reason()) from error
-        return self._read("result", timeout_s)
+        self._read("started", timeout_s)
+        meter = StealMeter()
+        figures = self._read("result", timeout_s)
+        del figures["event"]
+        return {**figures, "steal": steal_plain(meter.read())}
 
     def stop_group(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -12,15 +12,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.peers.catalog import (
+    BF16,
     ENVIRONMENTS,
     PEERS,
     ROOT,
     TORCH,
+    W8A8,
     Environment,
     folder_of,
     preloads,
@@ -65,8 +67,9 @@ class Recipe:
 def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
     """Prepare the environments of these peers; return the failures by environment."""
     environments = list(dict.fromkeys(PEERS[name].environment for name in names))
-    needs_folder = any(PEERS[name].reads_folder for name in names)
-    if needs_folder and not _has_folder(cache, model) and "transformers" not in environments:
+    forms = {form for name in names if (form := PEERS[name].form) is not None}
+    folders = [folder_of(cache, model, form) for form in forms]
+    if not all(map(_has_weights, folders)) and "transformers" not in environments:
         environments.append("transformers")  # it converts the weights
     failures: dict[str, str] = {}
     for name in environments:
@@ -75,9 +78,9 @@ def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
         except (PrepareError, OSError) as error:
             failures[name] = str(error)
             say(f"{name}: failed: {error}")
-    if needs_folder:
+    if forms:
         try:
-            make_folder(cache, model)
+            make_folders(cache, model, forms)
         except (PrepareError, OSError) as error:
             failures["folder"] = str(error)
             say(f"folder: failed: {error}")
@@ -183,24 +186,30 @@ def _fetch_tcmalloc(home: Path) -> None:
     say("no tcmalloc: the engine will run without it, and slower")
 
 
-def _has_folder(cache: Path, model: Path) -> bool:
-    return (folder_of(cache, model) / "model.safetensors").exists()
+def _has_weights(folder: Path) -> bool:
+    return (folder / "model.safetensors").exists()
 
 
-def make_folder(cache: Path, model: Path) -> None:
-    """Write the GGUF file, dequantized to bf16, as a folder with tokenizer and config."""
-    folder = folder_of(cache, model)
-    if _has_folder(cache, model):
+def make_folders(cache: Path, model: Path, forms: Collection[str]) -> None:
+    """Write the weights of the GGUF file in these forms, with tokenizer and config."""
+    plain = folder_of(cache, model, BF16)
+    _make_folder(cache, "convert", model, plain)
+    if W8A8 in forms:
+        _make_folder(cache, "quantize", plain, folder_of(cache, model, W8A8))
+
+
+def _make_folder(cache: Path, module: str, source: Path, folder: Path) -> None:
+    if _has_weights(folder):
         say(f"folder: ready in {folder}")
         return
     python = python_of(cache, "transformers")
     if not python.exists():
         raise PrepareError("the transformers environment is needed to convert the weights")
-    say(f"folder: converting {model.name} to bf16 in {folder}")
+    say(f"folder: making {folder} from {source.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    command = [str(python), "-m", "benchmarks.peers.convert", str(model), str(partial)]
+    command = [str(python), "-m", f"benchmarks.peers.{module}", str(source), str(partial)]
     _call(command, cwd=ROOT, timeout_s=CONVERT_TIMEOUT_S)
     partial.rename(folder)
 

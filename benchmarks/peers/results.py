@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.catalog import HEADWAY
+from benchmarks.peers.runner import GREEDY
 from headway.bench.offline.modes import Spread
+from headway.bench.steal import Steal, highest_steal
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,41 @@ class Result:
     reason: str | None = None
     started: str = ""
     """Start of the comparison: a file may have the same round of several comparisons."""
+    sampling: str = GREEDY
+
+    @property
+    def steal(self) -> Steal | None:
+        plain = self.figures.get("steal")
+        return None if plain is None else Steal(**plain)
+
+    @property
+    def precision(self) -> str | None:
+        return self.figures.get("details", {}).get("precision")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All runs of one workload with one sampling; they compare."""
+
+    workload: str
+    sampling: str
+    results: tuple[Result, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload}, {self.sampling}"
+
+    @property
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(result.contender for result in self.results))
+
+    @property
+    def reference(self) -> str:
+        """Return the contender that others are compared with: the first Headway."""
+        return next((name for name in self.contenders if name.startswith(HEADWAY)), HEADWAY)
+
+    def of(self, contender: str) -> list[Result]:
+        return [result for result in self.results if result.contender == contender]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +99,13 @@ class Row:
     """One contender on one metric; `speed` is relative to the reference, above 1 is faster."""
 
     contender: str
+    precision: str | None
     spread: Spread | None
     num_rounds: int
     speed: Spread | None
     reason: str | None
+    steal: Steal | None
+    """Steal of the run with the most."""
 
 
 def metrics_of(workload: str) -> tuple[Metric, ...]:
@@ -87,50 +128,59 @@ def read(path: Path) -> list[Result]:
     return results
 
 
-def rows(results: Iterable[Result], workload: str, metric: Metric, reference: str) -> list[Row]:
+def groups(results: Iterable[Result]) -> list[Group]:
+    """Return the runs by workload and sampling, in the order of their first runs."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.workload, result.sampling), []).append(result)
+    return [Group(*key, tuple(runs)) for key, runs in found.items()]
+
+
+def rows(group: Group, metric: Metric) -> list[Row]:
     """Return the rows of a metric, best first; failed contenders last."""
-    ours = [result for result in results if result.workload == workload]
-    names = list(dict.fromkeys(result.contender for result in ours))
-    values = {name: _values(ours, name, metric.key) for name in names}
-    made: list[Row] = []
-    for name in names:
-        found = values[name]
-        reasons = [r.reason for r in ours if r.contender == name and r.reason is not None]
-        made.append(
-            Row(
-                name,
-                Spread.of(list(found.values())) if found else None,
-                len(found),
-                _speed(found, values.get(reference, {}), metric),
-                reasons[-1] if reasons else None,
-            )
-        )
+    ours = _values(group.of(group.reference), metric.key)
+    made = [_row(name, group.of(name), ours, metric) for name in group.contenders]
     sign = -1 if metric.is_higher_better else 1
     with_figures = [row for row in made if row.spread is not None]
     with_figures.sort(key=lambda row: sign * (row.spread.median if row.spread else 0.0))
     return with_figures + [row for row in made if row.spread is None]
 
 
-def same_first_tokens(
-    results: Sequence[Result], workload: str, contender: str, reference: str
-) -> tuple[int, int] | None:
+def _row(
+    name: str, runs: Sequence[Result], ours: dict[tuple[str, int], float], metric: Metric
+) -> Row:
+    found = _values(runs, metric.key)
+    reasons = [run.reason for run in runs if run.reason is not None]
+    precisions = [run.precision for run in runs if run.precision is not None]
+    return Row(
+        name,
+        precisions[-1] if precisions else None,
+        Spread.of(list(found.values())) if found else None,
+        len(found),
+        _speed(found, ours, metric),
+        reasons[-1] if reasons else None,
+        highest_steal(run.steal for run in runs),
+    )
+
+
+def same_first_tokens(group: Group, contender: str) -> tuple[int, int] | None:
     """Return the requests whose first token equals the reference's, and their number.
 
     Few equal tokens would mean that an engine computes another model. Prompts are random, so near
     ties are common, and a few differences mean nothing.
     """
-    theirs = _first_tokens(results, workload, contender)
-    ours = _first_tokens(results, workload, reference)
+    theirs = _first_tokens(group.of(contender))
+    ours = _first_tokens(group.of(group.reference))
     if theirs is None or ours is None or len(theirs) != len(ours):
         return None
     return sum(a == b for a, b in zip(theirs, ours, strict=True)), len(ours)
 
 
-def _values(results: Sequence[Result], contender: str, key: str) -> dict[tuple[str, int], float]:
+def _values(runs: Sequence[Result], key: str) -> dict[tuple[str, int], float]:
     return {
-        (result.started, result.round): result.figures[key]
-        for result in results
-        if result.contender == contender and result.figures.get(key) is not None
+        (run.started, run.round): run.figures[key]
+        for run in runs
+        if run.figures.get(key) is not None
     }
 
 
@@ -146,12 +196,6 @@ def _speed(
     return Spread.of([our / their for their, our in pairs])
 
 
-def _first_tokens(results: Sequence[Result], workload: str, contender: str) -> list[int] | None:
-    found = [
-        result.figures["first_token_ids"]
-        for result in results
-        if result.workload == workload
-        and result.contender == contender
-        and "first_token_ids" in result.figures
-    ]
+def _first_tokens(runs: Sequence[Result]) -> list[int] | None:
+    found = [run.figures["first_token_ids"] for run in runs if "first_token_ids" in run.figures]
     return found[-1] if found else None

@@ -6,6 +6,7 @@ Settings come from HEADWAY_* variables, as for the server; the limits of the wor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from benchmarks.peers.runner import (
     MAX_NUM_SEQS,
     Item,
     Options,
+    Sampling,
     Stream,
     serve,
 )
 from headway._version import __version__
 from headway.bench.offline.modes import Bench
+from headway.bench.options import SamplingOptions
 from headway.build import load_model
 from headway.clock import SystemClock
 from headway.config import load_config
@@ -43,14 +46,21 @@ class HeadwayBackend:
         )
 
     def details(self) -> dict[str, Any]:
-        return {"headway": __version__, "resolved": list(self._model.resolved.reasons)}
+        resolved = self._model.resolved
+        return {
+            "headway": __version__,
+            "precision": f"{resolved.dtype} weights, {resolved.kv_dtype} KV",
+            "resolved": list(resolved.reasons),
+        }
 
-    def arrange(self, items: Sequence[Item]) -> None:
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
         pass
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
         work = tuple(WorkItem(tuple(item.prompt), item.num_output) for item in items)
-        record = self._bench.run_continuous(OfflineWorkload("peers", work))
+        options = SamplingOptions(temperature=sampling.temperature, top_p=sampling.top_p)
+        bench = replace(self._bench, sampling=options, seed=sampling.seed_of(0))
+        record = bench.run_continuous(OfflineWorkload("peers", work))
         return [
             Stream(request.token_ids, request.first_token_at or 0.0, request.finished_at or 0.0)
             for request in record.requests

@@ -20,6 +20,7 @@ from benchmarks.peers.runner import (
     MAX_NUM_SEQS,
     Item,
     Options,
+    Sampling,
     Stream,
     num_cores,
     package_versions,
@@ -46,6 +47,8 @@ class Running:
     seq_id: int
     num_computed: int = 0
     num_scheduled: int = 0
+    sampler: Any = None
+    """Chain of samplers; None for greedy."""
     row: int | None = field(default=None)
     """Row of its logits in the batch of this step, if it samples a token."""
 
@@ -81,9 +84,15 @@ class LlamaCppBackend:
 
     def details(self) -> dict[str, Any]:
         info = self._llama.llama_print_system_info().decode(errors="replace")
-        return {**package_versions("llama-cpp-python"), "built_for": info}
+        name = ctypes.create_string_buffer(128)
+        self._llama.llama_model_desc(self._model, name, len(name))
+        return {
+            **package_versions("llama-cpp-python"),
+            "precision": f"{name.value.decode().split()[-1]} weights, f16 KV",
+            "built_for": info,
+        }
 
-    def arrange(self, items: Sequence[Item]) -> None:
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
         longest = max(len(item.prompt) + item.num_output for item in items)
         rounded = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
         shape = Shape(min(MAX_NUM_SEQS, len(items)), rounded)
@@ -103,22 +112,25 @@ class LlamaCppBackend:
             raise RuntimeError(f"no context for {shape}")
         self._shape = shape
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
         if self._shape is None:
             raise RuntimeError("nothing is arranged")
         memory = self._llama.llama_get_memory(self._context)
         self._llama.llama_memory_clear(memory, True)
         streams = [Stream() for _ in items]
-        waiting = deque(zip(items, streams, strict=True))
+        waiting = deque(enumerate(zip(items, streams, strict=True)))
         free_seq_ids = list(range(self._shape.num_seqs))
         running: list[Running] = []
         while waiting or running:
             while waiting and free_seq_ids:
-                item, stream = waiting.popleft()
-                running.append(Running(item, stream, free_seq_ids.pop()))
+                index, (item, stream) = waiting.popleft()
+                sampler = self._sampler(sampling, index)
+                running.append(Running(item, stream, free_seq_ids.pop(), sampler=sampler))
             self._step(running)
             for request in [request for request in running if request.is_finished]:
                 self._llama.llama_memory_seq_rm(memory, request.seq_id, -1, -1)
+                if request.sampler is not None:
+                    self._llama.llama_sampler_free(request.sampler)
                 free_seq_ids.append(request.seq_id)
                 running.remove(request)
         return streams
@@ -133,7 +145,9 @@ class LlamaCppBackend:
         if code != 0:
             raise RuntimeError(f"llama_decode: {code}")
         sampled = [
-            (request, self._argmax(request.row)) for request in running if request.row is not None
+            (request, self._sample(request.sampler, request.row))
+            for request in running
+            if request.row is not None
         ]
         at = time.monotonic()
         for request in running:
@@ -159,6 +173,25 @@ class LlamaCppBackend:
         if taken and len(taken) == len(pending):
             batch.logits[batch.n_tokens - 1] = 1
             request.row = batch.n_tokens - 1
+
+    def _sampler(self, sampling: Sampling, index: int) -> Any:
+        """Return a chain with temperature before top-p, as the other engines have it."""
+        if sampling.is_greedy:
+            return None
+        llama = self._llama
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        for sampler in (
+            llama.llama_sampler_init_temp(sampling.temperature),
+            llama.llama_sampler_init_top_p(sampling.top_p, 1),
+            llama.llama_sampler_init_dist(sampling.seed_of(index)),
+        ):
+            llama.llama_sampler_chain_add(chain, sampler)
+        return chain
+
+    def _sample(self, sampler: Any, row: int) -> int:
+        if sampler is None:
+            return self._argmax(row)
+        return int(self._llama.llama_sampler_sample(sampler, self._context, row))
 
     def _argmax(self, row: int) -> int:
         logits = self._llama.llama_get_logits_ith(self._context, row)

