@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
-from headway.bench.offline.report import as_json, as_table, compare, draw
+from headway.bench.offline.report import as_json, as_table, compare, draw, steal_line
 from headway.bench.offline.static import StaticBatcher
 from headway.bench.options import GREEDY
 from headway.bench.records import percentile
+from headway.bench.steal import Steal
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity, Ticket
@@ -131,6 +132,10 @@ def test_the_report(tmp_path):
     assert as_table(WORK, GREEDY, results).row_count > 5
     assert len(compare(results)) == 2
     assert b'"continuous"' in as_json(WORK, results, {"rounds": 2})
+    assert steal_line(results).startswith("steal ")
+    marked = replace(results[0], steal=(Steal.of(0.051), None))
+    assert steal_line([marked]) == "steal 5.1 %: repeat it"
+    assert b'"is_high": true' in as_json(WORK, [marked], {})
     draw(tmp_path / "modes.png", WORK, results)
     assert (tmp_path / "modes.png").read_bytes().startswith(b"\x89PNG")
 

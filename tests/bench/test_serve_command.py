@@ -93,12 +93,15 @@ def test_a_run(fake_server: RunningServer, tmp_path: Path):
     assert "goodput: 100.0% of the requests" in result.stdout
     assert "time to first token" in result.stdout
     assert "of a core" in result.stdout
+    assert "steal " in result.stdout
     assert result.stderr == ""
     text = files["json"].read_text()
     document = json.loads(text)
     assert document["model"] == "fake"
     assert "sesame" not in text
     [run] = document["runs"]
+    assert "steal" in run
+    assert document["options"]["temperature"] == 0.0
     assert run["summary"]["num_output_tokens"] == 150
     assert sum(one["num_requests"] for one in run["tenants"].values()) == 30
     with files["csv"].open() as file:
