@@ -90,8 +90,9 @@ class Report:
                 console.print(latency_table(self.title, summary))
                 for line in lines_of(summary, run.cpu_share):
                     console.print(line, markup=False, soft_wrap=True)
-        steal = highest_steal([run.steal for _, run in self.measured.runs])
-        console.print(steal_text(steal), style=_WARNING if steal and steal.is_high else None)
+        if self.measured.runs:
+            steal = highest_steal(run.steal for _, run in self.measured.runs)
+            console.print(steal_text(steal), style=_WARNING if steal and steal.is_high else None)
         warning = cpu_warning(max((run.cpu_share for _, run in self.measured.runs), default=0.0))
         if warning is not None:
             console.print(warning, style=_WARNING, markup=False, soft_wrap=True)
