@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.peers.catalog import (
     HEADWAY,
     PEERS,
+    ROOT,
     Peer,
     folder_of,
     preloads,
@@ -41,9 +42,9 @@ class Variant:
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
-        return tuple(
-            (f"HEADWAY_{key.replace('-', '_').upper()}", value) for key, value in self.settings
-        )
+        settings = [(f"HEADWAY_{key.replace('-', '_').upper()}", v) for key, v in self.settings]
+        # The environment may have Headway installed from another checkout.
+        return (("PYTHONPATH", str(ROOT / "src")), *settings)
 
 
 def parse_variant(text: str) -> Variant:

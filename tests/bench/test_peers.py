@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import report, results
+from benchmarks.peers.contenders import parse_variant
 from benchmarks.peers.results import Result, groups
 from benchmarks.peers.runner import SAMPLINGS, Item, Runs, Sampling, Stream
 from headway.bench.steal import Steal, steal_plain
+from tests.conftest import ROOT
 
 ITEMS = [Item([1, 2], 3), Item([4], 3)]
 
@@ -109,3 +111,8 @@ def test_lines_without_sampling_and_steal_are_greedy(tmp_path: Path):
     assert group.title == "single, greedy"
     [row] = results.rows(group, results.metrics_of("single")[0])
     assert (row.steal, row.precision) == (None, None)
+
+
+def test_headway_runs_from_this_checkout():
+    variables = dict(parse_variant("dtype=bf16").variables)
+    assert variables == {"HEADWAY_DTYPE": "bf16", "PYTHONPATH": str(ROOT / "src")}
