@@ -33,8 +33,8 @@ from typing import Any
 import httpx
 
 from benchmarks.support.servers import RunningServer, start_model_server
-from benchmarks.support.steal import Ticks
 from headway.bench.records import percentile
+from headway.bench.steal import Steal, StealMeter, steal_text
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -62,7 +62,7 @@ class Result:
     gaps_s: list[float] = field(default_factory=list[float])
     num_wrong: int = 0
     num_recomputed: float = 0.0
-    steal: float = 0.0
+    steal: Steal | None = None
 
     def line(self) -> str:
         worst = percentile(self.gaps_s, 99)
@@ -70,7 +70,7 @@ class Result:
             f"{self.num_streams:4d} streams, {self.sampling}: {len(self.gaps_s)} kills, "
             f"{self.num_wrong} answers wrong, longest gap p50 {median(self.gaps_s):.2f} s, "
             f"p99 {worst:.2f} s, recomputed {self.num_recomputed:.1f} tokens per stream, "
-            f"steal {100 * self.steal:.1f} %"
+            f"{steal_text(self.steal)}"
         )
 
 
@@ -183,7 +183,7 @@ async def measure(
     every = bodies(num_streams, SAMPLINGS[sampling])
     expected, _ = await run_streams(server, every, None)
     folder, draw = server.log_path.parent, random.Random(args.seed)
-    before, ticks = num_recomputed(folder), Ticks.now()
+    before, meter = num_recomputed(folder), StealMeter()
     for number in range(args.kills):
 
         def kill() -> None:
@@ -201,7 +201,7 @@ async def measure(
     print("\r", end="", file=sys.stderr)
     await asyncio.sleep(1.0)  # the ledger writes its rows in the background
     result.num_recomputed = (num_recomputed(folder) - before) / (args.kills * num_streams)
-    result.steal = Ticks.now().steal_since(ticks)
+    result.steal = meter.read()
     return result
 
 
