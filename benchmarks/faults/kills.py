@@ -209,8 +209,7 @@ def start_server(model: Path, folder: Path, num_streams: int, *flags: str) -> Ru
     """Start a server that takes as many streams at once and restarts as often as needed."""
     limits = ("--max-num-seqs", str(num_streams), "--max-engine-restarts", "100000")
     waits = ("--max-queue-age-s", "600", "--max-queue-wait-s", "600")
-    memory = ("--kv-cache-memory-bytes", "1G")
-    return start_model_server(model, folder / "server.log", *limits, *waits, *memory, *flags)
+    return start_model_server(model, folder / "server.log", *limits, *waits, *flags)
 
 
 def main() -> int:

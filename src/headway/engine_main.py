@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -32,16 +34,15 @@ def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> in
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
     arguments = _parse_arguments()
     line = sys.stdin.readline()
-    if not line:  # the API process ended before it had settings
+    if not line:  # the API process ended before it had settings, and may have left the folder
+        shutil.rmtree(Path(arguments.address.removeprefix("ipc://")).parent, ignore_errors=True)
         return 0
     config = msgspec.json.decode(line, type=Config)
     loop = EngineLoop(arguments.address)
 
     def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
-        if arguments.standby:
-            model = load_model(config, None, arguments.kv_descriptor, _wait_for_activation)
-        else:
-            model = load_model(config, progress, arguments.kv_descriptor)
+        wait = _wait_for_activation if arguments.standby else lambda: None
+        model = load_model(config, progress, arguments.kv_descriptor, wait)
         executor = JournaledExecutor(wrap(model.executor), loop.journal)
         core = build_core(config, executor, sink, model.executor.recorder)
         return core, engine_info(config, model)

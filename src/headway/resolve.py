@@ -215,14 +215,16 @@ def _resolve_blocks(
         why = f"KV cache {asked / GIB:.2f} GiB: as set"
     else:
         weight_bytes = int(model.num_parameters * WEIGHT_BYTES[form.dtype])
-        free = max(0, hardware.available_bytes - weight_bytes)
+        num_copies = 2 if config.server.standby else 1
+        free = max(0, hardware.available_bytes - num_copies * weight_bytes)
         per_request = -(-max_model_len // block_size)
         wanted = per_request * config.scheduler.max_num_seqs
         num_blocks = min(free // 2 // block_bytes, wanted)
         limit = "half of the free memory" if num_blocks < wanted else "room for every sequence"
         why = (
             f"KV cache {num_blocks * block_bytes / GIB:.2f} GiB: {limit} "
-            f"({free / GIB:.1f} GiB free after the weights)"
+            f"({free / GIB:.1f} GiB free after the weights"
+            f"{' of engine and standby' if config.server.standby else ''})"
         )
     if num_blocks < 1:
         raise ConfigError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 
 from headway.executors.spec import ModelSpec, spec_from_config
 from headway.executors.weights.names import model_shapes
+from headway.executors.weights.source_files import SourceFiles
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,7 +42,7 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 class MemoryCheckpoint:
     spec: ModelSpec
     weights: dict[str, torch.Tensor]
-    files: Sequence[Path] = ()
+    source: SourceFiles | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.weights.items()}

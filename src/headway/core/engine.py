@@ -39,7 +39,7 @@ class EngineCore:
         self._recorder = recorder
         if recorder is not None:
             scheduler.kv.pool.restore(recorder.restore())
-            scheduler.kv.pool.take_published()
+            scheduler.kv.pool.is_recorded = True
 
     @property
     def has_work(self) -> bool:

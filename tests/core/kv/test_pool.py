@@ -146,11 +146,12 @@ def test_of_two_restored_blocks_with_one_hash_the_second_is_empty():
     assert pool.num_cached == 1
 
 
-def test_published_blocks_are_taken_once_and_only_since_the_first_call():
+def test_published_blocks_are_taken_once_if_they_are_recorded():
     pool = BlockPool(4)
     first, second, duplicate = pool.allocate(3)
     pool.publish(first, hash_of(1))
     assert pool.take_published() == []
+    pool.is_recorded = True
     pool.publish(second, hash_of(2), "a")
     pool.publish(duplicate, hash_of(2), "a")
     assert pool.take_published() == [PublishedBlock(second, hash_of(2), "a")]

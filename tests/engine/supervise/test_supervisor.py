@@ -17,7 +17,7 @@ from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EngineInfo, EngineReady, EventBatch
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
-from headway.errors import EngineError, HeadwayError
+from headway.errors import EngineDeadError, EngineError, HeadwayError
 from headway.text import Tokenizer
 from tests.support.local_engine import LocalProcess, ScriptExecutor
 
@@ -38,6 +38,8 @@ class Process:
 
     async def receive(self, _timeout_s: float) -> object:
         await asyncio.sleep(0)
+        if not self.is_alive:
+            raise EngineDeadError("the engine process ended")
         if self._is_ready:
             return EventBatch()
         self._is_ready = True

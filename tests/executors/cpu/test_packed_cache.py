@@ -25,6 +25,7 @@ from headway.executors.cpu.packed_cache import (
 )
 from headway.executors.cpu.packing import STORING
 from headway.executors.step_model import LoadOptions, ModelOptions, Span
+from headway.executors.weights.source_files import SourceFiles
 from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
 pytestmark = pytest.mark.skipif(
@@ -57,7 +58,8 @@ class Loader:
 
     def load(self, dtype: str = "int4") -> tuple[np.ndarray, int]:
         """Return logits, and the number of matrices that came from the checkpoint."""
-        checkpoint = CountedCheckpoint(SPEC, tiny_weights(SPEC, self.seed), (self.file,))
+        source = SourceFiles.of(self.file, [self.file])
+        checkpoint = CountedCheckpoint(SPEC, tiny_weights(SPEC, self.seed), source)
         options = ModelOptions(
             dtype=dtype, num_blocks=4, block_size=16, max_model_len=64, kernels="plain"
         )
@@ -148,16 +150,52 @@ def test_another_file_under_the_same_name_size_and_time_is_packed(loader: Loader
     assert np.array_equal(found, loader.load()[0])
 
 
-def test_data_type_and_library_are_part_of_the_key(loader: Loader, tmp_path: Path) -> None:
+def test_data_type_files_and_library_are_part_of_the_key(loader: Loader, tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(b"one build")
-    keys = [make_key([loader.file], dtype, library) for dtype in ("int4", "int8")]
+    source = SourceFiles.of(tmp_path, [loader.file])
+    keys = [make_key(source, dtype, library) for dtype in ("int4", "int8")]
+    keys.append(make_key(SourceFiles.of(tmp_path, [loader.file, library]), "int4", library))
+    keys.append(make_key(SourceFiles.of(tmp_path, [tmp_path / "missing"]), "int4", library))
     library.write_bytes(b"another build")
-    keys.append(make_key([loader.file], "int4", library))
-    keys.append(make_key([loader.file, library], "int4", library))
-    assert None not in keys
-    assert len({key.digest for key in keys if key}) == 4
-    assert make_key([tmp_path / "missing"], "int4", library) is None
+    keys.append(make_key(source, "int4", library))
+    assert len({key.digest for key in keys if key}) == 5
+    assert make_key(source, "int4", tmp_path / "missing") is None
+
+
+def test_weights_of_a_file_that_is_replaced_meanwhile_are_not_stored(loader: Loader) -> None:
+    source = SourceFiles.of(loader.file, [loader.file])
+    loader.file.write_bytes(b"new")
+    checkpoint = CountedCheckpoint(SPEC, tiny_weights(SPEC), source)
+    options = ModelOptions(
+        dtype="int4", num_blocks=4, block_size=16, max_model_len=64, kernels="plain"
+    )
+    CompiledModel(checkpoint, options, LoadOptions(cache=loader.cache))
+    wait_stored()
+    assert loader.cache.entries() == []
+
+
+def test_a_file_of_another_model_under_this_name_is_not_used(loader: Loader) -> None:
+    expected, _ = loader.load()
+    path = loader.entry
+    content = path.read_bytes()
+    loader.file.write_bytes(b"another model")
+    loader.seed = 1
+    loader.load()
+    (other,) = [entry.path for entry in loader.cache.entries() if entry.path != path]
+    other.write_bytes(content)
+    found, num_packed = loader.load()
+    assert num_packed > 0
+    assert not np.array_equal(found, expected)
+
+
+def test_a_folder_that_others_may_write_is_not_used(
+    loader: Loader, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader.load()
+    loader.cache.folder.chmod(0o770)
+    assert loader.load()[1] > 0
+    assert "writable by others" in caplog.text
 
 
 def test_a_file_that_others_may_write_is_not_read(loader: Loader, tmp_path: Path) -> None:

@@ -14,8 +14,15 @@ import pytest
 from headway.core.executor import BlockRecorder, PublishedBlock
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
-from headway.executors.cpu.shared_kv import _ENTRY, _HEADER_BYTES, RecordedBlock, SharedKV
+from headway.executors.cpu.shared_kv import (
+    _ENTRY,
+    _HEADER_BYTES,
+    MAX_STARTS,
+    RecordedBlock,
+    SharedKV,
+)
 from headway.executors.step_model import LoadOptions, ModelOptions, Span
+from headway.executors.weights.source_files import SourceFiles
 from tests.executors.cpu.test_compiled import spec_of, weights_of
 from tests.support.tiny import MemoryCheckpoint
 
@@ -94,9 +101,10 @@ def model_on(descriptor: int, folder: Path, **changes: object) -> CompiledModel:
     file = folder / "weights"
     if not file.exists():
         file.touch()
+    source = SourceFiles.of(file, [file])
     options = {"dtype": "int8", "kernels": "plain", "num_threads": 2, **changes}
     return CompiledModel(
-        MemoryCheckpoint(SPEC, weights_of(SPEC), (file,)),
+        MemoryCheckpoint(SPEC, weights_of(SPEC), source),
         ModelOptions(
             num_blocks=NUM_BLOCKS,
             block_size=16,
@@ -189,3 +197,25 @@ def test_blocks_are_on_large_pages_and_keep_their_contents(descriptor: int) -> N
     again = SharedKV(descriptor, IDENTITY, shape)
     memory = (ctypes.c_ubyte * num_bytes).from_address(again.address)
     assert all(memory[at] == value for at, value in written.items())
+
+
+def test_sizes_that_change_no_block_keep_the_blocks(descriptor: int, tmp_path: Path) -> None:
+    """The free memory decides the number of slots, and is another after a crash."""
+    first = model_on(descriptor, tmp_path, num_slots=3)
+    first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
+    recorder_of(first).record(BLOCKS)
+    second = model_on(descriptor, tmp_path, num_slots=5, num_threads=1)
+    assert recorder_of(second).restore() == sorted(BLOCKS)
+
+
+def test_processes_that_record_nothing_cost_the_blocks_in_the_end(
+    descriptor: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocks that take every engine down must not do so for ever."""
+    entries = [RecordedBlock(published(3), 1)]
+    SharedKV(descriptor, IDENTITY, SHAPE).record(entries)
+    for _ in range(MAX_STARTS):
+        assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == entries
+    assert "cannot be used" not in caplog.text
+    assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == []
+    assert "cannot be used" in caplog.text

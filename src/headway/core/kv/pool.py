@@ -33,8 +33,9 @@ class BlockPool:
         """Cache group of each indexed block."""
         self._cached = CachedBlocks()
         self._index = PrefixIndex()
-        self._published: list[PublishedBlock] | None = None
-        """Blocks published since they were last taken; None unless somebody takes them."""
+        self.is_recorded = False
+        """Whether published blocks are kept for `take_published`."""
+        self._published: list[PublishedBlock] = []
 
     @property
     def num_free(self) -> int:
@@ -99,13 +100,13 @@ class BlockPool:
         """Add a full, owned block to the prefix index, for a cache group."""
         if self._index.insert(block_hash, block_id):
             self._groups[block_id] = group
-            if self._published is not None:
+            if self.is_recorded:
                 self._published.append(PublishedBlock(block_id, block_hash, group))
 
     def take_published(self) -> list[PublishedBlock]:
-        """Return the blocks published since the last call; the first call begins to count."""
+        """Return the blocks published since the last call."""
         published, self._published = self._published, []
-        return published or []
+        return published
 
     def restore(self, blocks: Iterable[PublishedBlock]) -> None:
         """Index blocks of an earlier engine process as cached blocks; all blocks are empty yet."""

@@ -103,7 +103,8 @@ class EngineProcess:
         """
         await self._poller.poll(int(timeout_s * 1000))
         # The last reports of a process that has ended may still be on their way.
-        if await self._reports.poll(0 if self.is_alive else LAST_REPORTS_TIMEOUT_MS):
+        is_alive = self.is_alive
+        if await self._reports.poll(0 if is_alive else LAST_REPORTS_TIMEOUT_MS):
             try:
                 report = decode_report(await self._reports.recv())
             except (msgspec.DecodeError, ValueError) as error:  # ValueError: text is not UTF-8
@@ -112,7 +113,7 @@ class EngineProcess:
             if isinstance(report, EngineReady):
                 logger.info("engine process %d is ready", self.pid)
             return report
-        if not self.is_alive:
+        if not is_alive:
             raise EngineDeadError(
                 f"the engine process ended with exit code {self._process.returncode}"
             )

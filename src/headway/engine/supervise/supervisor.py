@@ -7,6 +7,7 @@ up, with each report, when a process is down, and when no other process will fol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -181,6 +182,7 @@ class Supervisor:
             if report is None:
                 has_work = owner.has_work_in_engine()
                 self._hang_detector.advance(self._clock.now(), has_work, self._process.cpu_s())
+                await self._check_standby()
             if isinstance(report, EngineFailed):
                 return EngineFailedError(report.message)
             if isinstance(report, EventBatch):
@@ -229,15 +231,25 @@ class Supervisor:
             name = type(error).__name__
             raise EngineError(f"the engine cannot be started: {name}: {error}") from error
 
+    async def _check_standby(self) -> None:
+        """Drop a standby that has ended; the next engine starts another."""
+        standby = self._standby
+        if standby is None or standby.is_alive:
+            return
+        self._standby = None
+        message = "it was killed"
+        with contextlib.suppress(EngineError):
+            while report := await standby.receive(0):
+                message = report.message if isinstance(report, EngineFailed) else message
+        logger.warning("there is no standby: %s", message)
+        await standby.stop()
+
     async def _take_standby(self) -> EngineProcess | None:
         """Return the standby process, about to become ready; None if there is none."""
+        await self._check_standby()
         standby, self._standby = self._standby, None
-        if standby is None:
-            return None
-        if not standby.is_alive:
-            await standby.stop()
-            return None
-        standby.activate()
+        if standby is not None:
+            standby.activate()
         return standby
 
     def _notify_restart(self, kind: str, num_requests: int) -> None:

@@ -82,7 +82,9 @@ class CompiledModel:
     ) -> SharedKV | None:
         if descriptor is None:
             return None
-        identity = hashlib.sha256(f"{self._packer.identity}\n{options}".encode()).digest()
+        # What the contents of a block depend on, beside its tokens.
+        numerics = (options.dtype, options.kv_dtype, options.kernels, options.max_model_len)
+        identity = hashlib.sha256(f"{self._packer.identity}\n{numerics}".encode()).digest()
         try:
             return SharedKV(descriptor, identity, shape)
         except OSError as error:

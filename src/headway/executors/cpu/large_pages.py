@@ -11,7 +11,7 @@ import os
 logger = logging.getLogger(__name__)
 
 LARGE_PAGE = 2 * 1024**2
-_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
+_MAP_FIXED, _MAP_NORESERVE, _MADV_HUGEPAGE, _MADV_COLLAPSE = 0x10, 0x4000, 14, 25
 """Of Linux, on x86-64 and arm64; the mmap module does not have them."""
 
 
@@ -27,6 +27,8 @@ class AlignedMapping:
         self.address = -(-self._reserved // LARGE_PAGE) * LARGE_PAGE
         access = mmap.PROT_READ | mmap.PROT_WRITE
         self._map(self.address, size, access, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        # Of use where the system gives large pages to shared memory by itself.
+        self._libc.madvise(self.address, size, _MADV_HUGEPAGE)
         self._large: set[int] = set()
         self._can_collapse = True
 
@@ -53,7 +55,7 @@ class AlignedMapping:
             byte = ctypes.c_ubyte.from_address(address)
             byte.value = byte.value
             if self._libc.madvise(address, LARGE_PAGE, _MADV_COLLAPSE) != 0:
-                # Of no use to try again where the kernel cannot; memory may be free later.
+                # Other errors concern this page alone, such as memory that is not contiguous.
                 self._can_collapse = ctypes.get_errno() != errno.EINVAL
                 if not self._can_collapse:
                     logger.info("the KV blocks are on small pages: this kernel cannot move them")

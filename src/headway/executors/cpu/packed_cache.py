@@ -25,12 +25,14 @@ from pathlib import Path
 
 import msgspec
 
+from headway.executors.weights.source_files import SourceFiles
+
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"headway packed weights 1\n"
 _SUFFIX, _UNFINISHED = ".packed", ".unfinished"
 _MAX_HEADER_BYTES = 16 * 1024**2
-_SAMPLE_BYTES = 64 * 1024
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -61,6 +63,7 @@ class _Stored(msgspec.Struct, frozen=True):
 class _Header(msgspec.Struct, frozen=True):
     model: str
     dtype: str
+    digest: str
     matrices: list[_Stored]
 
 
@@ -84,28 +87,14 @@ class CacheEntry:
     used_at: float
 
 
-def make_key(files: Sequence[Path], dtype: str, library: Path) -> CacheKey | None:
-    """Return the key of a model's weights; None without files, or if one cannot be read.
-
-    Reading all weights would take as long as packing them. A change of a file changes its ctime,
-    which no program can set.
-    """
-    if not files:
-        return None
-    digest = hashlib.sha256(f"{dtype}\n".encode())
+def make_key(source: SourceFiles, dtype: str, library: Path) -> CacheKey | None:
+    """Return the key of a model's weights; None if the kernel library cannot be read."""
+    digest = hashlib.sha256(f"{dtype}\n{source.digest}\n".encode())
     try:
         digest.update(library.read_bytes())
-        for path in files:
-            found = path.stat()
-            identity = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-            digest.update(f"\n{path.resolve()}\n{identity}\n".encode(errors="surrogateescape"))
-            with path.open("rb") as file:
-                digest.update(file.read(_SAMPLE_BYTES))
-                file.seek(max(0, found.st_size - _SAMPLE_BYTES))
-                digest.update(file.read(_SAMPLE_BYTES))
     except OSError:
         return None
-    return CacheKey(os.fspath(files[0].resolve()), dtype, digest.hexdigest()[:32])
+    return CacheKey(os.fspath(source.path.absolute()), dtype, digest.hexdigest()[:32])
 
 
 class PackedFile:
@@ -144,12 +133,13 @@ class PackedCache:
 
     def open(self, key: CacheKey) -> PackedFile | None:
         """Return the weights of a key; None if they are not here."""
+        self._delete_unfinished()
         path = self._path(key)
-        descriptor = _open(path)
+        descriptor = _open(path) if self._is_ours() else None
         if descriptor is None:
             return None
         header = _read_header(descriptor)
-        if header is None:
+        if header is None or header.digest != key.digest:
             logger.warning("%s is damaged; the model is packed again", path)
             os.close(descriptor)
             return None
@@ -175,6 +165,17 @@ class PackedCache:
         self._delete_unfinished()
         return freed
 
+    def _is_ours(self) -> bool:
+        """Return whether nobody else can put a file into the folder."""
+        try:
+            found = self.folder.stat()
+        except OSError:
+            return False
+        is_ours = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+        if not is_ours:
+            logger.warning("%s is writable by others; packed weights are not used", self.folder)
+        return is_ours
+
     def _path(self, key: CacheKey) -> Path:
         name = re.sub(r"[^\w.-]", "_", Path(key.model).name)[:80]
         return self.folder / f"{name}-{key.dtype}-{key.digest}{_SUFFIX}"
@@ -186,8 +187,7 @@ class PackedCache:
     def _store(self, key: CacheKey, matrices: Sequence[PackedMatrix]) -> None:
         header, num_bytes = _lay_out(key, matrices)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._delete_unfinished()
-        if not self._make_room(num_bytes):
+        if not self._is_ours() or not self._make_room(num_bytes):
             return
         handle, name = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
         try:
@@ -206,20 +206,26 @@ class PackedCache:
 
     def _make_room(self, num_bytes: int) -> bool:
         """Delete the least recently used files; False if there is no room even so."""
-        entries = self.entries()
-        if num_bytes > self.max_bytes:
+        # The cache must not be what fills a disk.
+        if num_bytes > min(self.max_bytes, shutil.disk_usage(self.folder).free // 2):
             return False
+        entries = self.entries()
         while entries and sum(entry.num_bytes for entry in entries) > self.max_bytes - num_bytes:
             _delete(entries.pop().path)
-        # The cache must not be what fills a disk.
-        return shutil.disk_usage(self.folder).free >= 2 * num_bytes
+        return True
 
     def _delete_unfinished(self) -> None:
         """Delete what a killed process was writing; a living process holds a lock."""
         for path in self._files(_UNFINISHED):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+            descriptor = _open(path)
+            if descriptor is None:
+                continue
+            try:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _aligned(offset: int) -> int:
@@ -235,7 +241,7 @@ def _lay_out(key: CacheKey, matrices: Sequence[PackedMatrix]) -> tuple[bytes, in
     for one in matrices:
         stored.append(_Stored(one.matrix, offset, zlib.crc32(one.data)))
         offset = _aligned(offset + len(one.data))
-    text = msgspec.json.encode(_Header(key.model, key.dtype, stored))
+    text = msgspec.json.encode(_Header(key.model, key.dtype, key.digest, stored))
     sizes = len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little")
     header = _MAGIC + sizes + text
     return header, _aligned(len(header)) + offset
@@ -248,8 +254,7 @@ def _open(path: Path) -> int | None:
     except OSError:
         return None
     found = os.fstat(descriptor)
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others:
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS:
         return descriptor
     logger.warning("%s is not a file that only this user may write; it is not read", path)
     os.close(descriptor)
@@ -272,7 +277,7 @@ def _read_header(descriptor: int) -> _Header | None:
         return None
     first = _aligned(length + size)
     moved = [_Stored(one.matrix, one.offset + first, one.checksum) for one in header.matrices]
-    return _Header(header.model, header.dtype, moved)
+    return _Header(header.model, header.dtype, header.digest, moved)
 
 
 def _entry(path: Path) -> CacheEntry | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
+from headway.executors.cpu.large_pages import LARGE_PAGE
 from headway.executors.cpu.packed_cache import (
     CacheKey,
     Matrix,
@@ -26,9 +27,10 @@ from headway.executors.step_model import LoadOptions, ModelOptions
 from headway.executors.weights import Checkpoint, QuantizedRows
 from headway.executors.weights.reader import WeightReader
 
-_LARGE_PAGE = 2 * 1024**2
 _ARENA_BYTES = 64 * 1024**2
 _CACHE_LINE = 64
+_MAX_THREADS = 8
+"""Each thread may have a whole matrix in fp32, over a gigabyte in the largest models."""
 STORING = "store packed weights"
 """Name of the thread that writes the cache."""
 
@@ -56,7 +58,7 @@ class Packer:
         self._library = library
         self._dtype = options.dtype
         self._num_threads = options.num_threads
-        self._pool = ThreadPoolExecutor(max(1, options.num_threads))
+        self._pool = ThreadPoolExecutor(min(max(1, options.num_threads), _MAX_THREADS))
         self._jobs: list[_Job] = []
         self.kept: list[object] = []
         self._next = self._end = 0
@@ -81,7 +83,7 @@ class Packer:
         small pages would cost a large part of the time.
         """
         if num_bytes > self._end - self._next:
-            size = max(num_bytes, _ARENA_BYTES) + _LARGE_PAGE
+            size = max(num_bytes, _ARENA_BYTES) + LARGE_PAGE
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 with contextlib.suppress(OSError):  # an operating system without huge pages
@@ -89,7 +91,7 @@ class Packer:
             view = (ctypes.c_char * 1).from_buffer(memory)
             self.kept += (memory, view)
             address = ctypes.addressof(view)
-            self._next = -(-address // _LARGE_PAGE) * _LARGE_PAGE
+            self._next = -(-address // LARGE_PAGE) * LARGE_PAGE
             self._end = address + size
         taken = self._next
         self._next += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
@@ -155,8 +157,9 @@ class Packer:
                 self._pool.shutdown(cancel_futures=True)
                 if self._cached:
                     self._cached.close()
-        # A file that changed while it was read has another key now.
-        if self._cache and self._key and not is_cached and self._key == self._make_key():
+        # Weights of files that changed while they were read are of no key.
+        is_storable = self.checkpoint.source and self.checkpoint.source.is_unchanged()
+        if self._cache and self._key and not is_cached and is_storable:
             matrices = [job.packed for job in self._jobs]
             # The first step need not wait for a disk.
             args = (self._cache, self._key, matrices)
@@ -168,7 +171,8 @@ class Packer:
         cache.store(key, matrices)
 
     def _make_key(self) -> CacheKey | None:
-        return make_key(self.checkpoint.files, self._dtype, kernels.LIBRARY)
+        source = self.checkpoint.source
+        return None if source is None else make_key(source, self._dtype, kernels.LIBRARY)
 
     def _fill(self, packed: PackedMatrix, target: int, columns: Sequence[np.ndarray]) -> bool:
         """Fill a matrix from the cache, else from the checkpoint; True if from the cache."""

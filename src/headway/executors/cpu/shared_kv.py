@@ -6,13 +6,14 @@ the recorded blocks into its prefix index, so that requests continue without com
 again. Contents decide: a block that was overwritten, in part or by accident, has another checksum
 and is not used. So the order of writes does not matter, and a write may be torn.
 
-    header    identity of the model and its sizes
+    header    identity of the model, its sizes, and starts that failed
     entries   [num_blocks][128]: hash, checksum, cache group, checksum of the entry
     blocks    the KV store of the kernels
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import zlib
@@ -23,8 +24,15 @@ from headway.core.executor import PublishedBlock
 from headway.executors.cpu.large_pages import LARGE_PAGE, AlignedMapping
 
 _HEADER_BYTES = 64
+_HEADER = struct.Struct("<32sQQQ")
+"""Followed by the number of processes that began with these blocks and recorded none."""
+MAX_STARTS = 3
+"""Processes that may end before they record a block; the next begins without blocks."""
 _ENTRY = struct.Struct("<32sQB79sI4x")
 _MAX_GROUP_BYTES = 79
+
+
+logger = logging.getLogger(__name__)
 
 
 class RecordedBlock(NamedTuple):
@@ -50,11 +58,17 @@ class SharedKV:
         self._blocks_at = -(-record_bytes // LARGE_PAGE) * LARGE_PAGE
         blocks_end = self._blocks_at + num_layers * num_blocks * block_bytes
         size = -(-blocks_end // LARGE_PAGE) * LARGE_PAGE
-        header = struct.pack("<32sQQQ", identity, *shape).ljust(_HEADER_BYTES, b"\0")
-        if os.fstat(descriptor).st_size != size or os.pread(descriptor, len(header), 0) != header:
+        header = _HEADER.pack(identity, *shape)
+        old_size, start = os.fstat(descriptor).st_size, os.pread(descriptor, _HEADER_BYTES, 0)
+        num_starts = start[_HEADER.size] if len(start) == _HEADER_BYTES else 0
+        if old_size != size or start[: len(header)] != header or num_starts >= MAX_STARTS:
+            if old_size:
+                logger.warning("the KV blocks of the last engine process cannot be used")
             os.ftruncate(descriptor, 0)
             os.ftruncate(descriptor, size)
             os.pwrite(descriptor, header, 0)
+            num_starts = 0
+        os.pwrite(descriptor, bytes([num_starts + 1]), _HEADER.size)
         self._mapping = AlignedMapping(descriptor, size)
         self._memory = self._mapping.view()
         self.address = self._mapping.address + self._blocks_at
@@ -79,6 +93,7 @@ class SharedKV:
 
     def record(self, blocks: Sequence[RecordedBlock]) -> None:
         """Write the entries of blocks. A block of a group with a long name gets none."""
+        self._memory[_HEADER.size] = 0
         for (block_id, block_hash, group), checksum in blocks:
             name = group.encode()
             if len(name) > _MAX_GROUP_BYTES:

@@ -2,6 +2,7 @@
 
 Formats are safetensors and GGUF; neither can run code when read. In reading order:
 
+    source_files.py the files of a checkpoint, and whether they changed
     names.py        canonical tensor names and shapes
     safetensors.py  Hugging Face folders
     gguf.py         GGUF files
@@ -10,9 +11,8 @@ Formats are safetensors and GGUF; neither can run code when read. In reading ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, SourceKind
 from headway.executors.spec import ModelSpec
+from headway.executors.weights.source_files import SourceFiles
 from headway.resolve import ModelFacts
 
 _NAMES_SHOWN = 5
@@ -32,8 +33,8 @@ class Checkpoint(Protocol):
     def spec(self) -> ModelSpec: ...
 
     @property
-    def files(self) -> Sequence[Path]:
-        """Return all files that tensors and spec come from; empty if there are none."""
+    def source(self) -> SourceFiles | None:
+        """Return the files that tensors and spec come from; None if there are none."""
         ...
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from headway.executors.weights.names import (
     HEAD,
     ROPE_FACTORS,
 )
+from headway.executors.weights.source_files import SourceFiles
 from headway.gguf_header import TensorEntry, read_header
 
 _GLOBAL_NAMES = {
@@ -52,7 +53,7 @@ class GgufCheckpoint:
     """One GGUF file of a llama, qwen2 or qwen3 model."""
 
     def __init__(self, path: Path) -> None:
-        self.files = (path,)
+        self.source = SourceFiles.of(path, [path])
         header = read_header(path)
         self._data = np.memmap(path, mode="r")
         for name, entry in header.tensors.items():

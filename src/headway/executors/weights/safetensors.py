@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from headway.errors import ModelLoadError
 from headway.executors.spec import ModelSpec, spec_from_config
 from headway.executors.weights.names import HEAD
+from headway.executors.weights.source_files import SourceFiles
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -23,11 +24,12 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        configuration = [folder / "config.json", folder / _INDEX]
+        shards = sorted(folder.glob("*.safetensors"))
+        self.source = SourceFiles.of(folder, [*configuration, *shards])
         self._spec = spec_from_config(_read_json(folder / "config.json"))
         weight_map = _weight_map(folder / _INDEX)
         self._files = {path: _open(path) for path in _shards(folder, weight_map)}
-        index = [folder / _INDEX] if weight_map else []
-        self.files = (folder / "config.json", *index, *self._files)
         self._file_of: dict[str, Path] = {}
         for path, file in self._files.items():
             for name in file.keys():  # noqa: SIM118, not a dict: it has keys but no iterator
