@@ -208,12 +208,16 @@ def test_sizes_that_change_no_block_keep_the_blocks(descriptor: int, tmp_path: P
     assert recorder_of(second).restore() == sorted(BLOCKS)
 
 
-def test_processes_that_record_nothing_cost_the_blocks_in_the_end(
+def test_processes_that_complete_no_step_cost_the_blocks_in_the_end(
     descriptor: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Blocks that take every engine down must not do so for ever."""
     entries = [RecordedBlock(published(3), 1)]
     SharedKV(descriptor, IDENTITY, SHAPE).record(entries)
+    for _ in range(2 * MAX_STARTS):
+        shared = SharedKV(descriptor, IDENTITY, SHAPE)
+        assert shared.recorded() == entries
+        shared.confirm()
     for _ in range(MAX_STARTS):
         assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == entries
     assert "cannot be used" not in caplog.text

@@ -25,9 +25,9 @@ from headway.executors.cpu.large_pages import LARGE_PAGE, AlignedMapping
 
 _HEADER_BYTES = 64
 _HEADER = struct.Struct("<32sQQQ")
-"""Followed by the number of processes that began with these blocks and recorded none."""
+"""Followed by the number of processes that began with these blocks and completed no step."""
 MAX_STARTS = 3
-"""Processes that may end before they record a block; the next begins without blocks."""
+"""Processes in a row that may complete no step; the next begins without blocks."""
 _ENTRY = struct.Struct("<32sQB79sI4x")
 _MAX_GROUP_BYTES = 79
 
@@ -91,9 +91,12 @@ class SharedKV:
             start = self._blocks_at + layer * num_blocks * block_bytes + group * group_bytes
             self._mapping.use_large_pages(start, start + group_bytes)
 
+    def confirm(self) -> None:
+        """Note that a process on these blocks has completed a step."""
+        self._memory[_HEADER.size] = 0
+
     def record(self, blocks: Sequence[RecordedBlock]) -> None:
         """Write the entries of blocks. A block of a group with a long name gets none."""
-        self._memory[_HEADER.size] = 0
         for (block_id, block_hash, group), checksum in blocks:
             name = group.encode()
             if len(name) > _MAX_GROUP_BYTES:
@@ -134,6 +137,7 @@ class KVRecorder:
         self._checksums = checksums
 
     def record(self, blocks: Sequence[PublishedBlock]) -> None:
+        self._shared.confirm()
         if blocks:
             checksums = self._checksums([block.block_id for block in blocks])
             self._shared.record(list(map(RecordedBlock, blocks, checksums)))
