@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 # The limit counts every thread of the user and does not bind root: root takes an id nobody has.
 CHILD = """
-import os, resource, sys
+import os, resource, sys, time
 from pathlib import Path
 
 from headway.errors import ModelLoadError
@@ -47,7 +47,11 @@ except ModelLoadError as error:
     print(error)
 else:
     sys.exit("64 threads were started")
-assert len(os.listdir("/proc/self/task")) == num_before, "some threads are still there"
+# A thread that was joined is listed until the system has removed it.
+deadline = time.monotonic() + 10
+while len(os.listdir("/proc/self/task")) != num_before:
+    assert time.monotonic() < deadline, "some threads are still there"
+    time.sleep(0.01)
 case.load("plain", num_threads=2)
 """
 
