@@ -57,8 +57,9 @@ def build(target: Path = TARGET, extra_flags: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs: list[tuple[str, str, tuple[str, ...]]] = [
-            *((source, source, ()) for source in ("model", "pool", "pack", "cpu")),
-            ("sample", "sample", ("-ffp-contract=off",)),  # it rounds as the reference does
+            *((source, source, ()) for source in ("model", "pool", "cpu")),
+            # They round as the references do.
+            *((source, source, ("-ffp-contract=off",)) for source in ("pack", "sample")),
         ]
         jobs += [
             ("ops", f"ops_{isa}", (*flags, f"-DHW_ISA_NAME={isa}"))

@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 5;
+constexpr int32_t HW_ABI_VERSION = 6;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -37,8 +37,29 @@ enum HwStatus : int32_t {
   HW_NO_THREADS = 3,  // the system refused to start a thread
 };
 
-// Formats of rows to pack: fp32, or blocks of 32 as in GGUF files.
-enum HwSource : int32_t { HW_F32 = 0, HW_Q4_0 = 1, HW_Q4_1 = 2, HW_Q8_0 = 3 };
+// Formats of rows to pack: numbers, or blocks of 32 or 256 as in GGUF files.
+enum HwSource : int32_t {
+  HW_FROM_F32 = 0,
+  HW_FROM_F16 = 1,
+  HW_FROM_BF16 = 2,
+  HW_FROM_Q4_0 = 3,
+  HW_FROM_Q4_1 = 4,
+  HW_FROM_Q5_0 = 5,
+  HW_FROM_Q5_1 = 6,
+  HW_FROM_Q8_0 = 7,
+  HW_FROM_Q4_K = 8,
+  HW_FROM_Q5_K = 9,
+  HW_FROM_Q6_K = 10,
+};
+
+// Rows to pack; `num_inputs` is a multiple of the block of `source`.
+struct HwRows {
+  const uint8_t* data;
+  int64_t num_rows;
+  int64_t num_inputs;
+  int32_t source;
+  int32_t unused;
+};
 
 struct HwLinear {
   const uint8_t* data;
@@ -142,9 +163,10 @@ HW_API int32_t hw_abi_version();
 HW_API int32_t hw_best_isa();
 HW_API int64_t hw_packed_bytes(int32_t format, int64_t num_outputs, int64_t num_inputs);
 HW_API int64_t hw_block_bytes(const HwModel* model);  // in one layer
-// Packs rows of `source` into the columns `outputs` of a layer of format `format`.
-HW_API void hw_pack(uint8_t* target, int32_t format, int32_t source, const void* rows,
-                    int64_t num_rows, int64_t num_inputs, const int32_t* outputs);
+// Packs rows into a layer of format `format`: each 16 rows into a panel, from `first_panel` on by
+// steps of `panel_step`. Threads may pack different panels at the same time.
+HW_API void hw_pack(uint8_t* target, int32_t format, const HwRows* rows, int64_t first_panel,
+                    int64_t panel_step);
 // Unpacks the weights of one output as fp32, for tests.
 HW_API void hw_unpack(const HwLinear* linear, int32_t output, float* target);
 // Sets `engine` if the status is HW_DONE. The model's arrays must outlive the engine.

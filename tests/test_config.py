@@ -9,7 +9,7 @@ import pytest
 
 from headway.config import SECTIONS, Config, SchedulerConfig, ServerConfig, load_config
 from headway.errors import ConfigError
-from headway.resolve import Hardware, ModelFacts, Resolved, resolve
+from headway.resolve import Hardware, ModelFacts, Resolved, resolve, weight_bytes
 
 GIB = 1024**3
 MODEL = ModelFacts(max_model_len=2048, num_parameters=1_000_000, kv_values_per_token=1024)
@@ -311,6 +311,16 @@ def test_weights_stay_as_the_file_has_them_where_kernels_can_run(
     machine: Hardware, model: ModelFacts, expected: tuple[str, str, str | None]
 ):
     assert form(resolved(machine, model)) == expected
+
+
+def test_what_int4_has_in_int8_is_said_and_counted():
+    mixed = replace(INT4_FILE, num_parameters=2**30, num_int8_parameters=2**28)
+    choice = resolved(AMX, mixed)
+    why = "dtype int4: 4-bit blocks of the file stay as they are; 25% of it is int8"
+    assert choice.reasons[0] == why
+    assert weight_bytes(mixed, "int4") == 3 * 2**28 * 0.625 + 2**28 * 1.0625
+    assert weight_bytes(mixed, "int8") == 2**30 * 1.0625
+    assert any("7.3 GiB free after the weights" in reason for reason in choice.reasons)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from headway.executors.load import facts_of, load_model, open_checkpoint, option
 from headway.executors.sampling import SampleRow
 from headway.executors.source import locate
 from headway.executors.step_model import Span, StepModel
-from headway.resolve import WEIGHT_BYTES, ModelFacts, Resolved, resolve
+from headway.resolve import ModelFacts, Resolved, resolve, weight_bytes
 
 RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8191)
@@ -170,7 +170,8 @@ def point_of(
     num_running, context = shape
     num_values = facts.kv_values_per_token
     kv_bytes = resolved.kv_cache_bytes / (resolved.num_blocks * resolved.block_size * num_values)
-    form = Format(resolved.dtype, 8 * WEIGHT_BYTES[resolved.dtype], kv_bytes, "bf16")
+    weight_bits = 8 * weight_bytes(facts, resolved.dtype) / facts.num_parameters
+    form = Format(resolved.dtype, weight_bits, kv_bytes, "bf16")
     rates = (machine.bytes_per_s, machine.bytes_per_s, machine.operations_per_s)
     roof = least(form, num_running, (facts.num_parameters, num_values * context), rates)
     return Point(

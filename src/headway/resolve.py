@@ -37,6 +37,8 @@ class ModelFacts:
     """Layers x 2 x KV heads; an int8 cache has one scale for each."""
     quantization: str | None = None
     """int8 or int4, the nearest to quantized weights of the file; else None."""
+    num_int8_parameters: int = 0
+    """Parameters that int4 has in int8: tables, and matrices of more than 4 bits in the file."""
     kernel_misfit: str | None = None
     """Why the compiled kernels cannot run the model; None if they can."""
 
@@ -127,6 +129,14 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
     )
 
 
+def weight_bytes(model: ModelFacts, dtype: str) -> int:
+    """Return the memory of the weights in a data type."""
+    num_bytes = model.num_parameters * WEIGHT_BYTES[dtype]
+    if dtype == "int4":
+        num_bytes += model.num_int8_parameters * (WEIGHT_BYTES["int8"] - WEIGHT_BYTES["int4"])
+    return int(num_bytes)
+
+
 def _resolve_form(
     config: Config, model: ModelFacts, hardware: Hardware, device: str
 ) -> _NumberForm:
@@ -190,6 +200,9 @@ def _resolve_dtype(
         return _DTYPES[asked.lower()], "as set"
     if asked != "auto":
         raise ConfigError(f"dtype must be auto, fp32, bf16, int8 or int4, got {asked!r}")
+    if kernels is not None and model.quantization == "int4":
+        share = model.num_int8_parameters / model.num_parameters
+        return "int4", f"4-bit blocks of the file stay as they are; {share:.0%} of it is int8"
     if kernels is not None and model.quantization is not None:
         return model.quantization, "nearest to the file"
     if hardware.has_cuda or "amx_bf16" in hardware.isa or "avx512_bf16" in hardware.isa:
@@ -214,9 +227,9 @@ def _resolve_blocks(
         num_blocks = asked // block_bytes
         why = f"KV cache {asked / GIB:.2f} GiB: as set"
     else:
-        weight_bytes = int(model.num_parameters * WEIGHT_BYTES[form.dtype])
         num_copies = 2 if config.server.standby else 1
-        free = max(0, hardware.available_bytes - num_copies * weight_bytes)
+        needed = num_copies * weight_bytes(model, form.dtype)
+        free = max(0, hardware.available_bytes - needed)
         per_request = -(-max_model_len // block_size)
         wanted = per_request * config.scheduler.max_num_seqs
         num_blocks = min(free // 2 // block_bytes, wanted)

@@ -10,14 +10,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.support.random_gguf import write_random
 from headway.errors import ConfigError, ModelLoadError
 from headway.executors.cpu.compiled import CompiledModel
-from headway.executors.load import ModelOptions, open_checkpoint
+from headway.executors.load import ModelOptions, facts_of, open_checkpoint
 from headway.executors.source import ModelSource, locate
 from headway.executors.spec import ModelSpec, TensorScaling
+from headway.executors.step_model import Span
 from headway.executors.torch.eager import load_decoder
-from headway.executors.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES, GgufCheckpoint
-from headway.gguf_header import TensorEntry
+from headway.executors.weights.formats import num_int8_parameters, packed_dtype, quantization
+from headway.executors.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES
+from headway.executors.weights.names import EMBEDDING, HEAD
+from headway.gguf_header import read_header
 from tests.faults.model_mutate import BIASES, GgufFile, gguf_model
 from tests.support.tiny import CONFIG, MemoryCheckpoint, tiny_spec, tiny_weights
 
@@ -287,23 +291,161 @@ def test_heads_that_are_not_all_there(tmp_path):
     [
         ("Q4_1", "int4"),
         ("Q4_0 Q4_1", "int4"),
-        ("Q4_K Q6_K", "int8"),
-        ("Q4_0 Q8_0", "int8"),
+        ("Q4_K Q6_K", "int4"),
+        ("Q4_0 Q8_0", "int4"),
+        ("Q5_K Q6_K", "int8"),
         ("IQ4_XS", "int8"),
         ("Q4_0 F16", None),
         ("BF16", None),
+        ("", None),
     ],
 )
 def test_four_bits_are_chosen_for_blocks_that_stay_as_they_are(kinds: str, expected: str | None):
-    checkpoint = GgufCheckpoint.__new__(GgufCheckpoint)
-    checkpoint._tensors = {
-        f"model.layers.{at}.mlp.up_proj.weight": TensorEntry(
-            (64, 64), gguf.GGMLQuantizationType[kind].value, 0
-        )
-        for at, kind in enumerate(kinds.split())
-    }
-    checkpoint._tensors["token_embd.weight"] = TensorEntry((64, 64), 0, 0)
-    assert checkpoint.quantization == expected
+    named = {f"model.layers.{at}.mlp.up_proj.weight": k for at, k in enumerate(kinds.split())}
+    assert quantization({**named, EMBEDDING: "F32"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("Q4_K", "int4"),
+        ("Q4_K Q4_0 Q4_1", "int4"),
+        ("Q4_K Q4_K Q6_K", "int8"),
+        ("Q5_0", "int8"),
+        ("Q8_0", "int8"),
+        ("IQ4_XS", "int8"),
+        ("F16", "int4"),
+        ("Q4_K BF16", "int4"),
+    ],
+)
+def test_int4_holds_only_what_loses_nothing_or_was_asked_for(kinds: str, expected: str):
+    parts = {f"part {at}": kind for at, kind in enumerate(kinds.split())}
+    assert packed_dtype("int4", [*parts], parts) == expected
+    assert packed_dtype("int8", [*parts], parts) == "int8"
+    assert packed_dtype("bf16", [*parts], parts) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("Q4_K", "int4"), ("Q6_K", "int8"), ("F16", "int8")]
+)
+def test_tables_are_int4_only_if_the_file_has_them_so(kind: str, expected: str):
+    assert packed_dtype("int4", [EMBEDDING], {EMBEDDING: kind}) == expected
+    assert packed_dtype("int4", [HEAD], {HEAD: kind}) == expected
+
+
+def test_the_parameters_in_int8_are_counted():
+    spec = tiny_spec()  # tables of 61 x 32; q, k and v have 32, 16 and 16 rows
+    assert num_int8_parameters(spec, {}) == 2 * 61 * 32
+    wide = {"model.layers.1.self_attn.v_proj.weight": "Q6_K", EMBEDDING: "Q4_K"}
+    assert num_int8_parameters(spec, wide) == 61 * 32 + (32 + 16 + 16) * 32
+
+
+# ------------------------------------------------------------------ files in several parts
+
+PARTED = tiny_spec(hidden_size=64, intermediate_size=96, head_dim=32, vocab_size=48)
+
+
+def write_parts(folder: Path) -> list[Path]:
+    write_random(folder / "model.gguf", PARTED, "Q8_0", part_tensors=8)
+    return sorted(folder.glob("model-*.gguf"))
+
+
+def rewrite(path: Path, key: str, value: int) -> None:
+    """Change a number of 16 bits in the metadata."""
+    data = path.read_bytes()
+    at = data.index(key.encode()) + len(key) + 4
+    path.write_bytes(data[:at] + value.to_bytes(2, "little") + data[at + 2 :])
+
+
+def test_a_model_in_several_parts_is_read_as_one(tmp_path):
+    parts = write_parts(tmp_path)
+    assert len(parts) == 3
+    checkpoint = open_checkpoint(locate(str(parts[0])))
+    assert [*checkpoint.files] == parts
+    whole = open_checkpoint(locate(str(write_random(tmp_path / "whole.gguf", PARTED, "Q8_0"))))
+    assert checkpoint.spec == whole.spec
+    assert checkpoint.shapes() == whole.shapes()
+    for name in whole.shapes():
+        assert np.array_equal(checkpoint.read(name), whole.read(name))
+
+
+def test_a_missing_part_is_named(tmp_path):
+    parts = write_parts(tmp_path)
+    parts[1].unlink()
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.gguf is missing"):
+        open_checkpoint(locate(str(parts[0])))
+
+
+def test_another_part_than_the_first_is_refused(tmp_path):
+    parts = write_parts(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"give model-00001-of-00003\.gguf"):
+        open_checkpoint(locate(str(parts[1])))
+    parts[0].rename(tmp_path / "other.gguf")
+    with pytest.raises(ModelLoadError, match="one of 3 parts, but its name"):
+        open_checkpoint(locate(str(tmp_path / "other.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "words"),
+    [
+        (1, "split.no", 2, "split.no is 2, not 1"),
+        (2, "split.count", 4, "split.count is 4, not 3"),
+        (0, "split.count", 4, "its name"),
+        (0, "split.count", 60_000, "its name"),
+        (0, "split.no", 1, "not the first part"),
+        (0, "split.tensors.count", 7, "tensors, not 7"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(tmp_path, part, key, value, words):
+    parts = write_parts(tmp_path)
+    rewrite(parts[part], key, value)
+    with pytest.raises(ModelLoadError, match=words):
+        open_checkpoint(locate(str(parts[0])))
+
+
+def test_a_part_of_another_model_is_refused(tmp_path):
+    parts = write_parts(tmp_path)
+    count = {"split.no": 1, "split.count": 3}
+    writer = gguf.GGUFWriter(parts[1], "qwen2")
+    for key, value in count.items():
+        writer.add_uint16(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match="another architecture"):
+        open_checkpoint(locate(str(parts[0])))
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path):
+    parts = write_parts(tmp_path)
+    data = parts[1].read_bytes()
+    rewrite(parts[1], "split.no", 2)
+    parts[1].rename(parts[2])
+    parts[1].write_bytes(data)
+    total = len(read_header(parts[0]).tensors) + 2 * len(read_header(parts[1]).tensors)
+    rewrite(parts[0], "split.tensors.count", total)
+    with pytest.raises(ModelLoadError, match="there twice"):
+        open_checkpoint(locate(str(parts[0])))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+def test_a_folder_of_bf16_is_packed_as_its_values_are(tmp_path, dtype):
+    weights = {name: values.bfloat16() for name, values in tiny_weights(PARTED).items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": 48}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **sizes}))
+    checkpoint = open_checkpoint(locate(str(tmp_path)))
+    assert facts_of(checkpoint).quantization is None
+    plain = MemoryCheckpoint(checkpoint.spec, {n: v.float() for n, v in weights.items()})
+    options = ModelOptions(
+        dtype=dtype, num_blocks=2, block_size=16, max_model_len=32, kernels="plain"
+    )
+    spans = [Span(range(16), 0, [0])]
+    stored, values = (
+        CompiledModel(one, options).logits(spans, range(16)) for one in (checkpoint, plain)
+    )
+    assert np.array_equal(stored, values)
 
 
 # ------------------------------------------------------------------ files from a stranger

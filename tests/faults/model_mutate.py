@@ -18,6 +18,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from benchmarks.support.random_gguf import MIXTURES, quantize
 from tests.faults.gguf_mutate import ODD_COUNTS, change_bytes
 
 HIDDEN, INNER, VOCAB, HEAD_DIM = 64, 96, 48, 32
@@ -64,6 +65,8 @@ HF_GLOBAL = {
     "output.weight": "lm_head.weight",
 }
 NUM_LAYERS = 2
+WIDE = {"hidden": 256, "inner": 256, "q": 256}
+"""Sizes that rows of K-quants need: whole blocks of 256."""
 ODD_SIZES = (*ODD_COUNTS, 1, 3, 16, 31, 33, 47, 63, 65, 95, 97, 128, 1000)
 ODD_VALUES = (
     *(None, True, "", "64", [], [64], {}, -1, -64, 0.5, 64.0, 1e300, float("nan"), float("inf")),
@@ -75,11 +78,13 @@ SAFE_DTYPES = (
 )
 
 
-def tensor_shapes(extra: dict[str, tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(
+    extra: dict[str, tuple[str, ...]], sizes: dict[str, int] = SIZES
+) -> dict[str, tuple[int, ...]]:
     """Every tensor of the small model, by its GGUF name; the rows come first."""
     layer = LAYER | extra
     named = {f"blk.{at}.{name}": dims for at in range(NUM_LAYERS) for name, dims in layer.items()}
-    return {name: tuple(SIZES[dim] for dim in dims) for name, dims in (GLOBAL | named).items()}
+    return {name: tuple(sizes[dim] for dim in dims) for name, dims in (GLOBAL | named).items()}
 
 
 # ------------------------------------------------------------------------------- GGUF
@@ -141,22 +146,25 @@ def _value(kind: int, value: Any) -> bytes:
 
 
 def gguf_model(architecture: str, kind: str, extra: dict[str, tuple[str, ...]]) -> GgufFile:
-    """A small whole model; matrices are of `kind`, all else F32."""
+    """A small whole model; matrices are of `kind` (or that mixture of types), all else F32."""
     draw = np.random.default_rng(3)
+    sizes = SIZES | (WIDE if "_K" in kind else {})
     tensors: list[GgufTensor] = []
     offset = 0
-    for name, shape in tensor_shapes(extra).items():
+    for name, shape in tensor_shapes(extra, sizes).items():
         values = draw.normal(size=shape).astype(np.float32) / 8
-        used = gguf.GGMLQuantizationType[kind if len(shape) == 2 else "F32"]
-        data = gguf.quants.quantize(values, used).tobytes()
-        tensors.append(GgufTensor(name, list(shape), used.value, offset, data))
+        most, more = MIXTURES.get(kind, (kind, kind))
+        used = "F32" if len(shape) == 1 else more if name.startswith("blk.1.attn_v") else most
+        data = quantize(values, used).tobytes()
+        used_id = gguf.GGMLQuantizationType[used].value
+        tensors.append(GgufTensor(name, list(shape), used_id, offset, data))
         offset += len(data) + -len(data) % 32
     numbers = {
         "block_count": NUM_LAYERS,
         "context_length": 128,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": INNER,
-        "attention.head_count": 2,
+        "embedding_length": sizes["hidden"],
+        "feed_forward_length": sizes["inner"],
+        "attention.head_count": sizes["q"] // HEAD_DIM,
         "attention.head_count_kv": 1,
         "attention.key_length": HEAD_DIM,
     }
@@ -179,6 +187,9 @@ GGUF_SEEDS = (
     ("llama", "F16", {}),
     ("qwen2", "BF16", BIASES),
     ("qwen3", "Q4_1", NORMS),
+    ("llama", "Q4_K_M", {}),
+    ("qwen2", "Q5_K_M", BIASES),
+    ("llama", "Q5_0", {}),
 )
 
 
@@ -282,7 +293,7 @@ def _change_keys(file: GgufFile, source: random.Random) -> None:
         (f"{prefix}.rope.scaling.factor", 6, source.choice((0.0, -1.0, float("nan"), 2.0))),
         (f"{prefix}.vocab_size", 4, source.choice((VOCAB, 0, 47, 2**31, 2**32 - 1))),
         (f"{prefix}.rope.dimension_count", 8, "32"),
-        ("split.count", 4, 2),
+        ("split.count", 4, source.choice((2, 3, 0, 2**32 - 1))),
         ("general.architecture", 8, source.choice(("qwen3", "gemma", ""))),
         key,
     )

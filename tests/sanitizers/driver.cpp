@@ -1,4 +1,4 @@
-// Runs the thread pool and whole steps of a small model, with sampling, for a sanitizer to watch.
+// Runs the thread pool, the packer and whole steps of a small model for a sanitizer to watch.
 //
 // Every thread reads what another wrote before a barrier, so that a barrier which orders too little
 // is a data race; a step computed by several threads must equal that of one, bit for bit.
@@ -41,6 +41,40 @@ void run_pool(int num_threads, int num_rounds) {
   }
 }
 
+struct Source {
+  int32_t source;
+  int block_weights;
+  int block_bytes;
+};
+
+constexpr Source SOURCES[] = {
+    {HW_FROM_F32, 1, 4},      {HW_FROM_F16, 1, 2},      {HW_FROM_BF16, 1, 2},
+    {HW_FROM_Q4_0, 32, 18},   {HW_FROM_Q4_1, 32, 20},   {HW_FROM_Q5_0, 32, 22},
+    {HW_FROM_Q5_1, 32, 24},   {HW_FROM_Q8_0, 32, 34},   {HW_FROM_Q4_K, 256, 144},
+    {HW_FROM_Q5_K, 256, 176}, {HW_FROM_Q6_K, 256, 210},
+};
+
+// Packs any bytes at all, on one thread and on several, from and to arrays of exactly their size.
+void run_packer(const Source& source, int format) {
+  constexpr int PANELS = 6, ROWS = 16 * PANELS, INPUTS = 512;
+  std::mt19937 random(11);
+  const int64_t row_bytes = INPUTS / source.block_weights * source.block_bytes;
+  std::vector<uint8_t> rows(ROWS * row_bytes);
+  for (uint8_t& byte : rows) byte = uint8_t(random());
+  std::vector<uint8_t> whole(hw_packed_bytes(format, ROWS, INPUTS)), divided(whole.size());
+  const HwRows all{rows.data(), ROWS, INPUTS, source.source, 0};
+  hw_pack(whole.data(), format, &all, 0, 1);
+  headway::Pool pool(PANELS / 2);
+  pool.run([&](int thread) {
+    const HwRows two{rows.data() + thread * 32 * row_bytes, 32, INPUTS, source.source, 0};
+    hw_pack(divided.data(), format, &two, thread * 2, 1);
+  });
+  require(whole == divided, "several threads packed something else than one");
+  std::vector<float> values(INPUTS);
+  const HwLinear linear{whole.data(), nullptr, ROWS, INPUTS, format, 0};
+  for (int output = 0; output < ROWS; output++) hw_unpack(&linear, output, values.data());
+}
+
 // A model's arrays, of exactly the size that the kernels are told.
 struct Model {
   std::mt19937 random{7};
@@ -69,9 +103,9 @@ struct Model {
   HwLinear linear(int num_outputs, int num_inputs, int format, bool has_bias = false) {
     const float* rows = values(num_outputs * num_inputs, 0.0f, 0.15f);
     uint8_t* data = room(hw_packed_bytes(format, num_outputs, num_inputs));
-    std::vector<int32_t> outputs(num_outputs);
-    for (int i = 0; i < num_outputs; i++) outputs[i] = i;
-    hw_pack(data, format, HW_F32, rows, num_outputs, num_inputs, outputs.data());
+    const HwRows from{reinterpret_cast<const uint8_t*>(rows), num_outputs, num_inputs, HW_FROM_F32,
+                      0};
+    hw_pack(data, format, &from, 0, 1);
     return {data,        has_bias ? values(num_outputs, 0, 0.1f) : nullptr,
             num_outputs, num_inputs,
             format,      0};
@@ -201,6 +235,9 @@ int main(int argc, char** argv) {
   const int num_rounds = argc > 1 ? std::atoi(argv[1]) : 500;
   for (int num_threads = 1; num_threads <= 5; num_threads++) run_pool(num_threads, num_rounds);
   for (int i = 0; i < 50; i++) headway::Pool idle(1 + i % 4);
+  for (const Source& source : SOURCES) {
+    for (int format : {HW_BF16, HW_INT8, HW_INT4}) run_packer(source, format);
+  }
   int num_forms = 0;
   for (int isa = HW_PLAIN; isa <= hw_best_isa(); isa++) {
     for (int format : {HW_BF16, HW_INT8, HW_INT4}) {

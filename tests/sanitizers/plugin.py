@@ -14,20 +14,20 @@ import numpy as np
 
 from headway.executors.cpu import kernels
 from headway.executors.cpu.packing import Packer
-from headway.executors.weights import Quantized
+from headway.executors.weights import Stored
 from headway.executors.weights.gguf import GgufCheckpoint
 
 LIBRARY = "HEADWAY_SANITIZED_KERNELS"
-read_in_place = GgufCheckpoint.read_quantized
+read_in_place = GgufCheckpoint.read_stored
 
 
 def allocate(self: Packer, num_bytes: int) -> int:
     return self.keep(np.empty(num_bytes, dtype=np.uint8))
 
 
-def read_quantized(self: GgufCheckpoint, name: str) -> Quantized:
-    quantized = read_in_place(self, name)
-    return Quantized(quantized.kind, np.array(quantized.rows), quantized.shape)
+def read_stored(self: GgufCheckpoint, name: str, first: int, last: int) -> Stored:
+    stored = read_in_place(self, name, first, last)
+    return Stored(stored.kind, np.array(stored.rows))
 
 
 kernels.LIBRARY = Path(os.environ[LIBRARY])
@@ -35,4 +35,4 @@ kernels.load_kernels.cache_clear()
 if kernels.load_kernels() is None:
     raise RuntimeError(f"cannot load {kernels.LIBRARY}")
 Packer.allocate = allocate
-GgufCheckpoint.read_quantized = read_quantized
+GgufCheckpoint.read_stored = read_stored

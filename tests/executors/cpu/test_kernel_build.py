@@ -29,6 +29,7 @@ SOURCES = Path(__file__).parents[3] / "kernels"
 HEADER = (SOURCES / "headway.h").read_text()
 STRUCTURES = {
     "HwLinear": kernels.CLinear,
+    "HwRows": kernels.Rows,
     "HwLayer": kernels.Layer,
     "HwModel": kernels.Model,
     "HwStep": kernels.Step,
@@ -126,7 +127,7 @@ def test_names_and_numbers_are_those_of_the_header():
 
     assert f"HW_ABI_VERSION = {kernels.ABI_VERSION};" in HEADER
     assert members("HwFormat") == {key.upper(): value for key, value in kernels.FORMATS.items()}
-    assert members("HwSource") == kernels.SOURCES
+    assert members("HwSource") == {f"FROM_{key}": n for key, n in kernels.SOURCES.items()}
     assert members("HwStatus") == kernels.STATUSES
     assert members("HwIsa") == {isa.upper(): place for place, isa in enumerate(kernels.ISA)}
     (parts,) = re.findall(r"enum HwPart {(.*), HW_NUM_PARTS }", HEADER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,21 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.support.random_gguf import quantize, write_random
 from headway.clock import SystemClock
 from headway.config import load_config
 from headway.core.params import SamplingParams
 from headway.core.plan import BlockCopy, Failure, Sample, ScheduledRequest
 from headway.errors import ModelLoadError
-from headway.executors.cpu import kernels
+from headway.executors.cpu import kernels, packing
 from headway.executors.cpu.compiled import CompiledModel
-from headway.executors.cpu.packing import _columns
+from headway.executors.cpu.packing import _Place, _places
 from headway.executors.load import LoadOptions, ModelExecutor, ModelOptions
 from headway.executors.step_model import Span
-from headway.executors.weights import Quantized, QuantizedRows
+from headway.executors.weights import Checkpoint, Stored, StoredRows, facts_of
+from headway.executors.weights.gguf import GgufCheckpoint
 from headway.executors.weights.names import EMBEDDING, HEAD
-from headway.resolve import WEIGHT_BYTES, Hardware, resolve
+from headway.resolve import WEIGHT_BYTES, Hardware, resolve, weight_bytes
 from tests.executors.cpu.test_compiled import (
     ISAS,
     SPECS,
@@ -56,8 +58,13 @@ from tests.executors.torch.test_executor import (
 from tests.support.tiny import MemoryCheckpoint
 
 LIBRARY: Any = kernels.load_kernels()
-BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
-NUM_OUTPUTS, NUM_INPUTS = 48, 96
+BLOCKS = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
+"""Bytes of each kind of 32 weights."""
+K_BLOCKS = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+"""Bytes of each kind of 256 weights."""
+KEPT = {"int4": ("Q4_0", "Q4_1", "Q4_K"), "int8": ("Q4_0", "Q5_0", "Q8_0"), "bf16": ()}
+NUM_OUTPUTS, NUM_INPUTS = 48, 256
+WHOLE = _Place(0, 1)
 
 
 def some_rows(num_outputs: int = NUM_OUTPUTS, num_inputs: int = NUM_INPUTS) -> np.ndarray:
@@ -70,10 +77,6 @@ def some_rows(num_outputs: int = NUM_OUTPUTS, num_inputs: int = NUM_INPUTS) -> n
     groups[3::21] = groups[3::21, :1]
     groups[10::21] = 0.0
     return groups.reshape(num_outputs, num_inputs)
-
-
-def blocks_of(rows: np.ndarray, kind: str) -> np.ndarray:
-    return gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind])
 
 
 def values_of(blocks: np.ndarray, kind: str) -> np.ndarray:
@@ -116,16 +119,13 @@ class Packed:
             self.data.data_ptr(), None, num_outputs, num_inputs, self.kind, 0
         )
 
-    def pack(self, rows: np.ndarray, outputs: Sequence[int], source: str = "F32") -> None:
-        rows, columns = np.ascontiguousarray(rows), np.array(outputs, dtype=np.int32)
+    def pack(self, rows: np.ndarray, place: _Place = WHOLE, source: str = "F32") -> None:
+        rows = np.ascontiguousarray(rows)
+        described = kernels.Rows(
+            rows.ctypes.data, len(rows), self.linear.num_inputs, kernels.SOURCES[source], 0
+        )
         LIBRARY.hw_pack(
-            self.data.data_ptr(),
-            self.kind,
-            kernels.SOURCES[source],
-            rows.ctypes.data,
-            len(rows),
-            self.linear.num_inputs,
-            columns.ctypes.data,
+            self.data.data_ptr(), self.kind, described, place.first_panel, place.panel_step
         )
 
     def unpack(self, outputs: Sequence[int] | None = None) -> np.ndarray:
@@ -138,7 +138,7 @@ class Packed:
 
 def packed(rows: np.ndarray, dtype: str, source: str = "F32", num_inputs: int = NUM_INPUTS):
     layer = Packed(dtype, len(rows), num_inputs)
-    layer.pack(rows, range(len(rows)), source)
+    layer.pack(rows, source=source)
     return layer.unpack()
 
 
@@ -182,29 +182,104 @@ def test_weights_beyond_fp16_scales_stay_within_range(dtype):
     assert np.abs(actual[1:] - rows[1:]).max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+def expected_of(blocks: np.ndarray, kind: str, dtype: str) -> np.ndarray:
+    """What blocks become in `dtype`, before bf16 rounds it."""
+    values = values_of(blocks, kind)
+    if kind == "Q4_K" and dtype == "int4":
+        return with_half_scales(blocks).reshape(values.shape)
+    return values if dtype == "bf16" or kind in KEPT[dtype] else quantized(values, dtype)
+
+
+def with_half_scales(blocks: np.ndarray) -> np.ndarray:
+    """Q4_K, with the scale and the offset of each 32 weights rounded to fp16."""
+    one = blocks.reshape(-1, 144)
+    units = one[:, :4].copy().view(np.float16).astype(np.float32)
+    scales, lows = gguf.quants.Q4_K.get_scale_min(one[:, 4:16].copy())
+    scale = (units[:, :1] * scales).astype(np.float16).astype(np.float32)
+    offset = (-units[:, 1:] * lows).astype(np.float16).astype(np.float32)
+    halves = one[:, 16:].reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8).reshape(2, 1) & 15
+    return scale[:, :, None] * halves.reshape(-1, 8, 32) + offset[:, :, None]
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, *K_BLOCKS])
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
 def test_blocks_of_a_file_are_kept_to_the_last_bit_or_become_what_their_values_would(kind, dtype):
-    blocks = blocks_of(some_rows(), kind)
-    expected = values_of(blocks, kind)
-    is_kept = (kind[:2], dtype) in (("Q4", "int4"), ("Q8", "int8"))
-    if dtype != "bf16" and not is_kept:
-        expected = quantized(expected, dtype)
+    blocks = quantize(some_rows(), kind)
+    expected = expected_of(blocks, kind, dtype)
     np.testing.assert_array_equal(packed(blocks, dtype, kind), bf16(expected))
 
 
-def test_every_number_of_a_block_has_its_own_place():
+@pytest.mark.parametrize("kind", [*BLOCKS, *K_BLOCKS])
+def test_every_bit_of_a_block_has_its_own_meaning(kind):
     draw = np.random.default_rng(1)
-    for kind, size in (("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34)):
-        blocks = draw.integers(0, 256, size=(32, 2 * size), dtype=np.uint8)
-        blocks = blocks.reshape(-1, size)
-        blocks[:, 1] = blocks[:, 1] & 0x83 | 0x20  # a scale that is no infinity
-        if kind == "Q4_1":
-            blocks[:, 3] = blocks[:, 3] & 0x83 | 0x20
-        blocks = blocks.reshape(32, -1)
-        dtype = "int8" if kind == "Q8_0" else "int4"
-        expected = bf16(values_of(blocks, kind))
-        np.testing.assert_array_equal(packed(blocks, dtype, kind, 64), expected)
+    size, per_row = (BLOCKS[kind], 8) if kind in BLOCKS else (K_BLOCKS[kind], 1)
+    blocks = draw.integers(0, 256, size=(32 * per_row, size), dtype=np.uint8)
+    halves = {"Q6_K": (209,), "Q4_0": (1,), "Q5_0": (1,), "Q8_0": (1,)}.get(kind, (1, 3))
+    for at in halves:  # scales that are no infinity
+        blocks[:, at] = blocks[:, at] & 0x83 | 0x20
+    blocks = blocks.reshape(32, -1)
+    for dtype in kernels.FORMATS:
+        expected = bf16(expected_of(blocks, kind, dtype))
+        np.testing.assert_array_equal(packed(blocks, dtype, kind), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "bound"),
+    [
+        # bf16 alone gives 1.7e-3. A second quantization to int8 would give Q4_K 5e-3.
+        ("Q4_K", "int4", 2e-3),
+        ("Q4_K", "int8", 6e-3),
+        ("Q5_0", "int8", 2e-3),
+        ("Q5_1", "int8", 6e-3),
+        ("Q5_K", "int8", 6e-3),
+        ("Q6_K", "int8", 6e-3),
+        ("Q8_0", "int8", 2e-3),
+    ],
+)
+def test_what_packing_adds_is_small_beside_the_quantization_of_the_file(kind, dtype, bound):
+    values = np.random.default_rng(3).normal(size=(64, NUM_INPUTS)).astype(np.float32) / 50
+    blocks = quantize(values, kind)
+    stored = values_of(blocks, kind)
+    added = np.sqrt(np.mean((packed(blocks, dtype, kind) - stored) ** 2)) / values.std()
+    of_file = np.sqrt(np.mean((stored - values) ** 2)) / values.std()
+    assert added < bound
+    assert kind == "Q8_0" or added < of_file / 3
+
+
+@pytest.mark.parametrize("dtype", kernels.FORMATS)
+def test_half_numbers_become_what_their_values_would(dtype):
+    rows = some_rows()
+    halves = rows.astype(np.float16)
+    wide = halves.astype(np.float32)
+    np.testing.assert_array_equal(packed(halves, dtype, "F16"), packed(wide, dtype))
+    brief = bf16(rows)
+    top = (brief.view(np.uint32) >> 16).astype(np.uint16)
+    np.testing.assert_array_equal(packed(top, dtype, "BF16"), packed(brief, dtype))
+
+
+def test_special_half_numbers_stay_what_they_are():
+    rows = np.zeros((16, 32), dtype=np.float16)
+    special = [0.0, -0.0, 6e-8, -6e-8, 6e-5, 65504, -65504, np.inf, -np.inf, np.nan]
+    rows[0, : len(special)] = special
+    expected = bf16(rows.astype(np.float32))
+    np.testing.assert_array_equal(packed(rows, "bf16", "F16", 32), expected)
+    assert np.signbit(packed(rows, "bf16", "F16", 32)[0, 1])
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, *K_BLOCKS])
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_scale_that_is_no_number_spoils_its_own_weights_only(kind, dtype):
+    blocks = quantize(some_rows(), kind).reshape(NUM_OUTPUTS, -1)
+    size = BLOCKS.get(kind) or K_BLOCKS[kind]
+    at = 208 if kind == "Q6_K" else 0
+    expected = packed(blocks, dtype, kind)
+    blocks[5, at : at + 2] = 0xFF
+    actual = packed(blocks, dtype, kind)
+    num_spoiled = 256 if kind in K_BLOCKS else 32
+    assert size * NUM_INPUTS == blocks.shape[1] * num_spoiled
+    assert np.isnan(actual[5, :num_spoiled]).all()
+    actual[5, :num_spoiled] = expected[5, :num_spoiled]
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
@@ -212,30 +287,38 @@ def test_every_number_of_a_block_has_its_own_place():
 def test_merged_layers_keep_their_rows(dtype, sizes, is_interleaved):
     rows = some_rows(sum(sizes))
     parts = np.split(rows, np.cumsum(sizes)[:-1])
-    columns = _columns(sizes, is_interleaved)
+    places = _places(sizes, is_interleaved)
+    columns = [place.columns(size) for place, size in zip(places, sizes, strict=True)]
     assert sorted(np.concatenate(columns)) == list(range(sum(sizes)))
     layer = Packed(dtype, sum(sizes), NUM_INPUTS)
-    for part, outputs in zip(parts, columns, strict=True):
-        layer.pack(part, outputs.tolist())
+    for part, place in zip(parts, places, strict=True):
+        layer.pack(part, place)
     for part, outputs in zip(parts, columns, strict=True):
         expected = bf16(part if dtype == "bf16" else quantized(part, dtype))
         np.testing.assert_array_equal(layer.unpack(outputs.tolist()), expected)
 
 
 def test_interleaved_means_a_panel_of_each():
-    first, second = _columns([32, 32], is_interleaved=True)
-    assert first.tolist() == [*range(16), *range(32, 48)]
-    assert second.tolist() == [*range(16, 32), *range(48, 64)]
+    first, second = _places([32, 32], is_interleaved=True)
+    assert first.columns(32).tolist() == [*range(16), *range(32, 48)]
+    assert second.columns(32).tolist() == [*range(16, 32), *range(48, 64)]
 
 
 @pytest.mark.parametrize("dtype", kernels.FORMATS)
-def test_outputs_in_any_order_do_not_touch_each_other(dtype):
+def test_panels_in_any_order_do_not_touch_each_other(dtype):
     rows = some_rows()
-    order = np.random.default_rng(2).permutation(NUM_OUTPUTS)
     layer = Packed(dtype, NUM_OUTPUTS, NUM_INPUTS)
-    for row, output in zip(rows, order, strict=True):
-        layer.pack(row[None], [int(output)])
-    np.testing.assert_array_equal(layer.unpack(order.tolist()), packed(rows, dtype))
+    for panel in (2, 0, 1):
+        layer.pack(rows[panel * 16 : panel * 16 + 16], _Place(panel, 1))
+    np.testing.assert_array_equal(layer.unpack(), packed(rows, dtype))
+
+
+@pytest.mark.parametrize("dtype", kernels.FORMATS)
+def test_a_panel_that_is_not_full_is_packed_as_far_as_it_goes(dtype):
+    rows = some_rows()
+    layer = Packed(dtype, 21, NUM_INPUTS)
+    layer.pack(rows[:21])
+    np.testing.assert_array_equal(layer.unpack(), packed(rows, dtype)[:21])
 
 
 # ------------------------------------------------------------------- models
@@ -265,19 +348,21 @@ def test_quantized_weights_are_close_to_what_they_stand_for(isa, dtype):
 class BlockCheckpoint(MemoryCheckpoint):
     """Matrices as a GGUF file has them: Q4_1, or Q8_0 for the tables."""
 
-    quantization = "int4"
+    changed: dict[str, str] = field(default_factory=dict)
 
-    def read_quantized(self, name: str) -> Quantized:
-        kind = "Q8_0" if name in (EMBEDDING, HEAD) else "Q4_1"
-        values = self.weights[name].numpy()
-        rows = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
-        return Quantized(kind, rows, values.shape)
+    def kinds(self) -> dict[str, str]:
+        common = {name: "Q8_0" if name in (EMBEDDING, HEAD) else "Q4_1" for name in self.weights}
+        return common | self.changed
+
+    def read_stored(self, name: str, first: int, last: int) -> Stored:
+        kind = self.kinds()[name]
+        return Stored(kind, quantize(self.weights[name].numpy()[first:last], kind))
 
 
 @every_isa
 def test_kept_blocks_compute_as_their_values_do(isa):
     checkpoint = BlockCheckpoint(WIDE, weights_of(WIDE))
-    assert isinstance(checkpoint, QuantizedRows)
+    assert isinstance(checkpoint, StoredRows)
     seen: list[tuple[int, int]] = []
     found = []
     for dtype in ("int4", "bf16"):
@@ -290,6 +375,64 @@ def test_kept_blocks_compute_as_their_values_do(isa):
         found.append(in_chunks(model, [40, 20, 10]))
     assert torch.equal(*found)
     assert seen == 2 * [(i + 1, len(checkpoint.weights)) for i in range(len(checkpoint.weights))]
+
+
+MIXED = spec_of(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=2, vocab_size=64)
+
+
+def load_compiled(checkpoint: Checkpoint, dtype: str, isa: str = "plain") -> CompiledModel:
+    options = ModelOptions(
+        dtype=dtype, num_blocks=8, block_size=16, max_model_len=128, kernels=isa, num_threads=2
+    )
+    return CompiledModel(checkpoint, options)
+
+
+def linears_of(model: CompiledModel) -> list[kernels.CLinear]:
+    struct = model._model
+    layers = [struct.layers[at] for at in range(struct.num_layers)]
+    found = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return [*found, struct.embedding, struct.head]
+
+
+def bytes_of(linear: kernels.CLinear) -> bytes:
+    size = LIBRARY.hw_packed_bytes(linear.format, linear.num_outputs, linear.num_inputs)
+    return ctypes.string_at(linear.data, size)
+
+
+@every_isa
+def test_a_file_of_several_types_has_a_format_for_each_matrix(isa, tmp_path):
+    checkpoint = GgufCheckpoint(write_random(tmp_path / "mixed.gguf", MIXED, "Q4_K_M"))
+    facts = facts_of(checkpoint)
+    assert facts.quantization == "int4"
+    model = load_compiled(checkpoint, "int4", isa)
+    # The second layer has Q6_K in attn_v and ffn_down, and so has the head.
+    int8, int4 = kernels.FORMATS["int8"], kernels.FORMATS["int4"]
+    formats = [linear.format for linear in linears_of(model)]
+    assert formats == [*(int4, int4, int4, int4), *(int8, int4, int4, int8), *(int4, int8)]
+    assert sum(map(len, map(bytes_of, linears_of(model)))) == weight_bytes(facts, "int4")
+    expected = in_chunks(load_compiled(checkpoint, "bf16", isa), [40, 20, 10])
+    assert_close(in_chunks(model, [40, 20, 10]), expected)
+
+
+@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q5_0", "F16"])
+@pytest.mark.parametrize("dtype", kernels.FORMATS)
+def test_pieces_are_packed_as_the_whole_is(mixture, dtype, tmp_path, monkeypatch):
+    checkpoint = GgufCheckpoint(write_random(tmp_path / "mixed.gguf", MIXED, mixture))
+    whole = load_compiled(checkpoint, dtype)
+    monkeypatch.setattr(packing, "_PIECE_WEIGHTS", 1)  # a panel each
+    divided = load_compiled(checkpoint, dtype)
+    assert [*map(bytes_of, linears_of(divided))] == [*map(bytes_of, linears_of(whole))]
+
+
+@pytest.mark.parametrize("kind", ["F16", "TQ2_0"])
+def test_other_types_are_packed_as_their_values_are_whoever_reads_them(kind, tmp_path):
+    stored = GgufCheckpoint(write_random(tmp_path / "stored.gguf", MIXED, kind))
+    assert (kind in kernels.SOURCES) == (kind == "F16")
+    values = {name: torch.tensor(stored.read(name)) for name in stored.shapes()}
+    for dtype in kernels.FORMATS:
+        plain = load_compiled(MemoryCheckpoint(stored.spec, values), dtype)
+        model = load_compiled(stored, dtype)
+        assert [*map(bytes_of, linears_of(model))] == [*map(bytes_of, linears_of(plain))]
 
 
 def test_blocks_of_another_shape_are_refused():

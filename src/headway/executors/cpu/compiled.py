@@ -1,6 +1,6 @@
 """A model on the compiled kernels: one call per step, on packed weights.
 
-Weights are bf16, int8 or int4; int4 and int8 blocks of a GGUF file are packed without
+Weights are bf16, int8 or int4; 4-bit and 8-bit blocks of a GGUF file are packed without
 requantization. This module keeps alive all memory that the kernels read. The kernels do not know
 tensor names.
 """
@@ -31,9 +31,13 @@ from headway.executors.spec import ModelSpec
 from headway.executors.step_model import DEFAULT_LOADING, LoadOptions, ModelOptions, Span
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.names import (
+    DOWN_PROJ,
     EMBEDDING,
     FINAL_NORM,
+    GATE_UP,
     HEAD,
+    O_PROJ,
+    QKV,
     ROPE_FACTORS,
     layer_prefix,
 )
@@ -56,6 +60,8 @@ class CompiledModel:
                 "the compiled kernels are not built; install a C++ compiler and reinstall"
             )
         self.spec = checkpoint.spec
+        if misfit := self.spec.facts.kernel_misfit:
+            raise ModelLoadError(f"the kernels cannot run this model: {misfit}")
         self.num_blocks = options.num_blocks
         self.block_size = options.block_size
         self._library = library
@@ -214,13 +220,13 @@ def _at(numbers: array) -> int:
 def _describe(packer: Packer, options: ModelOptions) -> kernels.Model:
     """Return the model struct for the kernels."""
     spec = packer.checkpoint.spec
-    embedding = packer.table(EMBEDDING)
+    embedding = packer.matrix([EMBEDDING])
     layers = (kernels.Layer * spec.num_layers)(
         *(_layer(packer, spec, index) for index in range(spec.num_layers))
     )
     packer.kept.append(layers)
     final_norm = packer.values(FINAL_NORM)
-    head = embedding if spec.tie_embeddings else packer.table(HEAD)
+    head = embedding if spec.tie_embeddings else packer.matrix([HEAD])
     factors = packer.reader.read(ROPE_FACTORS) if packer.reader.has(ROPE_FACTORS) else None
     positions = np.arange(options.max_model_len, dtype=np.float32)
     angles = np.outer(positions, rope_frequencies(spec, factors))
@@ -250,19 +256,18 @@ def _describe(packer: Packer, options: ModelOptions) -> kernels.Model:
 def _layer(packer: Packer, spec: ModelSpec, index: int) -> kernels.Layer:
     """Return the struct of one layer."""
     prefix = layer_prefix(index)
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     attention_norm = packer.values(f"{prefix}input_layernorm.weight")
-    qkv = packer.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
+    qkv = packer.linear(prefix, QKV)
     has_norm = spec.has_qk_norm
     return kernels.Layer(
         attention_norm,
-        packer.values(f"{attention}q_norm.weight") if has_norm else None,
-        packer.values(f"{attention}k_norm.weight") if has_norm else None,
+        packer.values(f"{prefix}self_attn.q_norm.weight") if has_norm else None,
+        packer.values(f"{prefix}self_attn.k_norm.weight") if has_norm else None,
         packer.values(f"{prefix}post_attention_layernorm.weight"),
         qkv,
-        packer.linear(f"{attention}o_proj"),
-        packer.linear(f"{mlp}gate_proj", f"{mlp}up_proj", is_interleaved=True),
-        packer.linear(f"{mlp}down_proj"),
+        packer.linear(prefix, (O_PROJ,)),
+        packer.linear(prefix, GATE_UP, is_interleaved=True),
+        packer.linear(prefix, (DOWN_PROJ,)),
         spec.windows[index] or 0,
         0,
     )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 5
+ABI_VERSION = 6
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
@@ -17,7 +17,9 @@ MAX_HEAD_DIM = 128
 MAX_LOGPROBS = 20
 ISA = ("plain", "avx2", "avx512", "amx")
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
-SOURCES = {"F32": 0, "Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+_SOURCES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K"
+SOURCES = {name: number for number, name in enumerate(_SOURCES.split())}
+"""Formats of rows that the packer reads, by ggml type name."""
 STATUSES = {"DONE": 0, "NO_MEMORY": 1, "MISFIT": 2, "NO_THREADS": 3}
 PARTS = ("linear", "attention", "norm and rotary", "head", "sampling", "wait")
 
@@ -31,6 +33,18 @@ class CLinear(Structure):
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("format", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Rows(Structure):
+    """Struct HwRows."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("num_rows", c_int64),
+        ("num_inputs", c_int64),
+        ("source", c_int32),
         ("unused", c_int32),
     ]
 
@@ -150,7 +164,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.hw_packed_bytes.restype = size
     library.hw_block_bytes.argtypes = [POINTER(Model)]
     library.hw_block_bytes.restype = size
-    library.hw_pack.argtypes = [pointer, c_int32, c_int32, pointer, size, size, pointer]
+    library.hw_pack.argtypes = [pointer, c_int32, POINTER(Rows), size, size]
     library.hw_unpack.argtypes = [POINTER(CLinear), c_int32, pointer]
     library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32, POINTER(pointer)]
     library.hw_destroy.argtypes = [pointer]

@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Thread
 from uuid import uuid4
 
@@ -24,23 +25,50 @@ from headway.executors.cpu.packed_cache import (
     make_key,
 )
 from headway.executors.step_model import LoadOptions, ModelOptions
-from headway.executors.weights import Checkpoint, QuantizedRows
+from headway.executors.weights import Checkpoint, StoredRows, kinds_of
+from headway.executors.weights.formats import packed_dtype
 from headway.executors.weights.reader import WeightReader
 
 _ARENA_BYTES = 64 * 1024**2
 _CACHE_LINE = 64
 _MAX_THREADS = 8
 """Each thread may have a whole matrix in fp32, over a gigabyte in the largest models."""
+_PIECE_WEIGHTS = 2**21
+"""Weights of one job: a few milliseconds, so that all threads end at about the same time."""
 STORING = "store packed weights"
 """Name of the thread that writes the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A matrix that a thread fills; the result says whether it came from the cache."""
+    """A matrix that threads fill; the results say whether it came from the cache."""
 
     packed: PackedMatrix
-    filling: Future[bool]
+    fillings: Sequence[Future[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The panels of a layer within a merged one."""
+
+    first_panel: int
+    panel_step: int
+
+    def columns(self, num_outputs: int) -> np.ndarray:
+        """Return the merged columns of the outputs."""
+        outputs = np.arange(num_outputs)
+        panels = self.first_panel + outputs // kernels.TILE * self.panel_step
+        return panels * kernels.TILE + outputs % kernels.TILE
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a tensor that one thread packs, and the place of the tensor."""
+
+    name: str
+    first: int
+    last: int
+    place: _Place
 
 
 class Packer:
@@ -57,6 +85,7 @@ class Packer:
         self.reader = WeightReader(checkpoint, loading.progress)
         self._library = library
         self._dtype = options.dtype
+        self._kinds = kinds_of(checkpoint)
         self._num_threads = options.num_threads
         self._pool = ThreadPoolExecutor(min(max(1, options.num_threads), _MAX_THREADS))
         self._jobs: list[_Job] = []
@@ -101,47 +130,50 @@ class Packer:
         """Return the address of an unpacked tensor."""
         return self.keep(self.reader.read(name))
 
-    def linear(self, *names: str, is_interleaved: bool = False) -> kernels.CLinear:
+    def linear(
+        self, prefix: str, modules: Sequence[str], is_interleaved: bool = False
+    ) -> kernels.CLinear:
         """Pack linear layers that share their input as one layer.
 
         With `is_interleaved`, panels of the layers alternate.
         """
-        weights = [f"{name}.weight" for name in names]
-        packed = self.matrix(weights, self._dtype, is_interleaved)
+        names = [prefix + module for module in modules]
+        packed = self.matrix([f"{name}.weight" for name in names], is_interleaved)
         if self.reader.has(f"{names[0]}.bias"):
             biases = [self.reader.read(f"{name}.bias") for name in names]
             merged = np.empty(packed.num_outputs, dtype=np.float32)
-            for bias, columns in zip(
-                biases, _columns([len(bias) for bias in biases], is_interleaved), strict=True
-            ):
-                merged[columns] = bias
+            places = _places([len(bias) for bias in biases], is_interleaved)
+            for bias, place in zip(biases, places, strict=True):
+                merged[place.columns(len(bias))] = bias
             packed.bias = self.keep(merged)
         return packed
 
-    def table(self, name: str) -> kernels.CLinear:
-        """Pack the embedding or the head, in int8 at least: each row is a whole token."""
-        return self.matrix([name], "bf16" if self._dtype == "bf16" else "int8")
-
-    def matrix(
-        self, names: Sequence[str], dtype: str, is_interleaved: bool = False
-    ) -> kernels.CLinear:
+    def matrix(self, names: Sequence[str], is_interleaved: bool = False) -> kernels.CLinear:
         """Pack matrices that share their input as one."""
         shapes = [self.reader.shape(name) for name in names]
+        kind = kernels.FORMATS[packed_dtype(self._dtype, names, self._kinds)]
         num_outputs, num_inputs = sum(rows for rows, _ in shapes), shapes[0][1]
-        kind = kernels.FORMATS[dtype]
         size = self._library.hw_packed_bytes(kind, num_outputs, num_inputs)
         target = self.allocate(size)
         packed = PackedMatrix(
             Matrix(tuple(names), kind, is_interleaved, size),
             memoryview((ctypes.c_uint8 * size).from_address(target)).cast("B"),
         )
-        columns = _columns([rows for rows, _ in shapes], is_interleaved)
+        places = _places([rows for rows, _ in shapes], is_interleaved)
+        pieces = [
+            piece
+            for name, place in zip(names, places, strict=True)
+            for piece in self._pieces(name, place)
+        ]
         try:
-            filling = self._pool.submit(self._fill, packed, target, columns)
+            if self._cached:
+                fillings = [self._pool.submit(self._fill, packed, target, pieces)]
+            else:
+                fillings = [self._pool.submit(self._pack, target, kind, one) for one in pieces]
         except RuntimeError as error:
             self._pool.shutdown(cancel_futures=True)
             raise no_threads(self._num_threads) from error
-        self._jobs.append(_Job(packed, filling))
+        self._jobs.append(_Job(packed, fillings))
         return kernels.CLinear(target, None, num_outputs, num_inputs, kind, 0)
 
     def finish(self) -> None:
@@ -150,7 +182,7 @@ class Packer:
             try:
                 is_cached = True
                 for job in self._jobs:
-                    is_cached &= job.filling.result()
+                    is_cached &= all([filling.result() for filling in job.fillings])
                     for _ in job.packed.matrix.tensors:
                         self.reader.count_read()
             finally:
@@ -174,33 +206,42 @@ class Packer:
         source = self.checkpoint.source
         return None if source is None else make_key(source, self._dtype, kernels.LIBRARY)
 
-    def _fill(self, packed: PackedMatrix, target: int, columns: Sequence[np.ndarray]) -> bool:
+    def _pieces(self, name: str, place: _Place) -> list[_Piece]:
+        """Divide a tensor into pieces of whole panels, for several threads."""
+        num_rows, num_inputs = self.reader.shape(name)
+        # What numpy has to convert is converted as a whole.
+        is_divisible = self._kinds.get(name) in kernels.SOURCES
+        step = _PIECE_WEIGHTS // num_inputs // kernels.TILE * kernels.TILE
+        step = max(kernels.TILE, step) if is_divisible else num_rows
+        return [
+            _Piece(name, first, min(first + step, num_rows), place)
+            for first in range(0, num_rows, step)
+        ]
+
+    def _fill(self, packed: PackedMatrix, target: int, pieces: Sequence[_Piece]) -> bool:
         """Fill a matrix from the cache, else from the checkpoint; True if from the cache."""
-        matrix = packed.matrix
-        if self._cached and self._cached.read(matrix, packed.data):
+        if self._cached and self._cached.read(packed.matrix, packed.data):
             return True
-        for name, outputs in zip(matrix.tensors, columns, strict=True):
-            self._pack(target, matrix.format, name, outputs)
+        for piece in pieces:
+            self._pack(target, packed.matrix.format, piece)
         return False
 
-    def _pack(self, target: int, kind: int, name: str, columns: np.ndarray) -> None:
-        quantized = None
-        if isinstance(self.checkpoint, QuantizedRows):
-            quantized = self.checkpoint.read_quantized(name)
-        num_rows, num_inputs = self.reader.shape(name)
-        if quantized is not None and quantized.kind in kernels.SOURCES:
-            rows, source = np.ascontiguousarray(quantized.rows), quantized.kind
+    def _pack(self, target: int, kind: int, piece: _Piece) -> bool:
+        """Pack a piece; False, as it does not come from the cache."""
+        name, checkpoint = piece.name, self.checkpoint
+        if isinstance(checkpoint, StoredRows) and self._kinds.get(name) in kernels.SOURCES:
+            stored = checkpoint.read_stored(name, piece.first, piece.last)
+            rows, source = np.ascontiguousarray(stored.rows), stored.kind
         else:
             rows, source = self.reader.load(name), "F32"
-        self._library.hw_pack(
-            target,
-            kind,
-            kernels.SOURCES[source],
-            rows.ctypes.data,
-            num_rows,
-            num_inputs,
-            columns.ctypes.data,
+        num_inputs = self.reader.shape(name)[1]
+        described = kernels.Rows(
+            rows.ctypes.data, piece.last - piece.first, num_inputs, kernels.SOURCES[source], 0
         )
+        place = piece.place
+        panel = place.first_panel + piece.first // kernels.TILE * place.panel_step
+        self._library.hw_pack(target, kind, described, panel, place.panel_step)
+        return False
 
 
 def no_threads(num_threads: int) -> ModelLoadError:
@@ -210,16 +251,9 @@ def no_threads(num_threads: int) -> ModelLoadError:
     )
 
 
-def _columns(sizes: Sequence[int], is_interleaved: bool) -> list[np.ndarray]:
-    """Return the output columns of each merged layer."""
-    columns = []
-    start = 0
-    for turn, size in enumerate(sizes):
-        outputs = np.arange(size, dtype=np.int32)
-        if is_interleaved:
-            panel = outputs // kernels.TILE * len(sizes) + turn
-            columns.append(panel * kernels.TILE + outputs % kernels.TILE)
-        else:
-            columns.append(outputs + start)
-        start += size
-    return columns
+def _places(sizes: Sequence[int], is_interleaved: bool) -> list[_Place]:
+    """Return the place of each merged layer; sizes are whole panels."""
+    if is_interleaved:
+        return [_Place(turn, len(sizes)) for turn in range(len(sizes))]
+    starts = accumulate((size // kernels.TILE for size in sizes[:-1]), initial=0)
+    return [_Place(start, 1) for start in starts]

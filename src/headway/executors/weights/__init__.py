@@ -6,6 +6,7 @@ Formats are safetensors and GGUF; neither can run code when read. In reading ord
     names.py        canonical tensor names and shapes
     safetensors.py  Hugging Face folders
     gguf.py         GGUF files
+    formats.py      data type of each packed matrix
     reader.py       reads the tensors of a model in order
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, SourceKind
 from headway.executors.spec import ModelSpec
+from headway.executors.weights.formats import num_int8_parameters, quantization
 from headway.executors.weights.source_files import SourceFiles
 from headway.resolve import ModelFacts
 
@@ -45,24 +47,24 @@ class Checkpoint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
-    """Quantized rows of a tensor: ggml type name, bytes per row, and shape in values."""
+class Stored:
+    """Rows of a tensor as the file has them: ggml type name and bytes per row."""
 
     kind: str
     rows: np.ndarray
-    shape: tuple[int, ...]
 
 
 @runtime_checkable
-class QuantizedRows(Protocol):
-    """A checkpoint that can return tensors without dequantizing them."""
+class StoredRows(Protocol):
+    """A checkpoint that can return rows of a matrix without converting them."""
 
-    @property
-    def quantization(self) -> str | None:
-        """Return int8 or int4, if the linear layers are quantized."""
+    def kinds(self) -> Mapping[str, str]:
+        """Return the ggml type name of every tensor by canonical name."""
         ...
 
-    def read_quantized(self, name: str) -> Quantized: ...
+    def read_stored(self, name: str, first: int, last: int) -> Stored:
+        """Return the rows from `first` to before `last`; any thread may call this."""
+        ...
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
@@ -76,10 +78,19 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     return SafetensorsCheckpoint(source.path)
 
 
+def kinds_of(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the ggml type names of the tensors; empty if the checkpoint has none."""
+    return checkpoint.kinds() if isinstance(checkpoint, StoredRows) else {}
+
+
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     """Return the facts of a checkpoint for `resolve`."""
-    quantization = checkpoint.quantization if isinstance(checkpoint, QuantizedRows) else None
-    return replace(checkpoint.spec.facts, quantization=quantization)
+    spec, kinds = checkpoint.spec, kinds_of(checkpoint)
+    return replace(
+        spec.facts,
+        quantization=quantization(kinds),
+        num_int8_parameters=num_int8_parameters(spec, kinds),
+    )
 
 
 def check_shapes(

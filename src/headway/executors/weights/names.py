@@ -10,6 +10,10 @@ HEAD = "lm_head.weight"
 ROPE_FACTORS = "rope_factors.weight"
 """In GGUF files only; see TensorScaling."""
 
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+O_PROJ, DOWN_PROJ = "self_attn.o_proj", "mlp.down_proj"
+
 
 def layer_prefix(layer: int) -> str:
     """Return the prefix of the tensor names of a layer."""
@@ -28,6 +32,16 @@ def model_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if isinstance(spec.rope_scaling, TensorScaling):
         shapes[ROPE_FACTORS] = (spec.head_dim // 2,)
     return shapes
+
+
+def matrices(spec: ModelSpec) -> list[tuple[str, ...]]:
+    """Return the tensors of each packed matrix: layers that share their input are one."""
+    tables = [(EMBEDDING,)] if spec.tie_embeddings else [(EMBEDDING,), (HEAD,)]
+    return tables + [
+        tuple(f"{layer_prefix(layer)}{module}.weight" for module in modules)
+        for layer in range(spec.num_layers)
+        for modules in (QKV, (O_PROJ,), GATE_UP, (DOWN_PROJ,))
+    ]
 
 
 def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

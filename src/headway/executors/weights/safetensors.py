@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import ml_dtypes  # noqa: F401, numpy knows bfloat16 from here
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from headway.errors import ModelLoadError
 from headway.executors.spec import ModelSpec, spec_from_config
+from headway.executors.weights import Stored
 from headway.executors.weights.names import HEAD
 from headway.executors.weights.source_files import SourceFiles
 
@@ -55,18 +57,30 @@ class SafetensorsCheckpoint:
             and not (name == HEAD and self._spec.tie_embeddings)
         }
 
+    def kinds(self) -> dict[str, str]:
+        return {
+            name: self._files[path].get_slice(name).get_dtype()
+            for name, path in self._file_of.items()
+        }
+
     def read(self, name: str) -> np.ndarray:
+        return self._read(name, ...).rows
+
+    def read_stored(self, name: str, first: int, last: int) -> Stored:
+        return self._read(name, slice(first, last))
+
+    def _read(self, name: str, rows: slice | EllipsisType) -> Stored:
         path = self._file_of.get(name)
         if path is None:
             raise ModelLoadError(f"there is no tensor {name} in {self._folder}")
         try:
-            file = self._files[path]
-            dtype = file.get_slice(name).get_dtype()
+            tensor = self._files[path].get_slice(name)
+            dtype = tensor.get_dtype()
             if dtype not in _DTYPES:
                 raise ModelLoadError(
                     f"tensor {name} is stored as {dtype}; supported: {', '.join(_DTYPES)}"
                 )
-            return file.get_tensor(name)
+            return Stored(dtype, tensor[rows])
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read tensor {name} of {path}: {error}") from error
 
