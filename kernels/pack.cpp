@@ -68,6 +68,9 @@ struct Tile {
   uint16_t offsets[TILE];
 };
 
+// Hardware does not follow 16 rows at once.
+constexpr int AHEAD_BYTES = 512;
+
 struct Block {
   int num_weights;
   int num_bytes;
@@ -227,15 +230,22 @@ bool read_group(const uint8_t* from, int source, int part, int format, Group& gr
 // Rounds (values - offset) / scale to integers from `low` to `high`; all 0 if the scale is not
 // positive.
 void round_numbers(float low, float high, Group& group) {
-  constexpr float ROUND = 12582912.0f;  // adding it leaves no digit behind the point
+  constexpr float ROUND = 12582912.0f;  // leaves the integer in the lowest bits of the sum
   const float scale = group.scale, offset = group.offset;
-  const bool is_positive = scale > 0;
+  if (!(scale > 0)) {
+    std::memset(group.numbers, 0, sizeof(group.numbers));
+    return;
+  }
+  float sums[GROUP];
   for (int k = 0; k < GROUP; k++) {
-    float number = is_positive ? (group.values[k] - offset) / scale : 0.0f;
+    float number = (group.values[k] - offset) / scale;
     number = number < low ? low : number;
     number = number > high ? high : number;
-    group.numbers[k] = int8_t(int32_t((number + ROUND) - ROUND));
+    sums[k] = number + ROUND;
   }
+  uint32_t bits[GROUP];
+  std::memcpy(bits, sums, sizeof(bits));
+  for (int k = 0; k < GROUP; k++) group.numbers[k] = int8_t(bits[k]);
 }
 
 // The least and the largest of the values; NaN if one is not finite, so that the group becomes NaN.
@@ -355,6 +365,7 @@ HW_API void hw_pack(uint8_t* target, int32_t format, const HwRows* rows, int64_t
       for (int column = 0; column < count; column++) {
         const uint8_t* from =
             rows->data + (row + column) * row_bytes + g / per_block * block.num_bytes;
+        __builtin_prefetch(from + AHEAD_BYTES);
         read_column(from, rows->source, int(g % per_block), format, column, tile);
       }
       write_tile(tile, format, to + g * group_bytes(format));
