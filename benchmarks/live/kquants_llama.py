@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from benchmarks.peers.run_llama_cpp import LlamaCppBackend
-from benchmarks.peers.runner import Item
+from benchmarks.peers.runner import SAMPLINGS, Item
 
 NUM_OUTPUT = 32
+GREEDY = SAMPLINGS["greedy"]
 
 
 def main() -> None:
@@ -24,9 +25,9 @@ def main() -> None:
     rates = []
     for count in running:
         items = [Item([100 + at] * context, NUM_OUTPUT) for at in range(count)]
-        backend.arrange(items)
+        backend.arrange(items, GREEDY)
         # The last prompt is computed last: from its first token on, all requests decode.
-        last = backend.run(items)[-1]
+        last = backend.run(items, GREEDY)[-1]
         rates.append(count * (NUM_OUTPUT - 1) / (last.last_at - last.first_at))
     print(
         f"{'llama.cpp':9} {load_s:7.2f} {'':10} {'':12}  " + "  ".join(f"{r:11.1f}" for r in rates)

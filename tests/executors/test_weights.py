@@ -361,7 +361,8 @@ def test_a_model_in_several_parts_is_read_as_one(tmp_path):
     parts = write_parts(tmp_path)
     assert len(parts) == 3
     checkpoint = open_checkpoint(locate(str(parts[0])))
-    assert [*checkpoint.files] == parts
+    assert checkpoint.source is not None
+    assert [*checkpoint.source.files] == parts
     whole = open_checkpoint(locate(str(write_random(tmp_path / "whole.gguf", PARTED, "Q8_0"))))
     assert checkpoint.spec == whole.spec
     assert checkpoint.shapes() == whole.shapes()
