@@ -177,3 +177,13 @@ def test_benchmarks_do_not_import_tests():
 
     assert not broken(rule, BENCHMARKS)
     assert not broken(rule)
+
+
+def test_no_class_name_is_there_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice

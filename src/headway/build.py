@@ -71,12 +71,12 @@ def load_model(
     kv_descriptor: int | None = None,
     when_packed: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
-    """Resolve the settings and load the weights; see LoadOptions for the other parameters."""
+    """Resolve the settings and load the weights; see ModelLoading for the other parameters."""
     from headway.executors import load
 
     checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
     resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(load.has_cuda()))
-    loading = load.LoadOptions(
+    loading = load.ModelLoading(
         progress=progress,
         cache=packed_cache(config),
         kv_descriptor=kv_descriptor,

@@ -11,13 +11,13 @@ from pathlib import Path
 from headway.clock import Clock
 from headway.errors import ModelLoadError
 from headway.executors.executor import ModelExecutor
-from headway.executors.step_model import DEFAULT_LOADING, LoadOptions, ModelOptions, StepModel
+from headway.executors.step_model import DEFAULT_LOADING, ModelLoading, ModelOptions, StepModel
 from headway.executors.weights import Checkpoint, facts_of, open_checkpoint
 from headway.resolve import Resolved
 
 __all__ = [
-    "LoadOptions",
     "ModelExecutor",
+    "ModelLoading",
     "ModelOptions",
     "facts_of",
     "has_cuda",
@@ -35,7 +35,7 @@ def load_executor(
     checkpoint: Checkpoint,
     resolved: Resolved,
     clock: Clock,
-    loading: LoadOptions = DEFAULT_LOADING,
+    loading: ModelLoading = DEFAULT_LOADING,
 ) -> ModelExecutor:
     """Read the weights and allocate the KV store; return the executor."""
     model = load_model(checkpoint, options_of(resolved), loading)
@@ -58,7 +58,7 @@ def options_of(resolved: Resolved) -> ModelOptions:
 
 
 def load_model(
-    checkpoint: Checkpoint, options: ModelOptions, loading: LoadOptions = DEFAULT_LOADING
+    checkpoint: Checkpoint, options: ModelOptions, loading: ModelLoading = DEFAULT_LOADING
 ) -> StepModel:
     """Return the model, compiled or in plain torch; only the latter needs torch."""
     if options.kernels is not None:

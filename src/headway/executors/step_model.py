@@ -53,7 +53,7 @@ def _go_on() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
+class ModelLoading:
     """How a model is loaded; none of it changes what the model computes."""
 
     progress: Progress | None = None
@@ -65,7 +65,7 @@ class LoadOptions:
     """Called with the weights in memory, before the KV store is mapped."""
 
 
-DEFAULT_LOADING = LoadOptions()
+DEFAULT_LOADING = ModelLoading()
 
 
 class HasLogits(Protocol):

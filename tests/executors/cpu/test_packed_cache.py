@@ -24,7 +24,7 @@ from headway.executors.cpu.packed_cache import (
     make_key,
 )
 from headway.executors.cpu.packing import STORING
-from headway.executors.step_model import LoadOptions, ModelOptions, Span
+from headway.executors.step_model import ModelLoading, ModelOptions, Span
 from headway.executors.weights.source_files import SourceFiles
 from tests.support.tiny import MemoryCheckpoint, tiny_spec, tiny_weights
 
@@ -63,7 +63,7 @@ class Loader:
         options = ModelOptions(
             dtype=dtype, num_blocks=4, block_size=16, max_model_len=64, kernels="plain"
         )
-        model = CompiledModel(checkpoint, options, LoadOptions(cache=self.cache))
+        model = CompiledModel(checkpoint, options, ModelLoading(cache=self.cache))
         wait_stored()
         return model.logits([Span([1, 2, 3], 0, [0])], [2]), len(checkpoint.reads)
 
@@ -170,7 +170,7 @@ def test_weights_of_a_file_that_is_replaced_meanwhile_are_not_stored(loader: Loa
     options = ModelOptions(
         dtype="int4", num_blocks=4, block_size=16, max_model_len=64, kernels="plain"
     )
-    CompiledModel(checkpoint, options, LoadOptions(cache=loader.cache))
+    CompiledModel(checkpoint, options, ModelLoading(cache=loader.cache))
     wait_stored()
     assert loader.cache.entries() == []
 

@@ -23,7 +23,7 @@ from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels, packing
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.cpu.packing import _Place, _places
-from headway.executors.load import LoadOptions, ModelExecutor, ModelOptions
+from headway.executors.load import ModelExecutor, ModelLoading, ModelOptions
 from headway.executors.step_model import Span
 from headway.executors.weights import Checkpoint, Stored, StoredRows, facts_of
 from headway.executors.weights.gguf import GgufCheckpoint
@@ -370,7 +370,7 @@ def test_kept_blocks_compute_as_their_values_do(isa):
             dtype=dtype, num_blocks=8, block_size=16, max_model_len=128, kernels=isa
         )
         model = CompiledModel(
-            checkpoint, options, LoadOptions(progress=lambda *counts: seen.append(counts))
+            checkpoint, options, ModelLoading(progress=lambda *counts: seen.append(counts))
         )
         found.append(in_chunks(model, [40, 20, 10]))
     assert torch.equal(*found)

@@ -21,7 +21,7 @@ from headway.executors.cpu.shared_kv import (
     RecordedBlock,
     SharedKV,
 )
-from headway.executors.step_model import LoadOptions, ModelOptions, Span
+from headway.executors.step_model import ModelLoading, ModelOptions, Span
 from headway.executors.weights.source_files import SourceFiles
 from tests.executors.cpu.test_compiled import spec_of, weights_of
 from tests.support.tiny import MemoryCheckpoint
@@ -111,7 +111,7 @@ def model_on(descriptor: int, folder: Path, **changes: object) -> CompiledModel:
             max_model_len=128,
             **options,  # pyright: ignore[reportArgumentType]
         ),
-        LoadOptions(kv_descriptor=descriptor),
+        ModelLoading(kv_descriptor=descriptor),
     )
 
 

@@ -21,7 +21,7 @@ from headway.executors.load import ModelExecutor
 from headway.executors.step_model import Span
 from headway.executors.torch.eager import EagerModel, load_decoder
 from headway.executors.torch.kv_store import KVStore
-from headway.executors.torch.offload_store import OffloadStore
+from headway.executors.torch.offload_store import TensorOffloadStore
 from tests.executors.cpu.test_compiled import (
     FORMS,
     TABLE,
@@ -44,7 +44,7 @@ def test_a_slot_holds_a_block_of_all_layers_and_nothing_else_changes():
     store = KVStore(tiny_spec(), 8, 4, torch.float32, torch.device("cpu"))
     store._data.copy_(torch.randn(store._data.shape))
     before = store._data.clone()
-    offloaded = OffloadStore(store.by_block(), 3)
+    offloaded = TensorOffloadStore(store.by_block(), 3)
     offloaded.save([5, 2], [0, 2])
     assert torch.equal(store._data, before)
     store.clear([5, 2])

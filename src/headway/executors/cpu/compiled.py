@@ -28,7 +28,7 @@ from headway.executors.cpu.shared_kv import KVRecorder, SharedKV
 from headway.executors.rope import rope_frequencies
 from headway.executors.sampling import SampleRow
 from headway.executors.spec import ModelSpec
-from headway.executors.step_model import DEFAULT_LOADING, LoadOptions, ModelOptions, Span
+from headway.executors.step_model import DEFAULT_LOADING, ModelLoading, ModelOptions, Span
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.names import (
     DOWN_PROJ,
@@ -52,7 +52,7 @@ class CompiledModel:
         self,
         checkpoint: Checkpoint,
         options: ModelOptions,
-        loading: LoadOptions = DEFAULT_LOADING,
+        loading: ModelLoading = DEFAULT_LOADING,
     ) -> None:
         library = kernels.load_kernels()
         if library is None:

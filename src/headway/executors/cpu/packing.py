@@ -24,7 +24,7 @@ from headway.executors.cpu.packed_cache import (
     PackedMatrix,
     make_key,
 )
-from headway.executors.step_model import LoadOptions, ModelOptions
+from headway.executors.step_model import ModelLoading, ModelOptions
 from headway.executors.weights import Checkpoint, StoredRows, kinds_of
 from headway.executors.weights.formats import packed_dtype
 from headway.executors.weights.reader import WeightReader
@@ -79,7 +79,7 @@ class Packer:
         library: ctypes.CDLL,
         checkpoint: Checkpoint,
         options: ModelOptions,
-        loading: LoadOptions,
+        loading: ModelLoading,
     ) -> None:
         self.checkpoint = checkpoint
         self.reader = WeightReader(checkpoint, loading.progress)

@@ -15,7 +15,7 @@ from headway.executors.step_model import ModelOptions, Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
-from headway.executors.torch.offload_store import OffloadStore
+from headway.executors.torch.offload_store import TensorOffloadStore
 from headway.executors.torch.sampler import Scores, sample
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.reader import Progress
@@ -37,7 +37,7 @@ class EagerModel:
         self.recorder: BlockRecorder | None = None  # blocks are lost with the process
         self._decoder = decoder
         self._store = KVStore(decoder.spec, num_blocks, block_size, decoder.dtype, decoder.device)
-        self._offload = OffloadStore(self._store.by_block(), num_slots)
+        self._offload = TensorOffloadStore(self._store.by_block(), num_slots)
 
     @torch.inference_mode()
     def sample(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 
-class OffloadStore:
+class TensorOffloadStore:
     """Copies blocks to slots and back; the first dimension of `blocks` is the block."""
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
