@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,14 @@ def new_key(path: Path, *arguments: str) -> str:
     result = tenants(path, *arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Change a file at once: the server may read it at any moment."""
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    shutil.copymode(path, other)
+    other.replace(path)
 
 
 @pytest.fixture
@@ -89,7 +98,7 @@ def test_a_broken_file_is_said_once_and_changes_nothing(launch: Any, path: Path)
     alice = new_key(path, "add", "alice")
     server = launch(server={"tenants_file": str(path)}).wait_ready(alice)
     good = path.read_text()
-    path.write_text(good.replace("keys:", "kyes:"))
+    replace_text(path, good.replace("keys:", "kyes:"))
     deadline = time.monotonic() + 60
     while "kyes: is not known here" not in server.log:
         assert time.monotonic() < deadline, server.log
@@ -98,7 +107,7 @@ def test_a_broken_file_is_said_once_and_changes_nothing(launch: Any, path: Path)
     assert server.log.count("the tenants stay as they were") == 1
     assert "Traceback" not in server.log
     assert ask(server, alice).status_code == 200
-    path.write_text(good)
+    replace_text(path, good)
     server.process.send_signal(signal.SIGHUP)
     while "again: 1 tenants" not in server.log:
         assert time.monotonic() < deadline, server.log
@@ -126,7 +135,7 @@ def test_a_revoked_key_of_the_keys_file_is_refused_without_a_restart(
     _, carol = keys(path, "alice", "carol")
     wait_for(server, bob, 401)
     assert ask(server, alice).status_code == ask(server, carol).status_code == 200
-    path.write_text("a key in the clear")
+    replace_text(path, "a key in the clear")
     deadline = time.monotonic() + 60
     while "the keys stay as they were" not in server.log:
         assert time.monotonic() < deadline, server.log
