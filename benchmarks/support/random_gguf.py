@@ -95,17 +95,22 @@ def _pool(kind: str, draw: np.random.Generator) -> np.ndarray:
     return quantize(values, kind)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+def add_shapes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    """Add the metadata of a decoder that every GGUF file has."""
     writer.add_block_count(spec.num_layers)
     writer.add_context_length(spec.max_model_len)
     writer.add_embedding_length(spec.hidden_size)
     writer.add_feed_forward_length(spec.intermediate_size)
     writer.add_head_count(spec.num_heads)
     writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
     writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
     writer.add_rope_freq_base(spec.rope_theta)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    add_shapes(writer, spec)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(spec.vocab_size)
 

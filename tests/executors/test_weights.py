@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.support.random_gguf import write_random
+from benchmarks.support.random_gguf import add_shapes, write_random
 from headway.errors import ConfigError, ModelLoadError
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.load import ModelOptions, facts_of, open_checkpoint
@@ -56,14 +56,7 @@ def write_gguf(
     path: Path, spec: ModelSpec, weights: dict[str, torch.Tensor], architecture: str = "llama"
 ) -> str:
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(spec.num_layers)
-    writer.add_context_length(spec.max_model_len)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    writer.add_rope_freq_base(spec.rope_theta)
+    add_shapes(writer, spec)
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_token_scores([0.5] * spec.vocab_size)
     short = {name: key for key, name in _LAYER_NAMES.items()}

@@ -173,7 +173,11 @@ class PackedCache:
             return False
         is_ours = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
         if not is_ours:
-            logger.warning("%s is writable by others; packed weights are not used", self.folder)
+            logger.warning(
+                "%s belongs to or is writable by others; packed weights are not used "
+                "(set --weights-cache to a folder of your own)",
+                self.folder,
+            )
         return is_ours
 
     def _path(self, key: CacheKey) -> Path:
