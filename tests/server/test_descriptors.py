@@ -99,6 +99,29 @@ def test_an_engine_is_replaced_while_idle_connections_take_all_there_are(launch:
     assert server.stop() == 0, server.log
 
 
+def test_a_new_connection_takes_the_place_of_the_longest_idle_one(launch: Any) -> None:
+    server = launch(under=LOW_LIMIT).wait_ready()
+
+    def ask(connection: socket.socket) -> None:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b'{"status":"live"}'):
+            piece = connection.recv(65536)
+            assert piece, answer
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+    with contextlib.ExitStack() as stack:
+        kept: list[socket.socket] = []
+        for _ in range(NUM_IDLE):
+            address = ("127.0.0.1", server.port)
+            connection = stack.enter_context(socket.create_connection(address, timeout=20))
+            ask(connection)
+            kept.append(connection)
+        wait_until(server, lambda: is_refused(kept[0]))
+        ask(kept[-1])
+
+
 def _is_live(url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"{url}/health/live", timeout=10).status_code == 200

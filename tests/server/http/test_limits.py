@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import socket
 import time
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -154,7 +156,13 @@ def test_a_body_that_never_ends_is_not_waited_for(launch) -> None:
 
 
 def test_the_default_timeouts_are_those_documented() -> None:
-    assert Timeouts() == Timeouts(header_s=10, body_piece_s=10, body_s=60, keep_alive_s=5)
+    assert Timeouts() == Timeouts(header_s=10, body_piece_s=10, body_s=60, keep_alive_s=75)
+
+
+def test_idle_connections_outlive_the_pools_of_common_clients() -> None:
+    """A client that reuses a connection at the moment the server closes it gets an error."""
+    pool = inspect.signature(httpx.Limits).parameters["keepalive_expiry"].default
+    assert Timeouts().keep_alive_s > max(pool, 60)
 
 
 def test_the_installed_uvicorn_has_what_the_bounds_rely_on() -> None:

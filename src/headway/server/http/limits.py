@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 from dataclasses import dataclass
+from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,8 +66,12 @@ class Timeouts:
     body_piece_s: float = 10.0
     body_s: float = 60.0
     """For a whole body; its request has a position in the queue."""
-    keep_alive_s: float = 5.0
-    """Between the end of an answer and the next request."""
+    keep_alive_s: float = 75.0
+    """Between the end of an answer and the next request.
+
+    Longer than common clients and load balancers keep idle connections (httpx 5 s, aiohttp 15 s,
+    AWS and nginx 60 s): otherwise a request may meet a connection that closes at that moment.
+    """
 
 
 def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestResponseCycle) -> None:
@@ -142,6 +147,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     timeouts = Timeouts()
     slow_reader_timeout_s = 30.0
     max_connections: int | None = None
+    idle: ClassVar[dict[BoundedHttpProtocol, None]] = {}
+    """Connections between two requests, longest idle first."""
     _num_loose_bytes = 0
     """Bytes of a request since its last body piece: headers, chunk lengths and line ends."""
     _num_body_bytes = 0
@@ -156,13 +163,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
         if self.max_connections is not None and len(self.connections) > self.max_connections:
-            # The request is not read: an engine may need the descriptor of this connection.
-            transport.write(_TOO_MANY)
-            transport.close()
-            return
+            if not self.idle:
+                # The request is not read: an engine may need the descriptor of this connection.
+                transport.write(_TOO_MANY)
+                transport.close()
+                return
+            longest_idle = next(iter(self.idle))
+            del self.idle[longest_idle]
+            longest_idle.transport.close()
         self._set_deadline(self.timeouts.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
         self._set_deadline(None)
         if self._reader_watch is not None:
             self._reader_watch.cancel()
@@ -174,6 +186,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # detected.
             self._drop()
             raise ValueError("a request arrived before the answer to the last one")
+        self.idle.pop(self, None)
         super().on_message_begin()
         self.scope["extensions"] = {_DROP_EXTENSION: {"drop": self._drop}}
         self._is_in_request = self._is_in_headers = True
@@ -218,6 +231,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self.idle[self] = None
         self._watch_reader(self.transport.get_write_buffer_size())
 
     def _watch_reader(self, num_before: int) -> None:
@@ -281,6 +296,7 @@ def bounded_protocol(
         "slow_reader_timeout_s": slow_reader_timeout_s,
         "timeouts": timeouts or Timeouts(),
         "max_connections": max_connections,
+        "idle": {},
     }
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), settings)
 
