@@ -44,11 +44,16 @@ inline Tiles tiles_of(const Attention& a) {
           a.block_size / TILE};
 }
 
-// Writes the exponentials of one row of scores to `weights`; returns their sum. Scores are in
-// powers of 2 and not yet scaled by 1 / sqrt(head_dim). With int8 keys and values, a score includes
-// the scale of its key, and a weight the scale of its values.
+inline void store_rounded(bf16* to, v16f x) { store(to, round_bf16(x)); }
+inline void store_rounded(float* to, v16f x) { store(to, rounded_to_bf16(quiet(x))); }
+
+// Writes the exponentials of one row of scores, rounded to bf16, to `weights`, which may be
+// `scores`; returns their sum. Scores are in powers of 2 and not yet scaled by 1 / sqrt(head_dim).
+// With int8 keys and values, a score includes the scale of its key, and a weight the scale of its
+// values.
+template <typename Weight>
 inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float* scores,
-                         bf16* weights) {
+                         Weight* weights) {
   constexpr v16i LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const float scale = 1.44269504f / __builtin_sqrtf(float(a.head_dim));
   const int position = position_of(a, row), from = oldest(a, position);
@@ -82,7 +87,7 @@ inline float softmax_row(const Attention& a, const Tiles& tiles, int row, float*
       e *= load<v16f>(tiles.values(tiles.first + t) + scales_at);
       if (!is_whole) e = s == -__builtin_inff() ? v16f{} : e;
     }
-    store(weights + t * TILE, round_bf16(e));
+    store_rounded(weights + t * TILE, e);
   }
   return hsum(sum);
 }
@@ -107,14 +112,14 @@ struct AttentionScratch {
   float* scores;    // [16][padded]
   bf16* weights;    // [16][padded]
   float* mixed;     // [16][head_dim]
-  bf16* converted;  // one tile
+  bf16* converted;  // two tiles
   int64_t padded;
 
   AttentionScratch(uint8_t* memory, int64_t num_tiles, int head_dim) {
     padded = num_tiles * TILE;
     mixed = (float*)memory;
     converted = (bf16*)(mixed + TILE * head_dim);
-    scores = (float*)(converted + TILE * head_dim);
+    scores = (float*)(converted + 2 * TILE * head_dim);
     weights = (bf16*)(scores + TILE * padded);
   }
 };
@@ -218,42 +223,118 @@ void attend(const Attention& a, uint8_t* memory) {
 
 #else
 
+// As many sums as the registers hold: scores of rows with tiles of keys, and mixed values of rows
+// in columns of 16.
+#if defined(__AVX512F__)
+constexpr int SCORE_ROWS = 8, SCORE_TILES = 2, MIX_ROWS = 6, MIX_COLUMNS = 4;
+#elif defined(__AVX2__)
+constexpr int SCORE_ROWS = 4, SCORE_TILES = 1, MIX_ROWS = 3, MIX_COLUMNS = 2;
+#else
+constexpr int SCORE_ROWS = 2, SCORE_TILES = 1, MIX_ROWS = 2, MIX_COLUMNS = 1;
+#endif
+
+// Scores of R rows with T tiles of keys. `queries` are fp32.
+template <int R, int T>
+void score_block(const Attention& a, const Tiles& tiles, const AttentionScratch& s, int tile,
+                 int row, const float* queries) {
+  const bf16* keys[T];
+  for (int t = 0; t < T; t++) {
+    keys[t] = as_bf16(tiles.keys(tile + t), a, s.converted + t * TILE * a.head_dim);
+  }
+  v16f sum[R][T] = {};
+  for (int d = 0; d < a.head_dim; d += 2) {
+#pragma GCC unroll 2
+    for (int t = 0; t < T; t++) {
+      const v16u pairs = load<v16u>(keys[t] + d * TILE);
+      const v16f even = even_of(pairs), odd = odd_of(pairs);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        sum[r][t] += queries[r * MAX_HEAD_DIM + d] * even;
+        sum[r][t] += queries[r * MAX_HEAD_DIM + d + 1] * odd;
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    float* scores = s.scores + (row + r) * s.padded + (tile - tiles.first) * TILE;
+    for (int t = 0; t < T; t++) store(scores + t * TILE, sum[r][t]);
+  }
+}
+
+template <int R>
+inline void score_rows(int num_rows, const Attention& a, const Tiles& tiles,
+                       const AttentionScratch& s, int row) {
+  if constexpr (R > 1) {
+    if (num_rows < R) {
+      score_rows<R - 1>(num_rows, a, tiles, s, row);
+      return;
+    }
+  }
+  alignas(64) float queries[R * MAX_HEAD_DIM];
+  for (int r = 0; r < R; r++) {
+    widen_bf16(a.queries + (row + r) * a.head_dim, a.head_dim, queries + r * MAX_HEAD_DIM);
+  }
+  int tile = tiles.first;
+  for (; tile + SCORE_TILES - 1 <= tiles.last; tile += SCORE_TILES) {
+    score_block<R, SCORE_TILES>(a, tiles, s, tile, row, queries);
+  }
+  for (; tile <= tiles.last; tile++) score_block<R, 1>(a, tiles, s, tile, row, queries);
+}
+
+// Columns `from` to `from` + 16 * C of the mixed values of R rows.
+template <int R, int C>
+void mix_block(const Attention& a, const Tiles& tiles, const AttentionScratch& s, int row,
+               int from) {
+  v16f sum[R][C] = {};
+  for (int tile = tiles.first; tile <= tiles.last; tile++) {
+    const bf16* values = as_bf16(tiles.values(tile), a, s.converted) + from * 2;
+    const float* weights = s.scores + row * s.padded + (tile - tiles.first) * TILE;
+    for (int key = 0; key < TILE; key += 2) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) {
+        const v16u pairs = load<v16u>(values + key * a.head_dim + c * 32);
+        const v16f even = even_of(pairs), odd = odd_of(pairs);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+          sum[r][c] += weights[r * s.padded + key] * even;
+          sum[r][c] += weights[r * s.padded + key + 1] * odd;
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int c = 0; c < C; c++) store(s.mixed + (row + r) * a.head_dim + from + c * 16, sum[r][c]);
+  }
+}
+
+template <int R>
+inline void mix_rows(int num_rows, const Attention& a, const Tiles& tiles,
+                     const AttentionScratch& s, int row) {
+  if constexpr (R > 1) {
+    if (num_rows < R) {
+      mix_rows<R - 1>(num_rows, a, tiles, s, row);
+      return;
+    }
+  }
+  int from = 0;
+  for (; from + MIX_COLUMNS * 16 <= a.head_dim; from += MIX_COLUMNS * 16) {
+    mix_block<R, MIX_COLUMNS>(a, tiles, s, row, from);
+  }
+  for (; from < a.head_dim; from += 16) mix_block<R, 1>(a, tiles, s, row, from);
+}
+
 void attend(const Attention& a, uint8_t* memory) {
   const Tiles tiles = tiles_of(a);
   const AttentionScratch s(memory, tiles.num(), a.head_dim);
-  for (int t = tiles.first; t <= tiles.last; t++) {
-    const bf16* keys = as_bf16(tiles.keys(t), a, s.converted);
-    for (int r = 0; r < a.num_rows; r++) {
-      const bf16* query = a.queries + r * a.head_dim;
-      v16f sum = {};
-      for (int d = 0; d < a.head_dim; d += 2) {
-        const v16u pairs = load<v16u>(keys + d * TILE);
-        sum += to_float(query[d]) * even_of(pairs);
-        sum += to_float(query[d + 1]) * odd_of(pairs);
-      }
-      store(s.scores + r * s.padded + (t - tiles.first) * TILE, sum);
-    }
+  for (int row = 0; row < a.num_rows; row += SCORE_ROWS) {
+    score_rows<SCORE_ROWS>(a.num_rows - row, a, tiles, s, row);
   }
   float sums[TILE];
   for (int r = 0; r < a.num_rows; r++) {
-    sums[r] = softmax_row(a, tiles, r, s.scores + r * s.padded, s.weights + r * s.padded);
+    float* scores = s.scores + r * s.padded;
+    sums[r] = softmax_row(a, tiles, r, scores, scores);
   }
-  memset(s.mixed, 0, sizeof(float) * TILE * a.head_dim);
-  for (int t = tiles.first; t <= tiles.last; t++) {
-    const bf16* values = as_bf16(tiles.values(t), a, s.converted);
-    for (int r = 0; r < a.num_rows; r++) {
-      const bf16* weights = s.weights + r * s.padded + (t - tiles.first) * TILE;
-      float* mixed = s.mixed + r * a.head_dim;
-      for (int d = 0; d < a.head_dim; d += 16) {
-        v16f sum = loadf(mixed + d);
-        for (int key = 0; key < TILE; key += 2) {
-          const v16u pairs = load<v16u>(values + key * a.head_dim + d * 2);
-          sum += to_float(weights[key]) * even_of(pairs);
-          sum += to_float(weights[key + 1]) * odd_of(pairs);
-        }
-        store(mixed + d, sum);
-      }
-    }
+  for (int row = 0; row < a.num_rows; row += MIX_ROWS) {
+    mix_rows<MIX_ROWS>(a.num_rows - row, a, tiles, s, row);
   }
   for (int r = 0; r < a.num_rows; r++) finish_attention(a, r, s.mixed + r * a.head_dim, sums[r]);
 }

@@ -390,8 +390,8 @@ class Engine {
 
 bool fits(const HwModel& m) {
   return m.hidden_size % 32 == 0 && m.inner_size % 32 == 0 && m.head_dim % 32 == 0 &&
-         m.head_dim <= 128 && m.num_heads % m.num_kv_heads == 0 && m.vocab_size % TILE == 0 &&
-         m.block_size % TILE == 0;
+         m.head_dim <= MAX_HEAD_DIM && m.num_heads % m.num_kv_heads == 0 &&
+         m.vocab_size % TILE == 0 && m.block_size % TILE == 0;
 }
 
 const Ops* ops_for(int isa) {

@@ -10,6 +10,7 @@ using bf16 = uint16_t;
 
 constexpr int TILE = 16;   // rows or columns of a matrix tile; tokens of a KV tile
 constexpr int GROUP = 32;  // inputs that share a scale
+constexpr int MAX_HEAD_DIM = 128;
 constexpr int CHUNK = 64;  // logits that are summed together
 constexpr int NUM_BOUNDS = 4;
 
@@ -112,12 +113,15 @@ inline int64_t panel_bytes(int format, int64_t num_inputs) {
   return num_inputs / GROUP * group_bytes(format);
 }
 
-// Inputs of a panel that are unpacked at a time.
+// Inputs of a panel that are unpacked at a time, to bf16 or to fp32.
 constexpr int64_t PANEL_CHUNK = 576;
+constexpr int64_t FP32_CHUNK = 288;
+constexpr int64_t MAX_FP32_ROWS = 12;
 
-// Two unpacked pieces, and a sum for each row and column.
+// Two unpacked pieces, rows of inputs as fp32, and a sum for each row and column.
 inline int64_t product_scratch(int64_t num_rows) {
-  return 2 * PANEL_CHUNK * TILE * 2 + (num_rows + 2 * TILE) * 32 * 4;
+  return 2 * PANEL_CHUNK * TILE * 2 + MAX_FP32_ROWS * FP32_CHUNK * 4 +
+         (num_rows + 2 * TILE) * 32 * 4;
 }
 
 // Scores in fp32 and their exponentials in bf16, for 16 rows over the whole context.

@@ -258,47 +258,112 @@ void thread_end() { _tile_release(); }
 
 #else
 
-// Adds the inputs `from` to `to` to the sums of R rows with one panel.
-template <int R>
-inline void multiply_rows(const Product& p, int row, int64_t from, int64_t to, const bf16* panel,
-                          float* sums) {
-  const int64_t width = p.linear->num_inputs;
-  const bf16* inputs = p.inputs + row * width;
-  v16f sum[R] = {};
-  if (from) {
-    for (int r = 0; r < R; r++) sum[r] = loadf(sums + r * 32);
+// As many sums as the registers hold: those of up to MAX_ROWS rows with PANELS panels.
+#if defined(__AVX512F__)
+constexpr int MAX_ROWS = 12, PANELS = 2;
+#elif defined(__AVX2__)
+constexpr int MAX_ROWS = 6, PANELS = 1;
+#else
+constexpr int MAX_ROWS = 2, PANELS = 1;
+#endif
+constexpr int FEW_ROWS = MAX_ROWS < 4 ? MAX_ROWS : 4;
+
+// Adds `count` inputs to the sums of R rows; clears the sums first if `is_first`.
+// `weights(input, panels)` sets the weights of 32 inputs of each panel, as fp32.
+template <int R, typename Weights>
+void multiply_block(const float* inputs, int64_t count, bool is_first, float* sums,
+                    const Weights& weights) {
+  v16f sum[R][PANELS];
+  for (int r = 0; r < R; r++) {
+    for (int p = 0; p < PANELS; p++) sum[r][p] = is_first ? v16f{} : loadf(sums + r * 32 + p * 16);
   }
-  for (int64_t k = from; k < to; k += 2) {
-    const v16u pairs = load<v16u>(panel + (k - from) * TILE);
-    const v16f even = even_of(pairs), odd = odd_of(pairs);
-    for (int r = 0; r < R; r++) {
-      sum[r] += to_float(inputs[r * width + k]) * even;
-      sum[r] += to_float(inputs[r * width + k + 1]) * odd;
+  for (int64_t k = 0; k < count; k += GROUP) {
+    const float* panels[PANELS];
+    weights(k, panels);
+    for (int i = 0; i < GROUP; i++) {
+      v16f weight[PANELS];
+      for (int p = 0; p < PANELS; p++) weight[p] = loadf(panels[p] + i * TILE);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const float input = inputs[r * FP32_CHUNK + k + i];
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; p++) sum[r][p] += input * weight[p];
+      }
     }
   }
-  for (int r = 0; r < R; r++) store(sums + r * 32, sum[r]);
+  for (int r = 0; r < R; r++) {
+    for (int p = 0; p < PANELS; p++) store(sums + r * 32 + p * 16, sum[r][p]);
+  }
 }
 
+template <int R, typename Weights>
+inline void multiply_rows(int num_rows, const float* inputs, int64_t count, bool is_first,
+                          float* sums, const Weights& weights) {
+  if constexpr (R > 1) {
+    if (num_rows < R) {
+      multiply_rows<R - 1>(num_rows, inputs, count, is_first, sums, weights);
+      return;
+    }
+  }
+  multiply_block<R>(inputs, count, is_first, sums, weights);
+}
+
+// Chunk by chunk of the inputs. With few rows a weight is used once, directly after it is unpacked;
+// otherwise a chunk of the panels is unpacked once for all rows.
 void multiply(const Product& p, int item, uint8_t* scratch) {
-  const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
+  const int num_panels = item * 2 + 1 < p.linear->num_outputs / TILE ? 2 : 1;
   const int64_t width = p.linear->num_inputs;
-  bf16* opened = (bf16*)scratch;
-  float* sums = (float*)(opened + 2 * PANEL_CHUNK * TILE);
-  for (int64_t from = 0; from < width; from += PANEL_CHUNK) {
-    const int64_t to = from + PANEL_CHUNK < width ? from + PANEL_CHUNK : width;
-    for (int which = 0; which <= int(has_second); which++) {
-      const bf16* panel = open_panel(*p.linear, item * 2 + which, from, to, opened);
-      int row = 0;
-      for (; row + 4 <= p.num_rows; row += 4) {
-        multiply_rows<4>(p, row, from, to, panel, sums + row * 32 + which * 16);
+  const int format = p.linear->format;
+  const int64_t bytes = group_bytes(format), panel_size = panel_bytes(format, width);
+  const uint8_t* data = p.linear->data + 2 * item * panel_size;
+  float* opened = (float*)scratch;
+  float* inputs = opened + 2 * FP32_CHUNK * TILE;
+  float* sums = inputs + MAX_FP32_ROWS * FP32_CHUNK;
+  const bool is_few = p.num_rows <= FEW_ROWS;
+  const int num_blocks = (p.num_rows + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t from = 0; from < width; from += FP32_CHUNK) {
+    const int64_t count = width - from < FP32_CHUNK ? width - from : FP32_CHUNK;
+    const uint8_t* groups[2] = {data + from / GROUP * bytes, data + from / GROUP * bytes};
+    if (num_panels > 1) groups[1] += panel_size;
+    for (int which = 0; which < num_panels && !is_few; which++) {
+      open_groups(groups[which], format, count / GROUP, opened + which * FP32_CHUNK * TILE);
+    }
+    for (int block = 0; block < num_blocks; block++) {
+      const int row = p.num_rows * block / num_blocks;
+      const int num_rows = p.num_rows * (block + 1) / num_blocks - row;
+      for (int r = 0; r < num_rows; r++) {
+        widen_bf16(p.inputs + (row + r) * width + from, count, inputs + r * FP32_CHUNK);
       }
-      for (; row < p.num_rows; row++) {
-        multiply_rows<1>(p, row, from, to, panel, sums + row * 32 + which * 16);
+      for (int which = 0; which < num_panels; which += PANELS) {
+        float* block_sums = sums + row * 32 + which * 16;
+        if (is_few) {
+          alignas(64) float ring[2][PANELS][GROUP * TILE];
+          const auto weights = [&](int64_t k, const float** panels) {
+            const int64_t g = k / GROUP;
+            for (int panel = 0; panel < PANELS; panel++) {
+              const uint8_t* group = groups[which + panel] + g * bytes;
+              // Panels are contiguous, and so are the items of a thread.
+              prefetch(group + PREFETCH_BYTES, bytes);
+              float* to = ring[g % 2][panel];
+              dequantize_group_fp32(group, format, to);
+              panels[panel] = to;
+            }
+          };
+          multiply_rows<FEW_ROWS>(num_rows, inputs, count, from == 0, block_sums, weights);
+        } else {
+          const auto weights = [&](int64_t k, const float** panels) {
+            for (int panel = 0; panel < PANELS; panel++) {
+              const int at = num_panels > 1 ? which + panel : 0;
+              panels[panel] = opened + (at * FP32_CHUNK + k) * TILE;
+            }
+          };
+          multiply_rows<MAX_ROWS>(num_rows, inputs, count, from == 0, block_sums, weights);
+        }
       }
     }
   }
   for (int r = 0; r < p.num_rows; r++) {
-    finish(p, item, r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
+    finish(p, item, r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), num_panels > 1);
   }
 }
 

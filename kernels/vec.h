@@ -113,6 +113,27 @@ inline v16h narrow(v16u v) {
 inline v16f even_of(v16u pairs) { return (v16f)(pairs << 16); }
 inline v16f odd_of(v16u pairs) { return (v16f)(pairs & 0xffff0000u); }
 
+// As fp32; `count` is a multiple of 16.
+inline void widen_bf16(const bf16* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += 16) {
+#if defined(__AVX512F__)
+    const __m256i numbers = _mm256_loadu_si256((const __m256i*)(from + i));
+    store(to + i, (v16u)_mm512_cvtepu16_epi32(numbers) << 16);
+#elif defined(__AVX2__)
+    for (int half = 0; half < 16; half += 8) {
+      const __m128i numbers = _mm_loadu_si128((const __m128i*)(from + i + half));
+      _mm256_storeu_si256((__m256i*)(to + i + half),
+                          _mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
+    }
+#else
+    for (int j = 0; j < 16; j++) {
+      const uint32_t bits = uint32_t{from[i + j]} << 16;
+      memcpy(to + i + j, &bits, 4);
+    }
+#endif
+  }
+}
+
 inline float to_float(bf16 x) {
   uint32_t bits = uint32_t{x} << 16;
   float f;
@@ -130,6 +151,15 @@ inline v16h round_bf16(v16f x) {
   v16u is_nan = (v16u)(x != x);
   return narrow(rounded | (is_nan & 0x7fc0u));
 #endif
+}
+
+// Every NaN as the one that rounded_to_bf16 keeps.
+inline v16f quiet(v16f x) { return x != x ? splat(__builtin_nanf("")) : x; }
+
+// The nearest bf16 as fp32. `x` is quiet.
+inline v16f rounded_to_bf16(v16f x) {
+  const v16u bits = (v16u)x;
+  return (v16f)((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 
 inline void store_bf16(bf16* to, v16f low, v16f high) {

@@ -9,15 +9,11 @@ namespace {
 
 using namespace headway;
 
-// One group of 32 inputs of a panel as bf16: [16 pairs][16 outputs][2].
-inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
-  constexpr int P = 32;  // numbers per pair of inputs
-  if (format == HW_BF16) {
-    memcpy(to, from, 1024);
-    return;
-  }
-  const v16f scale = from_fp16(from);
-  // Output n holds lanes 2n and 2n + 1.
+// Unpacks one quantized group of 32 inputs of a panel. `write(pair, low, high)` gets two inputs of
+// outputs 0 - 7 and of outputs 8 - 15: output n has lanes 2n and 2n + 1.
+template <typename Write>
+inline void unpack_group(const uint8_t* from, int format, const Write& write) {
+  const v16f scale = quiet(from_fp16(from));
   const v16f low =
       __builtin_shufflevector(scale, scale, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const v16f high = __builtin_shufflevector(scale, scale, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13,
@@ -26,12 +22,11 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
     for (int pair = 0; pair < 16; pair++) {
       const uint8_t* bytes = from + 32 + pair * 32;
       const v16i a = widen_i8(bytes), b = widen_i8(bytes + 16);
-      store_bf16(to + pair * P, __builtin_convertvector(a, v16f) * low,
-                 __builtin_convertvector(b, v16f) * high);
+      write(pair, __builtin_convertvector(a, v16f) * low, __builtin_convertvector(b, v16f) * high);
     }
     return;
   }
-  const v16f offset = from_fp16(from + 32);
+  const v16f offset = quiet(from_fp16(from + 32));
   const v16f low_offset =
       __builtin_shufflevector(offset, offset, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12,
@@ -41,10 +36,40 @@ inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
     v16u bits = load<v16u>(from + 64 + four * 64);
     for (int pair = four * 4; pair < four * 4 + 4; pair++) {
       const v16f a = low_nibble(bits), b = low_nibble(bits >> 4);
-      store_bf16(to + pair * P, a * low + low_offset, b * high + high_offset);
+      write(pair, a * low + low_offset, b * high + high_offset);
       bits >>= 8;
     }
   }
+}
+
+// One group of 32 inputs of a panel as bf16: [16 pairs][16 outputs][2].
+inline void dequantize_group(const uint8_t* from, int format, bf16* to) {
+  constexpr int P = 32;  // numbers per pair of inputs
+  if (format == HW_BF16) {
+    memcpy(to, from, 1024);
+    return;
+  }
+  unpack_group(from, format,
+               [to](int pair, v16f low, v16f high) { store_bf16(to + pair * P, low, high); });
+}
+
+// The same numbers as fp32: [32 inputs][16 outputs].
+inline void dequantize_group_fp32(const uint8_t* from, int format, float* to) {
+  if (format == HW_BF16) {
+    for (int pair = 0; pair < 16; pair++) {
+      const v16u pairs = load<v16u>(from + pair * 64);
+      store(to + pair * 32, even_of(pairs));
+      store(to + pair * 32 + 16, odd_of(pairs));
+    }
+    return;
+  }
+  unpack_group(from, format, [to](int pair, v16f low, v16f high) {
+    const v16f a = rounded_to_bf16(low), b = rounded_to_bf16(high);
+    store(to + pair * 32,
+          __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+    store(to + pair * 32 + 16,
+          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+  });
 }
 
 constexpr int64_t PREFETCH_BYTES = 8192;
@@ -65,6 +90,15 @@ inline const bf16* open_panel(const HwLinear& linear, int panel, int64_t from, i
     dequantize_group(data + g * step, linear.format, scratch + (g * GROUP - from) * TILE);
   }
   return scratch;
+}
+
+// Unpacks groups of a panel, and prefetches as many behind them for the next call.
+inline void open_groups(const uint8_t* from, int format, int64_t num_groups, float* to) {
+  const int64_t bytes = group_bytes(format);
+  for (int64_t g = 0; g < num_groups; g++) {
+    prefetch(from + (num_groups + g) * bytes, bytes);
+    dequantize_group_fp32(from + g * bytes, format, to + g * GROUP * TILE);
+  }
 }
 
 void embed(const HwLinear& table, int token_id, float* out) {
