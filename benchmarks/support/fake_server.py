@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import LedgerConfig, ServerConfig
+from headway.config import LedgerConfig, ServerConfig, SupervisionConfig
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import EngineStart
+from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError
 from headway.observe import Metrics, make_observers
 from headway.server import (
@@ -49,6 +50,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
     defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
     timeouts = Timeouts(**given.pop("timeouts", {}))
+    names = {field.name for field in fields(SupervisionConfig)}
+    supervision = SupervisionConfig(**{name: given.pop(name) for name in names & given.keys()})
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -57,7 +60,9 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         return 2
     command = [sys.executable, "-m", "benchmarks.support.fake_engine"]
     limits = RestartLimits(
-        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
+        supervision.max_engine_restarts,
+        supervision.engine_restart_window_s,
+        supervision.engine_hang_s,
     )
     tokenizer = Tokenizer.from_gguf(tokenizer_path)
 
@@ -69,7 +74,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
     async def make_parts() -> ServerParts:
-        engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
+        links = [Supervisor(launch, SystemClock(), limits)]
+        engine = AsyncEngine(links, tokenizer, SystemClock(), limits.hang_s)
         admission = AdmissionController(config, engine, SystemClock())
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         apps = create_apps(engine, admission, access, ("fake",), template, observers)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import Config, ServerConfig, weights_cache_dir
+from headway.config import Config, SupervisionConfig, weights_cache_dir
 from headway.core.events import Sink
 from headway.core.executor import BlockRecorder, Executor
 from headway.core.waiting.policies import make_queue
@@ -20,6 +20,7 @@ from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart, make_memory
+from headway.engine.supervise.supervisor import Supervisor
 from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.hardware import probe_hardware
 from headway.executors.source import locate
@@ -114,6 +115,8 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
         dtype=model.resolved.dtype,
         kv_cache_bytes=model.resolved.kv_cache_bytes,
         has_prefix_cache=config.cache.enable_prefix_caching,
+        kv_dtype=model.resolved.kv_dtype,
+        kernels=model.resolved.kernels,
     )
 
 
@@ -173,15 +176,13 @@ class EngineLauncher:
         return msgspec.json.encode(_as_before(self._config, before))
 
 
-def build_async(
-    tokenizer: Tokenizer, launcher: EngineLauncher, server: ServerConfig
-) -> AsyncEngine:
-    """Return an engine in its own process, which starts to load at once."""
+def supervise(launcher: EngineLauncher, config: SupervisionConfig) -> Supervisor:
+    """Return the supervisor of an engine process, which starts to load at once."""
     limits = RestartLimits(
-        server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
+        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
     )
-    launch_standby = launcher.launch_standby if server.standby else None
-    return AsyncEngine(launcher.launch, tokenizer, SystemClock(), limits, launch_standby)
+    launch_standby = launcher.launch_standby if config.standby else None
+    return Supervisor(launcher.launch, SystemClock(), limits, launch_standby)
 
 
 def _as_before(config: Config, before: EngineInfo | None) -> Config:
@@ -232,7 +233,9 @@ def run_server(
         except BaseException:
             await launcher.close()
             raise
-        engine = build_async(tokenizer, launcher, config.server)
+        links = [supervise(launcher, config.supervision)]
+        hang_s = config.supervision.engine_hang_s
+        engine = AsyncEngine(links, tokenizer, SystemClock(), hang_s)
         admission = AdmissionController(config.server, engine, SystemClock())
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         return ServerParts(engine, apps, admission, observers.stats)

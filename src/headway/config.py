@@ -154,7 +154,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The HTTP server: addresses, keys, limits and engine restarts."""
+    """The HTTP server: addresses, keys and limits."""
 
     host: str = setting(
         "127.0.0.1", "Address to listen on; the default accepts only connections from this machine."
@@ -209,6 +209,30 @@ class ServerConfig:
     slow_reader_timeout_s: float = setting(
         30.0, "Seconds without a read after which a client is disconnected."
     )
+    shutdown_timeout: float = setting(
+        30.0, "Seconds that running requests may take to finish after the first stop signal."
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
+            raise ConfigError(f"admin_port must be between 0 and 65535, got {self.admin_port}")
+        _check_at_least(self, 1, "max_body_bytes", "max_num_samples")
+        _check_at_least(self, 1, "max_output_tokens_per_request", "max_num_queued_reqs_per_key")
+        _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
+        _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
+        for name in ("log_interval_s", "slow_reader_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if any(not key for key in self.api_key):
+            raise ConfigError("api_key must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionConfig:
+    """How an engine process is watched and replaced."""
+
     standby: bool = setting(
         False,
         "Keep a second engine process that has loaded the weights and takes over when the engine "
@@ -225,25 +249,11 @@ class ServerConfig:
         "Least seconds without a finished step, and at least 20 mean steps, after which an engine "
         "with work counts as hung; time in which the engine computes counts a tenth.",
     )
-    shutdown_timeout: float = setting(
-        30.0, "Seconds that running requests may take to finish after the first stop signal."
-    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
-            raise ConfigError(f"admin_port must be between 0 and 65535, got {self.admin_port}")
-        _check_at_least(self, 1, "max_body_bytes", "max_num_samples")
-        _check_at_least(self, 1, "max_output_tokens_per_request", "max_num_queued_reqs_per_key")
-        _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
-        _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
         _check_at_least(self, 0, "max_engine_restarts", "engine_restart_window_s")
-        for name in ("log_interval_s", "slow_reader_timeout_s", "engine_hang_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if any(not key for key in self.api_key):
-            raise ConfigError("api_key must not be empty")
+        if not self.engine_hang_s > 0:
+            raise ConfigError(f"engine_hang_s must be positive, got {self.engine_hang_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +284,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
 

@@ -18,6 +18,7 @@ PANELS = {
     "model": "Model",
     "cache": "KV cache",
     "scheduler": "Scheduling",
+    "supervision": "Engine process",
     "server": "Server",
     "ledger": "Ledger",
 }

@@ -11,7 +11,7 @@ from headway.config import Config
 from headway.engine.supervise.start import EngineStart, make_memory
 
 
-@with_settings("model", "cache", "scheduler", "server", "ledger")
+@with_settings("model", "cache", "scheduler", "supervision", "server", "ledger")
 def serve(config: Config) -> None:
     """Serve a model over HTTP with the OpenAI API.
 

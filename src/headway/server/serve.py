@@ -152,9 +152,7 @@ class _ServerRun:
                     parts.stats.start(self._clock.now())
                     tasks += [
                         asyncio.create_task(self._load(parts.engine)),
-                        asyncio.create_task(
-                            _repeat(partial(self._refuse_expired, parts.admission))
-                        ),
+                        asyncio.create_task(_repeat(partial(self._refuse_expired, parts))),
                         asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,10 +206,11 @@ class _ServerRun:
         logger.info("ready on %s", _url(self._listeners.public))
         await asyncio.Event().wait()
 
-    async def _refuse_expired(self, admission: AdmissionController) -> None:
+    async def _refuse_expired(self, parts: ServerParts) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await admission.refuse_expired()
+            await parts.admission.refuse_expired()
+            await parts.engine.leave_engines()
 
     async def _log_stats(self, stats: StatsLog) -> None:
         while True:
