@@ -1,6 +1,7 @@
-"""The real server with the fake engine.
+"""The real server with the fake engine, or a frontend of engines on the network.
 
-Arguments: port, engine settings as JSON, server settings as JSON, tokenizer file.
+Arguments: port, engine settings as JSON, server settings as JSON, tokenizer file. Server settings
+with `engine` or `discover` make a frontend.
 """
 
 from __future__ import annotations
@@ -8,11 +9,21 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
+from headway.build import cluster_key, frontend_engine, link_parts
 from headway.clock import SystemClock
-from headway.config import LedgerConfig, ServerConfig, SupervisionConfig
+from headway.config import (
+    ClusterConfig,
+    Config,
+    FrontendConfig,
+    LedgerConfig,
+    ServerConfig,
+    SupervisionConfig,
+)
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
@@ -20,6 +31,7 @@ from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import EngineStart
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError
+from headway.fleet.discovery import EngineSet, parse_discovery
 from headway.observe import Metrics, make_observers
 from headway.server import (
     AdmissionController,
@@ -45,13 +57,22 @@ class Price:
     output: float = 4.0
 
 
+T = TypeVar("T")
+
+
+def take(given: dict[str, Any], section: type[T]) -> T:
+    """Remove the settings of a section from those given."""
+    names = {one.name for one in fields(section)}  # pyright: ignore
+    return msgspec.convert({name: given.pop(name) for name in names & given.keys()}, section)
+
+
 async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_path: str) -> int:
     given = msgspec.json.decode(server_settings)
     for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
     defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
     timeouts = Timeouts(**given.pop("timeouts", {}))
-    names = {field.name for field in fields(SupervisionConfig)}
-    supervision = SupervisionConfig(**{name: given.pop(name) for name in names & given.keys()})
+    supervision = take(given, SupervisionConfig)
+    frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -74,12 +95,20 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
     async def make_parts() -> ServerParts:
-        links = [Supervisor(launch, SystemClock(), limits)]
-        engine = AsyncEngine(links, tokenizer, SystemClock(), limits.hang_s)
+        background = None
+        if frontend.engine or frontend.discover is not None:
+            key = cluster_key(Config(cluster=cluster))
+            discovery = parse_discovery(frontend.engine, frontend.discover)
+            engines = EngineSet(discovery, link_parts(key, tokenizer))
+            engine = frontend_engine(frontend, tokenizer)
+            background = partial(engines.follow, engine)
+        else:
+            links = [Supervisor(launch, SystemClock(), limits)]
+            engine = AsyncEngine(links, tokenizer, SystemClock(), limits.hang_s)
         admission = AdmissionController(config, engine, SystemClock())
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         apps = create_apps(engine, admission, access, ("fake",), template, observers)
-        return ServerParts(engine, apps, admission, observers.stats)
+        return ServerParts(engine, apps, admission, observers.stats, background)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()

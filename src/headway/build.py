@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.clock import SystemClock
-from headway.config import Config, SupervisionConfig, weights_cache_dir
+from headway.config import Config, FrontendConfig, SupervisionConfig, weights_cache_dir
 from headway.core.events import Sink
 from headway.core.executor import BlockRecorder, Executor
 from headway.core.waiting.policies import make_queue
-from headway.engine.client.async_engine import AsyncEngine
+from headway.engine.client.async_engine import AsyncEngine, FailoverRules
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from headway.engine.offline import OfflineParts
     from headway.engine.process.loop import Progress
     from headway.executors.executor import ModelExecutor
+    from headway.fleet.cluster_key import ClusterKey
+    from headway.fleet.link import LinkParts
+    from headway.fleet.listener import EngineIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,27 +207,13 @@ def run_server(
     command: Sequence[str] = ENGINE_COMMAND,
     first: EngineStart | None = None,
 ) -> int:
-    """Serve until a signal; return the exit code."""
-    from headway.observe import Metrics, make_observers
-    from headway.server import (
-        AdmissionController,
-        Loading,
-        ServerParts,
-        create_apps,
-        listen,
-        run,
-        serve,
-    )
-
-    make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
-    listeners = listen(config.server)
-    names = config.server.served_model_name or (config.model.model,)
-    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
+    """Serve a model until a signal; return the exit code."""
+    from headway.server import Loading
 
     locating = Loading(partial(locate_model, config))
     reading: Loading[tuple[Tokenizer, ChatTemplate]] | None = None
 
-    async def make_parts() -> ServerParts:
+    async def make_engine() -> tuple[AsyncEngine, ChatTemplate]:
         nonlocal reading
         located = await locating.run()
         launcher = EngineLauncher(located, command, first)
@@ -235,20 +226,138 @@ def run_server(
             raise
         links = [supervise(launcher, config.supervision)]
         hang_s = config.supervision.engine_hang_s
-        engine = AsyncEngine(links, tokenizer, SystemClock(), hang_s)
-        admission = AdmissionController(config.server, engine, SystemClock())
-        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
-        return ServerParts(engine, apps, admission, observers.stats)
+        return AsyncEngine(links, tokenizer, SystemClock(), hang_s), chat_template
 
-    observers.ledger.price_of = listeners.access.tenants.directory.price_of
-    observers.ledger.start()
+    make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
     try:
-        exit_code = run(serve(make_parts, listeners))
+        exit_code = serve_api(config, make_engine)
     finally:
-        observers.ledger.close()
         if first is not None:
             first.close()
     for loading in (locating, reading):
         if loading is not None:
             loading.exit_if_running(exit_code)
     return exit_code
+
+
+def serve_api(
+    config: Config,
+    make_engine: Callable[[], Awaitable[tuple[AsyncEngine, ChatTemplate]]],
+    background: Callable[[AsyncEngine], Awaitable[None]] | None = None,
+) -> int:
+    """Serve the OpenAI API over an engine until a signal; return the exit code.
+
+    `background` runs beside the server, and starts again if it fails.
+    """
+    from headway.observe import Metrics, make_observers
+    from headway.server import AdmissionController, ServerParts, create_apps, listen, run, serve
+
+    listeners = listen(config.server)
+    names = config.server.served_model_name or (config.model.model,)
+    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
+
+    async def make_parts() -> ServerParts:
+        engine, chat_template = await make_engine()
+        admission = AdmissionController(config.server, engine, SystemClock())
+        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
+        work = None if background is None else partial(background, engine)
+        return ServerParts(engine, apps, admission, observers.stats, work)
+
+    observers.ledger.price_of = listeners.access.tenants.directory.price_of
+    observers.ledger.start()
+    try:
+        return run(serve(make_parts, listeners))
+    finally:
+        observers.ledger.close()
+
+
+def run_engine(
+    config: Config, command: Sequence[str] = ENGINE_COMMAND, first: EngineStart | None = None
+) -> int:
+    """Run an engine for frontends until a signal; return the exit code."""
+    from headway.fleet.endpoints import Endpoint
+    from headway.fleet.engine_host import host_engine
+    from headway.fleet.listener import EngineListener
+    from headway.server import run
+
+    endpoint, key = Endpoint.parse(config.listener.listen, "--listen"), cluster_key(config)
+    endpoint.check_key(key is not None, "--listen")
+    make_queue(config.scheduler.scheduling_policy)
+    located = locate_model(config)
+    launcher = EngineLauncher(located, command, first)
+
+    async def main() -> int:
+        launcher.begin()  # the engine loads while its files are read here
+        try:
+            identity = engine_identity(config.model.model, located)
+        except BaseException:
+            await launcher.close()
+            raise
+        supervisor = supervise(launcher, config.supervision)
+        return await host_engine(
+            supervisor, lambda one: EngineListener(endpoint, key, one, identity, SystemClock())
+        )
+
+    return run(main())
+
+
+def engine_identity(model: str, located: Config) -> EngineIdentity:
+    """Return what an engine of this model says about itself."""
+    from headway.executors.weights import open_checkpoint
+    from headway.fleet.listener import EngineIdentity
+    from headway.fleet.numerics import weights_digest
+
+    source = open_checkpoint(locate(located.model.model, located.model.revision)).source
+    folder = weights_cache_dir(located.model)
+    cache = None if folder is None else Path(folder)
+    weights = "" if source is None else weights_digest(source, cache)
+    return EngineIdentity(model, load_text(located)[0].digest(), weights)
+
+
+def run_frontend(config: Config) -> int:
+    """Serve the OpenAI API over engines on the network until a signal; return the exit code."""
+    from headway.fleet.discovery import EngineSet, parse_discovery
+    from headway.server import Loading
+
+    frontend, key = config.frontend, cluster_key(config)
+    discovery = parse_discovery(frontend.engine, frontend.discover)
+    locating = Loading(lambda: load_text(locate_model(config)))
+    engines: EngineSet | None = None
+
+    async def make_engine() -> tuple[AsyncEngine, ChatTemplate]:
+        nonlocal engines
+        tokenizer, chat_template = await locating.run()
+        engines = EngineSet(discovery, link_parts(key, tokenizer))
+        return frontend_engine(frontend, tokenizer), chat_template
+
+    async def follow(engine: AsyncEngine) -> None:
+        if engines is not None:
+            await engines.follow(engine)
+
+    exit_code = serve_api(config, make_engine, follow)
+    locating.exit_if_running(exit_code)
+    return exit_code
+
+
+def frontend_engine(config: FrontendConfig, tokenizer: Tokenizer) -> AsyncEngine:
+    """Return an engine without links; an EngineSet adds them."""
+    failover = FailoverRules(config.failover == "any", config.failover_s)
+    return AsyncEngine([], tokenizer, SystemClock(), failover=failover)
+
+
+def link_parts(key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:
+    """Return what all links of a frontend share."""
+    import zmq.asyncio
+
+    from headway.fleet.link import LinkParts
+
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    return LinkParts(zmq.asyncio.Context(), key, name, tokenizer.digest(), SystemClock())
+
+
+def cluster_key(config: Config) -> ClusterKey | None:
+    """Return the key of the cluster; None without one."""
+    from headway.fleet.cluster_key import ClusterKey
+
+    path = config.cluster.cluster_key_file
+    return None if path is None else ClusterKey.read(Path(path))

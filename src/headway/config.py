@@ -31,6 +31,7 @@ _SERVICE_PORT = re.compile(r"HEADWAY_(?:\w+_)?PORT=(?:tcp|udp|sctp)://.*")
 A setting may have the name that the second pattern matches, so that pattern also checks the value.
 """
 MODES = ("auto", "latency", "throughput", "fixed")
+FAILOVERS = ("identical", "any")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -275,6 +276,51 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What every process of a cluster has in common."""
+
+    cluster_key_file: str | None = setting(
+        None,
+        "File with the key of the cluster, written by `headway keys cluster`; without it, engines "
+        "and frontends talk on this machine only.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConfig:
+    """Where an engine waits for frontends."""
+
+    listen: str = setting(
+        "tcp://127.0.0.1:7600", "Address to wait for frontends on, as tcp://HOST:PORT."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """The engines of a frontend, and what happens when one is lost."""
+
+    engine: tuple[str, ...] = setting((), "Address of an engine, as tcp://HOST:PORT; repeatable.")
+    discover: str | None = setting(
+        None, "Where to find engines: dns:NAME:PORT, or file:PATH with one address per line."
+    )
+    failover: str = setting(
+        "identical",
+        "Where a request goes on when its engine is lost: identical (in engines that compute the "
+        "same tokens) or any (elsewhere too; its chunks then have another system_fingerprint).",
+    )
+    failover_s: float = setting(
+        30.0, "Seconds that a request may be without an engine before it fails."
+    )
+
+    def __post_init__(self) -> None:
+        if self.failover not in FAILOVERS:
+            raise ConfigError(
+                f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"
+            )
+        _check_at_least(self, 0, "failover_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections.
 
@@ -287,6 +333,9 @@ class Config:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    listener: ListenerConfig = field(default_factory=ListenerConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
 
 
 SECTIONS: dict[str, type[Any]] = {name: section for name, section in get_type_hints(Config).items()}

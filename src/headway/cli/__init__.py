@@ -5,7 +5,8 @@ In reading order:
     options.py   flags from the settings
     progress.py  progress bars
     ledger.py    opens the ledger for a command
-    serve.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py, tenants.py, cache.py
+    serve.py, engine.py, frontend.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py,
+    tenants.py, cache.py
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import typer
 from headway._version import __version__
 from headway.errors import HeadwayError
 
-COMMANDS = ("serve", "chat", "doctor", "explain", "usage")
+COMMANDS = ("serve", "engine", "frontend", "chat", "doctor", "explain", "usage")
 GROUPS = ("bench", "cache", "keys", "tenants")
 
 

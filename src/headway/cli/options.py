@@ -21,6 +21,9 @@ PANELS = {
     "supervision": "Engine process",
     "server": "Server",
     "ledger": "Ledger",
+    "cluster": "Cluster",
+    "listener": "Cluster",
+    "frontend": "Cluster",
 }
 
 

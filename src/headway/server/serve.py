@@ -73,6 +73,8 @@ class ServerParts:
     apps: Apps
     admission: AdmissionController
     stats: StatsLog
+    background: Callable[[], Awaitable[None]] | None = None
+    """Runs for as long as the server, and starts again if it fails."""
 
 
 MakeParts = Callable[[], Awaitable[ServerParts]]
@@ -155,6 +157,8 @@ class _ServerRun:
                         asyncio.create_task(_repeat(partial(self._refuse_expired, parts))),
                         asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
+                    if parts.background is not None:
+                        tasks.append(asyncio.create_task(_repeat(parts.background)))
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 # Before any await: the task must not start an engine now.
                 making.cancel()

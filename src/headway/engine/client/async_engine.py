@@ -77,6 +77,7 @@ class AsyncEngine:
         self._failover = failover or FailoverRules()
         self._replicas: list[EngineReplica] = []
         self._tasks: dict[EngineReplica, asyncio.Task[None]] = {}
+        self._is_started = False
         self._up = asyncio.Event()
         """Set when an engine has loaded."""
         self._progress: Progress | None = None
@@ -148,7 +149,7 @@ class AsyncEngine:
         link.restart_listeners.extend(self._restart_listeners)
         replica = EngineReplica(link, self, self._max_forecast_age_s)
         self._replicas.append(replica)
-        if self._tasks:
+        if self._is_started:
             self._tasks[replica] = asyncio.create_task(self._follow(replica))
 
     def retire_engine(self, name: str) -> None:
@@ -159,7 +160,7 @@ class AsyncEngine:
 
     async def start(self, progress: Progress | None = None) -> None:
         """Wait until an engine is up; raise EngineError if the only engine fails to load."""
-        self._progress = progress
+        self._progress, self._is_started = progress, True
         self._tasks = {one: asyncio.create_task(self._follow(one)) for one in self._replicas}
         up = asyncio.create_task(self._up.wait())
         try:
