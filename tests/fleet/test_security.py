@@ -6,8 +6,8 @@ import asyncio
 import random
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -43,21 +43,32 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
+class Connect:
+    """Makes sockets as a frontend has them, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+
+    def __call__(self, engine: RunningEngine, key: ClusterKey | None = None) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        if key is not None:
+            secure_frontend(dealer, key)
+        dealer.connect(engine.address)
+        self._sockets.append(dealer)
+        return dealer
+
+    def close(self) -> None:
+        for dealer in self._sockets:
+            dealer.close(linger=0)
+        self._context.term()
+
+
 @pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-def connect(
-    context: zmq.Context[Any], engine: RunningEngine, key: ClusterKey | None = None
-) -> zmq.Socket[bytes]:
-    dealer = context.socket(zmq.DEALER)
-    if key is not None:
-        secure_frontend(dealer, key)
-    dealer.connect(engine.address)
-    return dealer
+def connect() -> Iterator[Connect]:
+    connect = Connect()
+    yield connect
+    connect.close()
 
 
 def answers(dealer: zmq.Socket[bytes], timeout_s: float = 1.5) -> list[object]:
@@ -70,7 +81,7 @@ def answers(dealer: zmq.Socket[bytes], timeout_s: float = 1.5) -> list[object]:
 
 
 def test_a_process_without_the_key_gets_no_answer(
-    fleet: Fleet, context: zmq.Context[Any], key_file: Path
+    fleet: Fleet, connect: Connect, key_file: Path
 ) -> None:
     engine = fleet.start_engine({"cluster_key_file": str(key_file)}).wait_ready()
     key = ClusterKey.read(key_file)
@@ -80,15 +91,15 @@ def test_a_process_without_the_key_gets_no_answer(
         "the key of engines as its own": ClusterKey(key.engine, key.engine),
     }
     for name, wrong in intruders.items():
-        dealer = connect(context, engine, wrong)
+        dealer = connect(engine, wrong)
         dealer.send(HELLO)
         assert answers(dealer, 1.0) == [], name
-    half = connect(context, engine, ClusterKey(key.engine, ClusterKey.of("wrong" * 10).frontend))
+    half = connect(engine, ClusterKey(key.engine, ClusterKey.of("wrong" * 10).frontend))
     half.send(HELLO)
     assert answers(half, 1.0) == [], "it knows the public key of engines, and no more"
     with socket.create_connection(("127.0.0.1", int(engine.address.rpartition(":")[2]))) as raw:
         raw.sendall(random.Random(1).randbytes(100_000))
-    dealer = connect(context, engine, key)
+    dealer = connect(engine, key)
     dealer.send(HELLO)
     assert isinstance(answers(dealer, 2.0)[0], EngineUp)
     assert engine.log.count("is connected") == 1
@@ -117,7 +128,7 @@ def test_without_a_key_an_engine_listens_on_loopback_only(fleet: Fleet) -> None:
 
 
 async def test_mutated_frames_end_their_own_session_only(
-    fleet: Fleet, context: zmq.Context[Any], is_full: bool
+    fleet: Fleet, connect: Connect, is_full: bool
 ) -> None:
     """On loopback without a key, so that every frame reaches the decoder."""
     engine = fleet.start_engine(step_s=0.005, num_blocks=2048)
@@ -137,7 +148,7 @@ async def test_mutated_frames_end_their_own_session_only(
     draw, answered = random.Random(5), 0
     for number in range(num_frames):
         if number % 20 == 0:
-            dealer = connect(context, engine)
+            dealer = connect(engine)
             if number % 40 == 0:
                 dealer.send(HELLO)
         dealer.send(mutate(frames[number % 4], draw))
@@ -155,18 +166,18 @@ async def test_mutated_frames_end_their_own_session_only(
     assert answered < num_frames
 
 
-def test_another_version_is_refused_with_a_reason(fleet: Fleet, context: zmq.Context[Any]) -> None:
+def test_another_version_is_refused_with_a_reason(fleet: Fleet, connect: Connect) -> None:
     engine = fleet.start_engine().wait_ready()
-    dealer = connect(context, engine)
+    dealer = connect(engine)
     dealer.send(encode(Hello(PROTOCOL_VERSION + 1, "test")))
     (message,) = answers(dealer)
     assert isinstance(message, Closed) and "same release" in message.message
 
 
-def test_a_silent_frontend_loses_its_session(fleet: Fleet, context: zmq.Context[Any]) -> None:
+def test_a_silent_frontend_loses_its_session(fleet: Fleet, connect: Connect) -> None:
     """It keeps its connection, but its process does nothing: the engine frees its requests."""
     engine = fleet.start_engine(step_s=0.005).wait_ready()
-    dealer = connect(context, engine)
+    dealer = connect(engine)
     dealer.send(HELLO)
     up = decode_engine_message(dealer.recv())
     assert isinstance(up, EngineUp)

@@ -38,12 +38,9 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_MS = 5000
 MAX_TICK_S = 1.0
 """Most that one reading of the clock adds to a silence: this process itself may have been busy."""
-_HANDSHAKE_FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EVENTS = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 )
-_LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 
 
 class ConnectionLostError(HeadwayError):
@@ -54,7 +51,7 @@ class SessionClosedError(ConnectionLostError):
     """The engine has ended the session."""
 
 
-class Connection:
+class EngineConnection:
     """A socket to one engine, and the events of its connection."""
 
     def __init__(
@@ -70,6 +67,7 @@ class Connection:
         self._num_read_bytes = 0
         self._read_at = clock.now()
         self._silent_s = 0.0
+        self._was_connected = False
         self._problem = ""
         """Why there will be no further messages; empty while the connection stands."""
         self._socket = context.socket(zmq.DEALER)
@@ -84,7 +82,7 @@ class Connection:
         socket.sndhwm = 0  # bounded by the credit
         if key is not None:
             secure_frontend(socket, key)
-        self._monitor = socket.get_monitor_socket(_LOSSES | _HANDSHAKE_FAILURES)
+        self._monitor = socket.get_monitor_socket(_EVENTS)
         self._poller = zmq.asyncio.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -136,8 +134,13 @@ class Connection:
     async def _read_monitor(self) -> None:
         """Note that the connection is lost; messages that came before are still to be read."""
         event = await recv_monitor_message(self._monitor, zmq.NOBLOCK)
-        self._problem = "the connection is lost"
-        if event["event"] & _HANDSHAKE_FAILURES:
+        if event["event"] == zmq.EVENT_CONNECTED:
+            self._was_connected = True
+        elif not self._was_connected:
+            self._problem = "nobody listens there"
+        elif self._num_read_bytes:
+            self._problem = "the connection is lost"
+        else:
             self._problem = (
                 "the connection ended in the handshake; both sides need the same "
                 "--cluster-key-file, or none"

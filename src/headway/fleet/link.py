@@ -35,7 +35,7 @@ from headway.engine.process.messages import (
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 from headway.fleet.clocks import localize
 from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.connection import Connection, ConnectionLostError, SessionClosedError
+from headway.fleet.connection import ConnectionLostError, EngineConnection, SessionClosedError
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.live import LiveRequests
 from headway.fleet.wire import (
@@ -92,7 +92,7 @@ class NetworkLink:
         self.restart_listeners: list[RestartListener] = []
         self._endpoint = endpoint
         self._parts = parts
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self._epoch = 0
         self._live = LiveRequests(DEFAULT_CREDIT)
         self._backoff_s = MIN_BACKOFF_S
@@ -147,7 +147,7 @@ class NetworkLink:
         """Connect if there is no connection, and wait for EngineUp."""
         if self._connection is None:
             parts = self._parts
-            self._connection = Connection(
+            self._connection = EngineConnection(
                 parts.context, self._endpoint, parts.key, parts.name, parts.clock
             )
         while not self.is_up:

@@ -268,10 +268,14 @@ class EngineListener:
 
     async def _send_pulses(self) -> None:
         """Send a pulse to every frontend at intervals; end the sessions of silent ones."""
+        checked_at = self._clock.now()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             now = self._clock.now()
+            # Time in which this process itself was delayed is no silence: messages are unread.
+            late_s, checked_at = now - checked_at - HEARTBEAT_S, now
             for session in self._sessions:
+                session.heard_at += max(0.0, late_s)
                 if now - session.heard_at > MAX_SILENCE_S:
                     await self._close_session(session, "it is silent", tells=True)
                 else:
