@@ -81,21 +81,21 @@ def test_doctor_of_a_model(model_path: Path):
 
 
 @pytest.mark.model
-def test_chat_knows_the_capital_of_france(model_path: Path):
+def test_chat_knows_the_capital_of_japan(model_path: Path):
     result = headway(
-        "chat", str(model_path), "--prompt", "What is the capital of France?", "--max-tokens", "12"
+        "chat", str(model_path), "--prompt", "What is the capital of Japan?", "--max-tokens", "12"
     )
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert "Tokyo" in result.stdout
 
 
 @pytest.mark.model
 @pytest.mark.full
 def test_a_conversation_goes_on_until_the_end_of_input(model_path: Path):
-    said = "What is the capital of France?\n/reset\n"
+    said = "What is the capital of Japan?\n/reset\n"
     result = headway("chat", str(model_path), "--max-tokens", "12", input=said)
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert "Tokyo" in result.stdout
 
 
 @pytest.mark.model
