@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from headway.cli.app import SUMMARIES, make_app
 from headway.executors.cpu.packed_cache import CacheKey, Matrix, PackedCache, PackedMatrix
 from headway.executors.spec import spec_from_config
 from tests.conftest import ROOT
@@ -30,6 +33,24 @@ def headway(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 def test_version():
     assert headway("--version").stdout.startswith("headway 0.")
+
+
+def test_help_names_every_subcommand_with_its_own_summary():
+    shown = headway("--help").stdout
+    assert all(name in shown for name in SUMMARIES)
+    whole = get_command(make_app())
+    assert isinstance(whole, TyperGroup)
+    first_lines = {
+        name: " ".join((command.help or "").split("\n\n")[0].split())
+        for name, command in whole.commands.items()
+    }
+    assert first_lines == SUMMARIES
+
+
+def test_an_unknown_subcommand_is_refused():
+    result = headway("severe", "x.gguf")
+    assert result.returncode == 2
+    assert "No such command 'severe'" in result.stderr
 
 
 @pytest.mark.parametrize(
