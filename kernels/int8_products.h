@@ -25,7 +25,11 @@ struct alignas(64) ByteGroup {
 constexpr int64_t BYTE_CHUNK = 16;  // groups that are unpacked at a time
 static_assert(2 * BYTE_CHUNK * sizeof(ByteGroup) <= OPENED_BYTES);
 
+#if defined(__AVX512VNNI__)
 constexpr int MAX_INT8_ROWS = 6;  // 12 int32 and 12 fp32 sums of 16 outputs fit the registers
+#else
+constexpr int MAX_INT8_ROWS = 2;
+#endif
 
 // Quantizes a row for the weights of a format. A group that is not finite has a scale of NaN.
 void quantize_row(const bf16* from, int64_t width, int weight_format, Int8Group* to) {

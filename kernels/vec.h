@@ -185,6 +185,9 @@ inline v16f from_fp16(const void* from) {
 }
 
 // Adds to each sum the products of its four unsigned bytes with the four signed bytes of `values`.
+#if !defined(__AVX2__)
+__attribute__((noinline))  // 100 instructions for what is one with VNNI
+#endif
 inline v16i add_products(v16i sums, v16u bytes, int32_t values) {
 #if defined(__AVX512VNNI__)
   return (v16i)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)bytes, _mm512_set1_epi32(values));
