@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.clock import SystemClock
 from headway.config import Config, weights_cache_dir
 from headway.engine.process.messages import EngineInfo
+from headway.errors import ModelLoadError
 from headway.executors.source import ModelSource, locate, locate_here
 
 if TYPE_CHECKING:
@@ -47,8 +48,14 @@ def locate_model(config: Config) -> Config:
 
 
 def locate_model_here(config: Config) -> Config | None:
-    """Return the same at once if the model is given by its path, else None."""
-    source = locate_here(config.model.model)
+    """Return the same at once if the model is a file or folder here, else None.
+
+    `locate_model` reports a wrong path, after mistakes in other settings were reported.
+    """
+    try:
+        source = locate_here(config.model.model)
+    except ModelLoadError:
+        return None
     return None if source is None else _with_path(config, source)
 
 
