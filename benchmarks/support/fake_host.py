@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.build import supervise
+from headway.build_server import supervise
 from headway.clock import SystemClock
 from headway.config import SupervisionConfig
 from headway.engine.process.messages import EngineInfo

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.build import cluster_key, frontend_engine, link_parts
+from headway.build_fleet import cluster_key, frontend_engine, link_parts
 from headway.clock import SystemClock
 from headway.config import (
     ClusterConfig,

@@ -120,9 +120,10 @@ def test_the_numerics_class_is_that_of_content_and_kernels(tmp_path: Path) -> No
     others = [
         numerics(dtype="int8"),
         numerics(kv_dtype="int8"),
+        numerics(activation_dtype="int8"),
         numerics(kernels="amx"),
         numerics(weights="x"),
     ]
-    assert len({numerics(), *others}) == 5
+    assert len({numerics(), *others}) == 6
     # In plain torch tokens depend on the batch: no other engine is of the same class.
     assert numerics(kernels=None) != numerics(kernels=None)

@@ -13,16 +13,16 @@ from headway.engine.supervise.start import EngineStart, make_memory
 
 @with_settings("model", "cache", "scheduler", "supervision", "cluster", "listener")
 def engine(config: Config) -> None:
-    """Run an engine that waits for frontends; start those with `headway frontend`.
+    """Run an engine that waits for frontends.
 
-    An engine process that fails is replaced. Ctrl-C stops the engine: its requests go on in other
-    engines.
+    Start frontends with `headway frontend`. An engine process that fails is replaced. Ctrl-C stops
+    the engine: its requests go on in other engines.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # The engine process imports its modules while this process imports those below.
-    first = EngineStart(memory=make_memory(config))
+    first = EngineStart(memory=make_memory())
     try:
-        from headway.build import run_engine
+        from headway.build_fleet import run_engine
 
         code = run_engine(config, first=first)
     finally:

@@ -12,11 +12,12 @@ from headway.config import Config
 
 @with_settings("server", "ledger", "cluster", "frontend")
 def frontend(config: Config) -> None:
-    """Serve the OpenAI API over engines that `headway engine` runs, on this machine or others.
+    """Serve the OpenAI API over engines on the network.
 
-    MODEL is the model of the engines; only its tokenizer and chat template are read.
+    The engines run with `headway engine`, on this machine or others. MODEL is the model of the
+    engines; only its tokenizer and chat template are read.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    from headway.build import run_frontend
+    from headway.build_fleet import run_frontend
 
     raise typer.Exit(run_frontend(config))

@@ -1,9 +1,9 @@
 """The numerics class: engines of one class compute the same tokens for the same request.
 
 A class is a digest of all that decides which bits an engine computes: the weights, the data types
-of weights and KV cache, the compiled kernels and the instruction set in use, and the version of
-what chooses tokens. Only compiled kernels compute a row independently of its batch. An engine
-without them is in a class of its own.
+of weights, KV cache and activations, the compiled kernels and the instruction set in use, and the
+version of what chooses tokens. Only compiled kernels compute a row independently of its batch. An
+engine without them is in a class of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def numerics_class(info: EngineInfo, weights: str) -> str:
         weights,
         info.dtype,
         info.kv_dtype,
+        info.activation_dtype,
         info.kernels,
         str(info.capacity.block_size),
         _digest_of(LIBRARY),

@@ -47,6 +47,7 @@ class EngineInfo:
     """The resolved size; an engine that takes over gets the same."""
     has_prefix_cache: bool = True
     kv_dtype: str = "auto"
+    activation_dtype: str = "auto"
     kernels: str | None = None
     """Instruction set of the compiled kernels; None without them."""
     numerics: str = ""
