@@ -9,6 +9,7 @@ import random
 import sys
 
 import pytest
+import zmq
 
 from headway.core.events import Finished, Refused, Stepped, TokensEmitted
 from headway.core.request import FinishReason
@@ -65,6 +66,18 @@ async def test_the_end_of_a_process_is_noticed_at_once() -> None:
         process.kill()
         died = await asyncio.wait_for(waiting, 5.0)  # reading alone would wait for 10
         assert isinstance(died, EngineDeadError)
+    finally:
+        await process.stop()
+
+
+async def test_a_report_that_vanishes_is_not_waited_for() -> None:
+    """A socket may be readable and yet have no frame, if its sender has gone since."""
+    process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
+    try:
+        readable = asyncio.get_running_loop().create_future()
+        readable.set_result(zmq.POLLIN)
+        process._reports.poll = lambda *_: readable  # pyright: ignore
+        assert await asyncio.wait_for(process.receive(0.05), 5.0) is None
     finally:
         await process.stop()
 

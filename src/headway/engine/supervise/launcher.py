@@ -99,11 +99,15 @@ class EngineProcess:
         Raises EngineDeadError once the process has ended and all its reports were received.
         """
         await self._poller.poll(int(timeout_s * 1000))
-        # The last reports of a process that has ended may still be on their way.
         is_alive = self.is_alive
-        if await self._reports.poll(0 if is_alive else LAST_REPORTS_TIMEOUT_MS):
+        frame = await self._take_frame()
+        if frame is None and not is_alive:
+            # The last reports of a process that has ended may still be on their way.
+            await self._reports.poll(LAST_REPORTS_TIMEOUT_MS)
+            frame = await self._take_frame()
+        if frame is not None:
             try:
-                report = decode_report(await self._reports.recv())
+                report = decode_report(frame)
             except (msgspec.DecodeError, ValueError) as error:  # ValueError: text is not UTF-8
                 # Without this report the state of the engine is unknown.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
@@ -115,6 +119,16 @@ class EngineProcess:
                 f"the engine process ended with exit code {self._process.returncode}"
             )
         return None
+
+    async def _take_frame(self) -> bytes | None:
+        """Return the next frame; None if there is none.
+
+        Never waits: a readable socket has no frame if its sender has gone since.
+        """
+        try:
+            return await self._reports.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
     async def dump_stacks(self) -> None:
         """Have the process write the stacks of its threads; a stopped process cannot."""
