@@ -215,7 +215,8 @@ class _ServerRun:
         while True:
             await asyncio.sleep(SWEEP_S)
             await parts.admission.refuse_expired()
-            await parts.engine.leave_engines()
+            await parts.engine.fail_overdue()
+            await parts.engine.leave_retired()
 
     async def _log_stats(self, stats: StatsLog) -> None:
         while True:

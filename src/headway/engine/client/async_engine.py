@@ -196,15 +196,20 @@ class AsyncEngine:
                 await task
         await replica.link.stop()
 
-    async def leave_engines(self) -> None:
-        """Leave retired engines without requests; fail requests that wait too long for one."""
+    async def leave_retired(self) -> None:
+        """Leave the retired engines that have no requests."""
         for replica in list(self._replicas):
             if replica.is_retired and not replica.streams and not replica.suspects.is_under_way:
                 self._replicas.remove(replica)
                 await self._leave(replica)
+
+    async def fail_overdue(self) -> None:
+        """Fail the requests that have been without an engine for too long."""
         limit_s, now = self._failover.max_wait_s, self._clock.now()
-        for stream in list(self._streams.values()) if limit_s is not None else ():
-            if stream.lost_at is not None and now - stream.lost_at > (limit_s or 0.0):
+        if limit_s is None:
+            return
+        for stream in list(self._streams.values()):
+            if stream.lost_at is not None and now - stream.lost_at > limit_s:
                 message = f"no engine continued this request within {limit_s:.0f} s (failover_s)"
                 stream.fail(EngineDeadError(message))
                 await self.abort(stream, FinishReason.ERROR, message)
