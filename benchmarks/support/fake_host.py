@@ -50,7 +50,7 @@ async def main(address: str, settings: bytes, host_settings: bytes, tokenizer_pa
     identity = EngineIdentity("fake", Tokenizer.from_gguf(tokenizer_path).digest())
     launcher = FakeLauncher(settings)
     supervisor = supervise(launcher, SupervisionConfig(**given))  # pyright: ignore
-    endpoint = Endpoint.parse(address, "--listen")
+    endpoint = Endpoint.parse(address, "--listen", may_be_any=True)
     return await host_engine(
         supervisor, lambda one: EngineListener(endpoint, key, one, identity, SystemClock())
     )

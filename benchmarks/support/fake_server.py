@@ -99,7 +99,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         if frontend.engine or frontend.discover is not None:
             key = cluster_key(Config(cluster=cluster))
             discovery = parse_discovery(frontend.engine, frontend.discover)
-            engines = EngineSet(discovery, link_parts(key, tokenizer))
+            engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
             engine = frontend_engine(frontend, tokenizer)
             background = partial(engines.follow, engine)
         else:

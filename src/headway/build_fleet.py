@@ -26,6 +26,7 @@ from headway.fleet.link import LinkParts
 from headway.fleet.listener import EngineIdentity, EngineListener
 from headway.fleet.numerics import weights_digest
 from headway.server import run
+from headway.server.descriptors import raise_descriptor_limit
 from headway.text import ChatTemplate, Tokenizer
 
 
@@ -33,8 +34,10 @@ def run_engine(
     config: Config, command: Sequence[str] = ENGINE_COMMAND, first: EngineStart | None = None
 ) -> int:
     """Run an engine for frontends until a signal; return the exit code."""
-    endpoint, key = Endpoint.parse(config.listener.listen, "--listen"), cluster_key(config)
+    endpoint = Endpoint.parse(config.listener.listen, "--listen", may_be_any=True)
+    key = cluster_key(config)
     endpoint.check_key(key is not None, "--listen")
+    raise_descriptor_limit()  # each connection takes one
     make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
     located = locate_model(config)
     launcher = EngineLauncher(located, command, first)
@@ -71,7 +74,7 @@ def run_frontend(config: Config) -> int:
     async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:
         nonlocal engines
         tokenizer, chat_template = await load(lambda: load_text(locate_model(config)))
-        engines = EngineSet(discovery, link_parts(key, tokenizer))
+        engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
         return frontend_engine(frontend, tokenizer), chat_template
 
     async def follow(engine: AsyncEngine) -> None:
@@ -87,10 +90,17 @@ def frontend_engine(config: FrontendConfig, tokenizer: Tokenizer) -> AsyncEngine
     return AsyncEngine([], tokenizer, SystemClock(), failover=failover)
 
 
-def link_parts(key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:
+def link_parts(config: FrontendConfig, key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:
     """Return what all links of a frontend share."""
     name = f"{socket.gethostname()}:{os.getpid()}"
-    return LinkParts(zmq.asyncio.Context(), key, name, tokenizer.digest(), SystemClock())
+    return LinkParts(
+        zmq.asyncio.Context(),
+        key,
+        name,
+        tokenizer.digest(),
+        SystemClock(),
+        may_mix_weights=config.failover == "any",
+    )
 
 
 def cluster_key(config: Config) -> ClusterKey | None:

@@ -18,7 +18,7 @@ from headway.core.request import FinishReason
 from headway.core.terms import Targets, Terms
 from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
 from headway.errors import InvalidRequestError
-from headway.fleet.checks import check_id, check_request
+from headway.fleet.checks import check_engine, check_id, check_request
 from headway.fleet.clocks import MAX_AGE_S, age_of, localize
 from headway.fleet.sessions import Sessions
 from headway.fleet.wire import (
@@ -158,6 +158,32 @@ def test_a_mutated_frame_is_a_message_or_a_wire_error() -> None:
 def test_hostile_frames_are_wire_errors(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode_frontend_message(frame)
+
+
+def test_an_abort_of_too_many_samples_is_a_wire_error() -> None:
+    with pytest.raises(WireError):
+        decode_frontend_message(encode(Abort(1, ["0:a"] * 100_000)))
+
+
+def test_a_wire_error_is_one_short_line() -> None:
+    """It is written to the log of the other side."""
+    with pytest.raises(WireError) as caught:
+        decode_frontend_message(encode({"type": "x\nERROR forged" + "x" * 100_000}))
+    assert len(str(caught.value)) <= 200 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        replace(INFO, capacity=Capacity(64, 0, 128)),
+        replace(INFO, capacity=Capacity(-1, 16, 128)),
+        replace(INFO, max_num_seqs=0),
+        replace(INFO, vocab_size=2**60),
+    ],
+)
+def test_impossible_facts_of_an_engine_are_named(info: EngineInfo) -> None:
+    assert check_engine(INFO, Credit()) == ""
+    assert "impossible" in check_engine(info, Credit())
 
 
 def test_times_become_ages_within_bounds() -> None:

@@ -50,10 +50,20 @@ def test_a_prompt_that_ends_before_its_fork_ends_with_all_samples() -> None:
     live.end("a")
     assert not len(live)
     live.add(command("b", n=3))
-    live.fork("b#1")
+    live.fork(0, "b#1")
     live.end("b")
     assert live.is_live(0, "b#1")
     assert sorted(live.clear()) == ["0:b#1", "0:b#2"]
+    live.check()
+
+
+def test_a_fork_of_an_older_attempt_is_not_one_of_the_newer() -> None:
+    live = LiveRequests(Credit())
+    live.add(command("a", 0, n=3))
+    live.add(command("a", 1, n=3))
+    live.fork(0, "a#1")
+    live.end("a")
+    assert not len(live), "the newer attempt ended before its fork"
     live.check()
 
 

@@ -6,15 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
+import zmq.asyncio
 
+from headway.clock import SystemClock
 from headway.core.executor import Capacity
 from headway.engine.process.messages import EngineInfo
 from headway.errors import ConfigError
 from headway.executors.weights.source_files import SourceFiles
 from headway.fleet.cluster_key import ClusterKey, FrontendKeys, write_cluster_key
-from headway.fleet.discovery import DnsDiscovery, FileDiscovery, parse_discovery
+from headway.fleet.discovery import DnsDiscovery, EngineSet, FileDiscovery, parse_discovery
 from headway.fleet.endpoints import Endpoint
-from headway.fleet.numerics import numerics_class, weights_digest
+from headway.fleet.link import LinkParts, NetworkLink
+from headway.fleet.numerics import numerics_class, own_class, weights_digest
 
 SECRET = "0123456789abcdef" * 2
 
@@ -67,7 +70,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "10.0.0.1", "127.evil.example", "[::]", "host"])
 def test_everything_else_needs_a_key(host: str) -> None:
-    endpoint = Endpoint.parse(f"tcp://{host}:1", "--listen")
+    endpoint = Endpoint.parse(f"tcp://{host}:1", "--listen", may_be_any=True)
     endpoint.check_key(True, "--listen")
     with pytest.raises(ConfigError, match=r"--listen .* needs --cluster-key-file"):
         endpoint.check_key(False, "--listen")
@@ -79,6 +82,13 @@ def test_everything_else_needs_a_key(host: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--engine must be tcp://HOST:PORT"):
         Endpoint.parse(text, "--engine")
+
+
+@pytest.mark.parametrize("text", ["tcp://*:1", "tcp://127.0.0.1:0"])
+def test_an_address_that_nobody_can_connect_to_is_refused(text: str) -> None:
+    Endpoint.parse(text, "--listen", may_be_any=True)
+    with pytest.raises(ConfigError, match="--engine must name one host and port"):
+        parse_discovery((text,), None)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,36 @@ async def test_engines_of_a_file_and_of_a_name(tmp_path: Path) -> None:
     assert "tcp://127.0.0.1:7600" in {one.address for one in await discovery.find()}
 
 
+async def test_a_source_that_names_no_engine_changes_nothing(tmp_path: Path) -> None:
+    """A file that is written anew is empty for a moment."""
+    path = tmp_path / "engines"
+    path.write_text("tcp://127.0.0.1:1\n")
+    engine = Engines()
+    context = zmq.asyncio.Context()
+    parts = LinkParts(context, None, "test", "", SystemClock())
+    engines = EngineSet(FileDiscovery(path), parts)
+    for content in ("tcp://127.0.0.1:1\n", "", "tcp://127.0.0.1:2\n"):
+        path.write_text(content)
+        await engines.update(engine)  # pyright: ignore
+    assert engine.added == ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+    assert engine.retired == ["tcp://127.0.0.1:1"]
+    context.term()
+
+
+class Engines:
+    """Records what an EngineSet does."""
+
+    def __init__(self) -> None:
+        self.added: list[str] = []
+        self.retired: list[str] = []
+
+    def add_engine(self, link: NetworkLink) -> None:
+        self.added.append(link.name)
+
+    def retire_engine(self, name: str) -> None:
+        self.retired.append(name)
+
+
 def test_the_numerics_class_is_that_of_content_and_kernels(tmp_path: Path) -> None:
     def digest(name: str, content: bytes) -> str:
         path = tmp_path / name
@@ -110,6 +150,10 @@ def test_the_numerics_class_is_that_of_content_and_kernels(tmp_path: Path) -> No
     assert digest("copy", b"weights") == weights
     assert digest("b", b"Weights") != weights
     assert digest("a", b"other") != weights, "the kept digest is that of the file as it was"
+    for kept in (tmp_path / "cache").iterdir():
+        assert kept.suffix == ".sha256", "no part of a digest is left"
+        kept.write_text("abc")  # as if another engine was about to write it
+    assert digest("copy", b"weights") == weights
 
     def numerics(weights: str = weights, **facts: str | None) -> str:
         known = {"dtype": "int4", "kv_dtype": "bf16", "kernels": "avx512"}
@@ -126,4 +170,4 @@ def test_the_numerics_class_is_that_of_content_and_kernels(tmp_path: Path) -> No
     ]
     assert len({numerics(), *others}) == 6
     # In plain torch tokens depend on the batch: no other engine is of the same class.
-    assert numerics(kernels=None) != numerics(kernels=None)
+    assert numerics(kernels=None) == "" and own_class() != own_class()

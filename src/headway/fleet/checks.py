@@ -1,7 +1,7 @@
-"""Checks every request that a frontend sends, so that none can harm the engine.
+"""Checks what one side says before the other side relies on it.
 
 A frontend has checked its requests already. But a frontend may be of another release, broken or
-taken over, and its requests must not end those of others.
+taken over, and its requests must not end those of others. The same holds for the facts of engines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headway.core.terms import Terms
 from headway.engine.client.inputs import check_prompt, check_token_ids
 from headway.engine.process.messages import AddRequest, EngineInfo
 from headway.errors import InvalidRequestError
+from headway.fleet.wire import Credit
 
 MAX_NAME_CHARS = 256
 MAX_WEIGHT = 1e6
@@ -37,6 +38,22 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")
     _check_sample(command)
     _check_terms(command.terms)
+
+
+def check_engine(info: EngineInfo, credit: Credit) -> str:
+    """Return what is wrong with the facts of an engine; empty if they can be used."""
+    capacity = info.capacity
+    facts = {
+        "num_blocks": capacity.num_blocks,
+        "block_size": capacity.block_size,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": info.max_num_seqs,
+        "vocab_size": info.vocab_size,
+        "credit.num_requests": credit.num_requests,
+        "credit.num_tokens": credit.num_tokens,
+    }
+    wrong = [f"{name} {number}" for name, number in facts.items() if not 0 < number < _MAX_INT]
+    return f"its facts are impossible: {', '.join(wrong)}" if wrong else ""
 
 
 def check_id(name: str) -> None:

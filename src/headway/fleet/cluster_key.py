@@ -22,6 +22,7 @@ from headway.errors import ConfigError
 
 MIN_SECRET_CHARS = 32
 MAX_FILE_BYTES = 4096
+ZAP_DOMAIN = b"headway"
 _FILE_MODE = 0o600
 
 
@@ -84,6 +85,8 @@ def write_cluster_key(path: Path) -> None:
 def secure_engine(socket: zmq.Socket[Any], key: ClusterKey) -> None:
     """Have a socket of an engine encrypt, and prove that it has the key."""
     socket.curve_server = True
+    # Without an authenticator that answers, nobody is let in.
+    socket.zap_domain, socket.zap_enforce_domain = ZAP_DOMAIN, True
     socket.curve_publickey, socket.curve_secretkey = key.engine.public, key.engine.secret
 
 

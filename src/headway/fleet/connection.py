@@ -62,7 +62,10 @@ class EngineConnection:
         name: str,
         clock: Clock,
     ) -> None:
-        """Connect in the background, and say hello."""
+        """Connect in the background, and say hello.
+
+        Raises ConnectionLostError if there can be no connection, as without a free descriptor.
+        """
         self._clock = clock
         self._num_read_bytes = 0
         self._read_at = clock.now()
@@ -70,8 +73,10 @@ class EngineConnection:
         self._was_connected = False
         self._problem = ""
         """Why there will be no further messages; empty while the connection stands."""
-        self._socket = context.socket(zmq.DEALER)
-        socket = self._socket
+        try:
+            self._socket = socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise ConnectionLostError(f"there is no socket: {error.strerror}") from error
         socket.linger = 0
         socket.ipv6 = endpoint.is_ipv6
         socket.reconnect_ivl = -1
@@ -82,11 +87,18 @@ class EngineConnection:
         socket.sndhwm = 0  # bounded by the credit
         if key is not None:
             secure_frontend(socket, key)
-        self._monitor = socket.get_monitor_socket(_EVENTS)
+        monitor: zmq.asyncio.Socket | None = None
+        try:
+            self._monitor = monitor = socket.get_monitor_socket(_EVENTS)
+            socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            if monitor is not None:
+                monitor.close(linger=0)
+            socket.close(linger=0)
+            raise ConnectionLostError(f"it cannot be connected to: {error.strerror}") from error
         self._poller = zmq.asyncio.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        socket.connect(endpoint.address)
         self._hello = Hello(PROTOCOL_VERSION, name)
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 

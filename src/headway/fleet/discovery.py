@@ -1,6 +1,6 @@
 """Which engines there are: a fixed list, a file, or a name in DNS.
 
-A source that cannot be read changes nothing: the engines known so far stay.
+A source that cannot be read or names none changes nothing: the engines known so far stay.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class EngineSet:
         """Add links to new engines, and retire those that are no longer named."""
         try:
             found = await self._discovery.find()
+            if not found:  # as while a file is written anew
+                raise ConfigError("no engine is named")
             if len(found) > MAX_ENGINES:
                 raise ConfigError(f"{len(found)} engines are named, {MAX_ENGINES} at most")
             for endpoint in found:

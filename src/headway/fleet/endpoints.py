@@ -20,11 +20,16 @@ class Endpoint:
     port: int
 
     @classmethod
-    def parse(cls, text: str, setting: str) -> Endpoint:
-        """Return the endpoint of `tcp://HOST:PORT`; raise ConfigError that names the setting."""
+    def parse(cls, text: str, setting: str, may_be_any: bool = False) -> Endpoint:
+        """Return the endpoint of `tcp://HOST:PORT`; raise ConfigError that names the setting.
+
+        `may_be_any` allows what one can listen on but not connect to: every address, any port.
+        """
         match = _ENDPOINT.fullmatch(text)
         if match is None or int(match[2]) > MAX_PORT:
             raise ConfigError(f"{setting} must be tcp://HOST:PORT, got {text[:200]!r}")
+        if not may_be_any and (match[1] == "*" or int(match[2]) == 0):
+            raise ConfigError(f"{setting} must name one host and port, got {text[:200]!r}")
         return cls(match[1], int(match[2]))
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from headway.engine.process.messages import (
     EventBatch,
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
+from headway.fleet.checks import check_engine
 from headway.fleet.clocks import localize
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.connection import ConnectionLostError, EngineConnection, SessionClosedError
@@ -69,6 +70,10 @@ class LinkParts:
     tokenizer: str
     """Digest of the frontend's tokenizer."""
     clock: Clock
+    may_mix_weights: bool = False
+    """Whether engines may have different weights."""
+    weights: dict[NetworkLink, str] = field(default_factory=dict["NetworkLink", str])
+    """Digest of the weights of every engine that is connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +161,14 @@ class NetworkLink:
                 self._accept(message)
 
     def _accept(self, message: EngineUp) -> None:
-        problem = ""
-        if message.version != PROTOCOL_VERSION:
-            problem = f"it speaks version {message.version} of the protocol"
-        elif message.tokenizer != self._parts.tokenizer:
-            problem = (
-                f"its model {message.model[:200]} has another tokenizer; start the frontend with "
-                "the model of its engines"
-            )
+        problem = self._problem_with(message)
         if problem:
+            # What was there before is no longer there, so nothing may be planned with it.
+            self.info = None
             raise ConnectionLostError(problem)
         self.info, self._epoch = message.info, message.epoch
+        if message.weights:
+            self._parts.weights[self] = message.weights
         self._live = LiveRequests(message.credit)
         self.is_up = self.is_connected = True
         self._backoff_s, self._last_problem = MIN_BACKOFF_S, ""
@@ -176,6 +178,27 @@ class NetworkLink:
             message.model[:200],
             message.info.numerics,
         )
+
+    def _problem_with(self, message: EngineUp) -> str:
+        """Return why this frontend must not use an engine; empty if it may."""
+        if message.version != PROTOCOL_VERSION:
+            return (
+                f"it speaks version {message.version} of the protocol, the frontend version "
+                f"{PROTOCOL_VERSION}; run the same release of Headway on both"
+            )
+        if message.tokenizer != self._parts.tokenizer:
+            return (
+                f"its model {message.model[:200]} has another tokenizer; start the frontend with "
+                "the model of its engines"
+            )
+        weights = {one for link, one in self._parts.weights.items() if link is not self}
+        is_known = not weights or not message.weights or message.weights in weights
+        if not is_known and not self._parts.may_mix_weights:
+            return (
+                f"its model {message.model[:200]} has other weights than the engines in use; give "
+                "it frontends of its own, or allow both with --failover any"
+            )
+        return check_engine(message.info, message.credit)
 
     async def _retry(self, error: ConnectionLostError) -> None:
         """Disconnect, and wait a while before the next attempt."""
@@ -189,6 +212,7 @@ class NetworkLink:
 
     async def _disconnect(self) -> None:
         self.is_up = self.is_connected = False
+        self._parts.weights.pop(self, None)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -236,7 +260,7 @@ class NetworkLink:
     def _own(self, batch: EventBatch) -> EventBatch:
         """Return the events of live attempts, with the ids of samples."""
         for fork in batch.forked:
-            self._live.fork(split_wire_id(fork.request_id)[1])
+            self._live.fork(*split_wire_id(fork.request_id))
         own = EventBatch(idled=batch.idled, stepped=batch.stepped)
         for event in batch.tokens:
             if name := self._name(event.request_id):

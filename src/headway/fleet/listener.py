@@ -19,14 +19,14 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from headway.clock import Clock
 from headway.core.events import Refused
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AbortRequests, EventBatch
+from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError, EngineError, InvalidRequestError
 from headway.fleet.checks import check_id, check_request
 from headway.fleet.clocks import age_of
-from headway.fleet.cluster_key import ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
 from headway.fleet.endpoints import Endpoint
-from headway.fleet.numerics import numerics_class
+from headway.fleet.numerics import numerics_class, own_class
 from headway.fleet.sessions import Session, Sessions
 from headway.fleet.wire import (
     DEFAULT_CREDIT,
@@ -59,6 +59,10 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 5000
 MAX_NAME_CHARS = 100
+MAX_QUEUED_MESSAGES = 16_384
+"""Messages to one frontend that wait for its connection."""
+MAX_UNREAD_MESSAGES = 64
+"""Messages of one frontend that wait for this process; the rest waits in the connection."""
 HARD_CREDIT = 2
 """What a frontend may have in the engine at most, as a multiple of its credit."""
 
@@ -97,14 +101,16 @@ class EngineListener:
         )
         self._epoch = 0
         self._is_up = False
+        self._info: EngineInfo | None = None
+        """Facts of the engine process, with its numerics class."""
+        self._own_class = own_class()
         self._error: EngineError | None = None
-        self.has_given_up = asyncio.Event()
         self._context = zmq.asyncio.Context()
         self._authenticator: AsyncioAuthenticator | None = None
         if key is not None:
             self._authenticator = AsyncioAuthenticator(self._context)
             self._authenticator.start()
-            self._authenticator.configure_curve_callback("*", FrontendKeys(key))
+            self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
         self._socket = self._bind(endpoint, key)
 
     def _bind(self, endpoint: Endpoint, key: ClusterKey | None) -> zmq.asyncio.Socket:
@@ -116,7 +122,8 @@ class EngineListener:
         socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
         socket.heartbeat_timeout = SOCKET_SILENCE_MS
-        socket.sndhwm = 0  # bounded by bytes, see MAX_UNREAD_BYTES
+        socket.sndhwm = MAX_QUEUED_MESSAGES  # bytes are bounded by MAX_UNREAD_BYTES
+        socket.rcvhwm = MAX_UNREAD_MESSAGES
         if key is not None:
             secure_engine(socket, key)
         try:
@@ -161,6 +168,8 @@ class EngineListener:
     async def _receive(self, frames: list[bytes]) -> None:
         """Handle one message; one that cannot be handled ends its session, and nothing else."""
         session = self._sessions.find(frames[0])
+        if self._sessions.has_ended(frames[0]):
+            return
         try:
             if len(frames) != 2:
                 raise WireError(f"{len(frames)} frames")
@@ -178,7 +187,9 @@ class EngineListener:
             else:
                 raise WireError("a second Hello")
         except WireError as error:
-            if session is not None:
+            if session is None:
+                self._sessions.end(frames[0])
+            else:
                 logger.warning("%s sent what is no message: %s", session.frontend, error)
                 await self._close_session(session, "a message is not part of the protocol")
         except Exception:
@@ -198,6 +209,7 @@ class EngineListener:
             refusal = f"the engine has {len(self._sessions)} frontends, as many as it takes"
         if refusal:
             logger.warning("frontend %s is refused: %s", name, refusal)
+            self._sessions.end(identity)
             await self._send_to(identity, Closed(refusal))
             return
         session = self._sessions.open(identity, name, self._clock.now())
@@ -215,7 +227,7 @@ class EngineListener:
             await self._supervisor.send(AbortRequests(ids, FinishReason.ABORT))
 
     async def _add(self, session: Session, message: Add) -> None:
-        info = self._supervisor.info
+        info = self._info
         if message.epoch != self._epoch or info is None or not self._is_up:
             return  # the frontend has yet to hear that this engine process is gone
         command, now = message.request, self._clock.now()
@@ -300,17 +312,17 @@ class EngineListener:
         return len(frame)
 
     def _engine_up(self) -> EngineUp:
-        info = self._supervisor.info
+        info, identity = self._info, self._identity
         if info is None:
             raise RuntimeError("an engine without facts is not up")
-        identity = self._identity
         return EngineUp(
             PROTOCOL_VERSION,
             identity.model,
             identity.tokenizer,
             self._epoch,
-            replace(info, numerics=info.numerics or numerics_class(info, identity.weights)),
+            info,
             identity.credit,
+            identity.weights,
         )
 
     # ------------------------------------------------- calls from the supervisor
@@ -319,6 +331,11 @@ class EngineListener:
         return self._sessions.num_requests > 0
 
     async def on_engine_up(self) -> None:
+        info = self._supervisor.info
+        if info is None:
+            raise RuntimeError("an engine without facts is not up")
+        numerics = info.numerics or numerics_class(info, self._identity.weights)
+        self._info = replace(info, numerics=numerics or self._own_class)
         self._epoch += 1
         self._is_up = True
         for session in self._sessions:
@@ -340,4 +357,3 @@ class EngineListener:
 
     def on_give_up(self, error: EngineError) -> None:
         self._error = error
-        self.has_given_up.set()

@@ -73,10 +73,10 @@ class LiveRequests:
         """Return whether this attempt of a sample is live."""
         return self.attempt_of(name) == attempt
 
-    def fork(self, name: str) -> None:
-        """Record that the prompt of a sample has forked."""
+    def fork(self, number: int, name: str) -> None:
+        """Record that the prompt of a sample has forked, in this attempt."""
         attempt = self._attempts.get(_request_of(name))
-        if attempt is not None:
+        if attempt is not None and attempt.number == number:
             attempt.has_forked = True
 
     def end(self, name: str) -> None:

@@ -9,6 +9,8 @@ engine without them is in a class of its own.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import secrets
 from pathlib import Path
 
@@ -19,12 +21,18 @@ from headway.executors.weights.source_files import SourceFiles
 
 _CHUNK_BYTES = 1024**2
 _NUM_DIGITS = 32
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def own_class() -> str:
+    """Return a class that no other engine is in."""
+    return f"own-{secrets.token_hex(8)}"
 
 
 def numerics_class(info: EngineInfo, weights: str) -> str:
-    """Return the class of an engine; a class of its own if tokens depend on the batch."""
+    """Return the class of an engine; empty if its tokens depend on the batch."""
     if info.kernels is None or not weights:
-        return f"own-{secrets.token_hex(8)}"
+        return ""
     facts = (
         weights,
         info.dtype,
@@ -46,15 +54,18 @@ def weights_digest(source: SourceFiles, cache: Path | None) -> str:
     """
     kept = None if cache is None else cache / f"{source.digest}.sha256"
     try:
-        if kept is not None:
-            return kept.read_text("ascii")
-    except OSError:
+        if kept is not None and _DIGEST.fullmatch(found := kept.read_text("ascii")):
+            return found
+    except (OSError, UnicodeDecodeError):
         pass
     digest = hashlib.sha256("".join(_digest_of(path) for path in source.files).encode())
     try:
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(digest.hexdigest(), "ascii")
+            # Another engine may start at the same time: it must not read half a digest.
+            part = kept.with_suffix(f".{os.getpid()}.new")
+            part.write_text(digest.hexdigest(), "ascii")
+            part.replace(kept)
     except OSError:
         pass  # it is computed again next time
     return digest.hexdigest()

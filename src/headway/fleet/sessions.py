@@ -23,6 +23,8 @@ from headway.fleet.live import LiveRequests
 from headway.fleet.wire import Credit, split_wire_id
 
 MAX_SESSIONS = 64
+MAX_ENDED = 1024
+"""Connections without a session that are remembered."""
 
 Named = TypeVar("Named", Arrived, Refused, Admitted, Finished)
 
@@ -55,6 +57,8 @@ class Sessions:
         self._credit = credit
         self._by_identity: dict[bytes, Session] = {}
         self._by_number: dict[int, Session] = {}
+        self._ended: dict[bytes, None] = {}
+        """Connections whose session has ended or was refused, the oldest first."""
         self._num_opened = 0
 
     def __len__(self) -> int:
@@ -74,6 +78,19 @@ class Sessions:
     def find(self, identity: bytes) -> Session | None:
         return self._by_identity.get(identity)
 
+    def has_ended(self, identity: bytes) -> bool:
+        """Return whether a connection had its session, or was refused one."""
+        return identity in self._ended
+
+    def end(self, identity: bytes) -> None:
+        """Have a connection get no session from now on.
+
+        What it has not read is still queued, so a session after another would be without bound.
+        """
+        self._ended[identity] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
     def open(self, identity: bytes, frontend: str, now: float) -> Session:
         """Open a session for a connection."""
         self._num_opened += 1
@@ -84,6 +101,7 @@ class Sessions:
 
     def close(self, session: Session) -> list[str]:
         """Close a session; return the engine ids of its live samples."""
+        self.end(session.identity)
         self._by_identity.pop(session.identity, None)
         self._by_number.pop(session.number, None)
         return [session.engine_id(name) for name in session.live.clear()]
@@ -105,7 +123,7 @@ class Sessions:
         for fork in batch.forked:
             session, name = self._locate(fork.request_id)
             if session is not None:
-                session.live.fork(split_wire_id(name)[1])
+                session.live.fork(*split_wire_id(name))
                 parent_id = self._locate(fork.parent_id)[1]
                 parts[session].forked.append(Forked(name, fork.at, parent_id))
         for preempted in batch.preempted:

@@ -9,7 +9,7 @@ receiver can turn them into ages.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -17,7 +17,9 @@ from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
 
 PROTOCOL_VERSION = 1
+MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
+MAX_ABORTED_IDS = 65_536
 MAX_REPORT_BYTES = 64 * 1024**2
 MAX_UNREAD_BYTES = 64 * 1024**2
 """Reports that an engine sends without hearing that the frontend has read them."""
@@ -28,6 +30,7 @@ MAX_SILENCE_S = 5.0
 SOCKET_SILENCE_MS = 2000
 """The same for the heartbeats of the sockets, which a busy process does not delay."""
 
+_MAX_ERROR_CHARS = 200
 T = TypeVar("T")
 
 
@@ -66,7 +69,7 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     """End samples, by wire id."""
 
     epoch: int
-    ids: list[str]
+    ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ABORTED_IDS)]
     reason: FinishReason = FinishReason.ABORT
 
 
@@ -87,6 +90,8 @@ class EngineUp(msgspec.Struct, tag="up", frozen=True):
     """Number of the engine process."""
     info: EngineInfo
     credit: Credit = DEFAULT_CREDIT
+    weights: str = ""
+    """Digest of the weights; empty if unknown."""
 
 
 class EngineDown(msgspec.Struct, tag="down", frozen=True):
@@ -126,6 +131,8 @@ _hello = msgspec.msgpack.Decoder(Hello)
 
 def decode_hello(frame: bytes) -> Hello:
     """Return the first message of a frontend; raise WireError if it is not one."""
+    if len(frame) > MAX_HELLO_BYTES:
+        raise WireError(f"a Hello of {len(frame)} bytes")
     return _decode(_hello, frame)
 
 
@@ -144,7 +151,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
         return decoder.decode(frame)
     # ValueError: text is not UTF-8. RecursionError: an unknown field of great depth.
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise WireError(str(error)) from error
+        # The text may repeat a value of the message, which is for the log of the other side.
+        raise WireError(ascii(str(error))[:_MAX_ERROR_CHARS]) from error
 
 
 def wire_id(attempt: int, sample_id: str) -> str:
