@@ -504,7 +504,9 @@ class AsyncEngine:
             replica.aborting.update(ends)
             await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
         await self._end_broken()
-        await self._resume_sending()
+        # With each report, all requests that wait would be looked at: only if there is room now.
+        if report.finished or any(one.suspects.is_under_way for one in self._replicas):
+            await self._resume_sending()
 
     def _estimate(self, update: Callable[[], None]) -> None:
         """Run an update of the forecast; an exception in it must not end a request."""
