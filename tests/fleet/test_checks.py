@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.faults.mutated_frames import mutate
 from headway.clock import SystemClock
 from headway.core.events import Finished, Forked, Stepped, TokensEmitted
 from headway.core.executor import Capacity
@@ -119,21 +120,6 @@ MESSAGES = [
     encode(EngineUp(1, "m", "t", 1, INFO)),
     encode(Reported(1.0, EventBatch(tokens=[TokensEmitted("0:a", (1,), None)]))),
 ]
-
-
-def mutate(frame: bytes, draw: random.Random) -> bytes:
-    """Change bits, cut, repeat or insert bytes."""
-    kind, at = draw.randrange(5), draw.randrange(len(frame))
-    if kind == 0:
-        return frame[:at]
-    if kind == 1:
-        return frame[:at] + draw.randbytes(draw.randrange(1, 9)) + frame[at:]
-    if kind == 2:
-        return frame[:at] + frame[at // 2 :]
-    changed = bytearray(frame)
-    for _ in range(draw.randrange(1, 6)):
-        changed[draw.randrange(len(changed))] = draw.randrange(256)
-    return bytes(changed)
 
 
 def test_a_mutated_frame_is_a_message_or_a_wire_error() -> None:

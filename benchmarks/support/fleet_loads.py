@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,11 +13,12 @@ from benchmarks.support.history import History, problems, record
 from benchmarks.support.servers import RunningServer
 
 NUM_STREAMS = 32
+NUM_KINDS = 8
 RUNNING = "vllm:num_requests_running"
 
 
-def bodies(max_tokens: int = 250) -> list[dict[str, Any]]:
-    """32 streams: one to three samples, stop strings, log-probabilities."""
+def bodies(max_tokens: int = 250, num_streams: int = NUM_STREAMS) -> list[dict[str, Any]]:
+    """Streams of eight kinds: one to three samples, stop strings, log-probabilities."""
     kinds: list[dict[str, Any]] = [
         {},
         {"n": 2},
@@ -30,7 +32,7 @@ def bodies(max_tokens: int = 250) -> list[dict[str, Any]]:
     common = {"max_tokens": max_tokens}
     return [
         {"prompt": f"prompt {number} {'x' * (number % 5)}", "seed": number, **common, **kind}
-        for number, kind in enumerate(kinds * (NUM_STREAMS // len(kinds)))
+        for number, kind in enumerate(kinds * (num_streams // NUM_KINDS))
     ]
 
 
@@ -86,13 +88,33 @@ def check(histories: Sequence[History], references: Sequence[History]) -> None:
     assert not wrong, wrong
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What a frontend has counted since its start."""
+
+    num_samples: float = 0
+    num_tokens: float = 0
+
+
+NONE = Counts()
+
+
+async def read_counts(server: RunningServer) -> Counts:
+    """Return the counts once nothing runs."""
+    await asyncio.to_thread(server.wait_for, RUNNING, 0, 30.0)
+    await asyncio.to_thread(server.wait_for, "headway_kv_blocks_used", 0, 30.0)
+    return Counts(
+        await asyncio.to_thread(server.metric, "vllm:request_success_total"),
+        await asyncio.to_thread(server.metric, "vllm:generation_tokens_total"),
+    )
+
+
 async def check_counts(
-    server: RunningServer, *runs: Sequence[History], num_failed: int = 0
+    server: RunningServer, *runs: Sequence[History], num_failed: int = 0, before: Counts = NONE
 ) -> None:
     """Check that every sample has ended once, and every token was counted once."""
     num_samples = sum(len(history.choices) for run in runs for history in run) + num_failed
     num_tokens = sum(history.num_tokens or 0 for run in runs for history in run)
-    await asyncio.to_thread(server.wait_for, RUNNING, 0, 30.0)
-    await asyncio.to_thread(server.wait_for, "headway_kv_blocks_used", 0, 30.0)
-    assert await asyncio.to_thread(server.metric, "vllm:request_success_total") == num_samples
-    assert await asyncio.to_thread(server.metric, "vllm:generation_tokens_total") == num_tokens
+    counts = await read_counts(server)
+    assert counts.num_samples - before.num_samples == num_samples
+    assert counts.num_tokens - before.num_tokens == num_tokens
