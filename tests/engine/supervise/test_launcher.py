@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import random
 import sys
 
+import psutil
 import pytest
 import zmq
 
@@ -79,6 +81,25 @@ async def test_a_report_that_vanishes_is_not_waited_for() -> None:
         process._reports.poll = lambda *_: readable  # pyright: ignore
         assert await asyncio.wait_for(process.receive(0.05), 5.0) is None
     finally:
+        await process.stop()
+
+
+async def test_a_lack_of_descriptors_is_no_failure_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever opens many connections must not have the engine replaced."""
+
+    def refuse(_pid: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
+    try:
+        before = process.cpu_s()
+        monkeypatch.setattr(psutil, "Process", refuse)
+        assert process.cpu_s() == before
+    finally:
+        monkeypatch.undo()
+        process.kill()
         await process.stop()
 
 

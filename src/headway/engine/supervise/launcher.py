@@ -39,6 +39,7 @@ class EngineProcess:
         """Bind the sockets; write `settings`, one line, to the standard input of the process."""
         self._start = start
         self._process = start.process
+        self._cpu_s = 0.0
         self._context = zmq.asyncio.Context()
         try:
             self._commands = self._context.socket(zmq.PUSH)
@@ -79,12 +80,13 @@ class EngineProcess:
         return self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the process has used; 0 if the process has ended."""
+        """Return the CPU time that the process has used, as last known if it cannot be read."""
         try:
             times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return times.user + times.system
+        except (psutil.Error, OSError):  # the process has ended, or no descriptor is left
+            return self._cpu_s
+        self._cpu_s = times.user + times.system
+        return self._cpu_s
 
     async def send(self, command: Command) -> None:
         """Send a command without waiting; a dead process would never take it."""
