@@ -18,7 +18,7 @@ from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
-from headway.fleet import connection, listener
+from headway.fleet import connection, listener, wire
 from headway.fleet.cluster_key import ClusterKey, secure_frontend
 from headway.fleet.connection import ConnectionLostError
 from headway.fleet.endpoints import Endpoint
@@ -35,6 +35,7 @@ from headway.fleet.wire import (
     Hello,
     Pulse,
     Reported,
+    WireError,
     decode_engine_message,
     encode,
 )
@@ -312,3 +313,33 @@ async def test_two_frontends_share_an_engine() -> None:
         # The same ids, at the same time.
         answers = await asyncio.gather(*(frontend.answer("cmpl-1") for frontend in frontends))
         assert answers == [NUM_TOKENS] * 3
+
+
+async def test_all_samples_of_a_large_request_are_taken() -> None:
+    """After a failover each sample is sent alone, with its prompt, beyond the credit in sum."""
+    identity = replace(IDENTITY, credit=Credit(num_requests=1, num_tokens=1))
+    async with running(Engine(identity=identity)) as engine:
+        frontend = engine.connect()
+        await frontend.greet()
+        for index in range(4):
+            name = f"a#{index}" if index else "a"
+            await frontend.add(name, index=index, num_prompt_tokens=1)
+        ends: list[FinishReason] = []
+        while len(ends) < 4:
+            message = await frontend.receive()
+            assert isinstance(message, Reported)
+            assert not message.events.refused
+            ends += [one.reason for one in message.events.finished]
+
+
+async def test_a_command_that_no_engine_reads_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine would end the connection, and with it all other requests."""
+    monkeypatch.setattr(wire, "MAX_COMMAND_BYTES", 1000)
+    async with running(Engine()) as engine:
+        link = make_link(engine)
+        await link.load()
+        large = AddRequest("a", [65] * 2000, SamplingParams(max_tokens=9), 7, 5.0)
+        with pytest.raises(WireError, match="an engine reads 1000"):
+            await link.send(large)
+        assert link.has_room(10**9), "it does not count"
+        await link.stop()

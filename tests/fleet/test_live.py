@@ -69,13 +69,14 @@ def test_a_fork_of_an_older_attempt_is_not_one_of_the_newer() -> None:
 
 def test_the_credit_bounds_requests_and_tokens() -> None:
     live = LiveRequests(Credit(num_requests=2, num_tokens=8))
-    assert live.has_room(command("a"))
+    assert live.has_room(3)
     live.add(command("a"))
     live.add(command("b"))
-    assert not live.has_room(command("c"))
+    assert not live.has_room(3)
     live.end("a")
-    assert live.has_room(command("c"))
+    assert live.has_room(3)
     small = LiveRequests(Credit(num_requests=9, num_tokens=4))
-    assert small.has_room(command("a")), "a request alone is never too large"
-    small.add(command("a"))
-    assert not small.has_room(command("b"))
+    assert small.has_room(9), "a request alone is never too large"
+    small.add(command("a", 1, num_prompt=2))
+    assert not small.has_room(3)
+    assert small.has_room(3, "a#1"), "nor are its samples, one by one"

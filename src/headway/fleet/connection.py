@@ -25,12 +25,11 @@ from headway.fleet.wire import (
     SOCKET_SILENCE_MS,
     Closed,
     EngineMessage,
-    FrontendMessage,
     Heartbeat,
     Hello,
     WireError,
     decode_engine_message,
-    encode,
+    encode_command,
 )
 
 logger = logging.getLogger(__name__)
@@ -102,10 +101,10 @@ class EngineConnection:
         self._hello = Hello(PROTOCOL_VERSION, name)
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
-    async def send(self, message: FrontendMessage) -> None:
+    async def send(self, frame: bytes) -> None:
         """Send a message; a lost connection is noticed when receiving."""
         try:
-            await self._socket.send(encode(message), zmq.NOBLOCK)
+            await self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError:
             logger.debug("a message was not sent: the connection is lost")
 
@@ -166,10 +165,10 @@ class EngineConnection:
             raise ConnectionLostError(f"the engine is silent for {self._silent_s:.0f} s")
 
     async def _send_heartbeats(self) -> None:
-        await self.send(self._hello)
+        await self.send(encode_command(self._hello))
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self.send(Heartbeat(self._num_read_bytes))
+            await self.send(encode_command(Heartbeat(self._num_read_bytes)))
 
     async def close(self) -> None:
         self._heartbeats.cancel()

@@ -48,6 +48,7 @@ from headway.fleet.wire import (
     EngineUp,
     Reported,
     WireError,
+    encode_command,
     split_wire_id,
     wire_id,
 )
@@ -103,8 +104,8 @@ class NetworkLink:
         self._backoff_s = MIN_BACKOFF_S
         self._last_problem = ""
 
-    def has_room(self, request: AddRequest) -> bool:
-        return self._live.has_room(request)
+    def has_room(self, num_tokens: int) -> bool:
+        return self._live.has_room(num_tokens)
 
     async def load(self, progress: Progress | None = None) -> None:
         """Wait until the engine is up; `progress` is not called, because the engine is not ours."""
@@ -129,16 +130,20 @@ class NetworkLink:
             await self.load()
 
     async def send(self, command: Command) -> None:
-        """Send a command; a lost engine is ignored here."""
+        """Send a command; a lost engine is ignored here.
+
+        Raises WireError if the command is too large: the engine would end the connection.
+        """
         if self._connection is None or not self.is_up:
             return
         if isinstance(command, AddRequest):
+            frame = encode_command(Add(self._epoch, self._parts.clock.now(), command))
             self._live.add(command)
-            await self._connection.send(Add(self._epoch, self._parts.clock.now(), command))
+            await self._connection.send(frame)
         elif isinstance(command, AbortRequests):
             attempts = {name: self._live.attempt_of(name) for name in command.ids}
             ids = [wire_id(one, name) for name, one in attempts.items() if one is not None]
-            await self._connection.send(Abort(self._epoch, ids, command.reason))
+            await self._connection.send(encode_command(Abort(self._epoch, ids, command.reason)))
 
     def kill(self) -> None:
         """Do nothing: the engine serves other frontends too."""

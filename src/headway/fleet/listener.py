@@ -233,7 +233,7 @@ class EngineListener:
         command, now = message.request, self._clock.now()
         try:
             check_request(command, info)
-            if not session.live.has_room(command):
+            if not session.live.has_room(len(command.token_ids), command.id):
                 raise InvalidRequestError("the frontend exceeds its credit")
         except InvalidRequestError as error:
             await self._refuse(session, command.attempt, command.id, str(error))

@@ -34,12 +34,12 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._attempts)
 
-    def has_room(self, command: AddRequest) -> bool:
-        """Return whether the credit allows one more request."""
-        num_tokens = self._num_tokens + len(command.token_ids)
+    def has_room(self, num_tokens: int, name: str = "") -> bool:
+        """Return whether the credit allows one more request, or one more sample, `name`, of one."""
+        num_others = len(self._attempts) - (_request_of(name) in self._attempts)
         # A request alone is never too large: it would wait forever.
-        is_small = num_tokens <= self._credit.num_tokens or not self._attempts
-        return is_small and len(self._attempts) < self._credit.num_requests
+        is_small = self._num_tokens + num_tokens <= self._credit.num_tokens or not num_others
+        return is_small and num_others < self._credit.num_requests
 
     def add(self, command: AddRequest) -> list[str]:
         """Add the samples of a command; return wire ids of an older attempt, which ends.

@@ -129,6 +129,14 @@ _engine_message = msgspec.msgpack.Decoder(EngineMessage)
 _hello = msgspec.msgpack.Decoder(Hello)
 
 
+def encode_command(message: FrontendMessage) -> bytes:
+    """Return the frame of a message to an engine; raise WireError if no engine would read it."""
+    frame = encode(message)
+    if len(frame) > MAX_COMMAND_BYTES:
+        raise WireError(f"a message of {len(frame)} bytes; an engine reads {MAX_COMMAND_BYTES}")
+    return frame
+
+
 def decode_hello(frame: bytes) -> Hello:
     """Return the first message of a frontend; raise WireError if it is not one."""
     if len(frame) > MAX_HELLO_BYTES:

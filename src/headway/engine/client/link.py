@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from headway.engine.process.messages import AddRequest, Command, EngineInfo
+from headway.engine.process.messages import Command, EngineInfo
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 
 
@@ -22,8 +22,8 @@ class EngineLink(Protocol):
     is_hung: bool
     is_connected: bool
     """Whether the engine is up, or known to be on its way up."""
-    has_room: Callable[[AddRequest], bool]
-    """Returns whether the engine takes one more request from this process now."""
+    has_room: Callable[[int], bool]
+    """Returns whether the engine takes one more request, of this many tokens, now."""
     restart_listeners: list[RestartListener]
 
     async def load(self, progress: Progress | None = None) -> None:

@@ -71,7 +71,8 @@ class EngineReplica:
 
     def may_take(self, stream: RequestStream) -> bool:
         """Return whether this request may be sent to the engine now."""
-        is_open = self.link.is_up and not self.is_retired and self.link.has_room(stream.command)
+        is_open = self.link.is_up and not self.is_retired
+        is_open = is_open and self.link.has_room(stream.num_tokens_to_send)
         return is_open and self.suspects.may_send(stream) and self.fits(stream.command)
 
     def fits(self, command: AddRequest) -> bool:
@@ -86,7 +87,7 @@ class EngineReplica:
 
     def add(self, stream: RequestStream) -> None:
         """Record that the engine has this request."""
-        num_tokens = len(stream.command.token_ids) + stream.num_output_tokens
+        num_tokens = stream.num_tokens_to_send
         self._streams[stream.request_id] = stream, num_tokens
         self.num_seqs += stream.params.n
         self.num_tokens += num_tokens

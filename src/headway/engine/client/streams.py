@@ -111,6 +111,15 @@ class RequestStream:
         return sum(sample.num_tokens for sample in self.samples.values())
 
     @property
+    def num_tokens_to_send(self) -> int:
+        """Tokens of the commands that continue this request: after its first, one per sample."""
+        num_prompt = len(self.command.token_ids)
+        if not self.num_output_tokens:
+            return num_prompt
+        samples = (one for one in self.samples.values() if not one.is_finished)
+        return sum(num_prompt + sample.num_tokens for sample in samples)
+
+    @property
     def num_tokens_in_engine(self) -> int:
         """Tokens that every sample has gained, at least, in the current engine."""
         return min(self._num_tokens_in_engine.values(), default=NUM_CLEARING_TOKENS)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from headway.clock import Clock
 from headway.engine.process.messages import (
-    AddRequest,
     Command,
     EngineFailed,
     EngineInfo,
@@ -95,7 +94,7 @@ class Supervisor:
         self._hang_detector = HangDetector(clock.now())
         self._was_hung = False
 
-    def has_room(self, _request: AddRequest) -> bool:
+    def has_room(self, _num_tokens: int) -> bool:
         """Return True: the queue of the API process bounds what its own engine gets."""
         return True
 
