@@ -81,7 +81,8 @@ async def test_streams_survive_the_loss_of_engines(trio: Trio, fault: Fault) -> 
 
     histories = await trio.check_fault(disturb)
     num_resubmitted = trio.server.metric("headway_requests_resubmitted_total") - num_before
-    assert num_resubmitted >= len(histories) // 4
+    # Engines have equal numbers of sequences, not of requests, and stop strings end some early.
+    assert num_resubmitted >= len(histories) // 8
     # The engine process takes over a second to start: streams have gone on elsewhere.
     gaps = [history.longest_gap_s(lost_at) for history in histories]
     print(f"longest gap {max(gaps):.3f} s")
@@ -137,7 +138,8 @@ async def test_a_frontend_that_stops_or_dies_harms_nobody(trio: Trio) -> None:
         await asyncio.wait_for(until_all_run(lost), 60)
         second.process.kill()
         await dying
-    assert all(history.errors for history in lost)
+    cut = [history for history in lost if not history.num_done]  # a stop string ended the others
+    assert len(cut) >= len(lost) // 2 and all(history.errors for history in cut)
     for engine in trio.fleet.engines:
         await wait_log(engine, lambda log: log.count("is gone (the connection is lost)") >= 2)
         nums_samples = re.findall(r"is gone \(.*\); (\d+) samples", engine.log)
