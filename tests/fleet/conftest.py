@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.fleet_loads import (
+    NUM_KINDS,
     Counts,
     bodies,
     check_counts,
@@ -38,12 +39,14 @@ def fleet(tmp_path: Path, tokenizer_path: Path) -> Iterator[Fleet]:
 class Trio:
     """Three engines and a frontend, for tests that mend what they have broken."""
 
-    def __init__(self, folder: Path, tokenizer_path: Path, num_streams: int) -> None:
+    def __init__(self, folder: Path, tokenizer_path: Path, requests: list[dict[str, Any]]) -> None:
         self.fleet = Fleet(folder, tokenizer_path)
         for _ in range(3):
-            self.fleet.start_engine({"engine_hang_s": 2.0}, step_s=STEP_S, num_blocks=NUM_BLOCKS)
+            self.fleet.start_engine(
+                {"engine_hang_s": 2.0}, step_s=2 * STEP_S, num_blocks=NUM_BLOCKS
+            )
         self.server = self.fleet.start_frontend()
-        self.requests = bodies(num_streams=num_streams)
+        self.requests = requests
         self.references: list[History] = []
 
     async def start(self) -> None:
@@ -76,7 +79,8 @@ class Trio:
 def trio(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path, is_full: bool
 ) -> Iterator[Trio]:
-    trio = Trio(tmp_path_factory.mktemp("trio"), tokenizer_path, 32 if is_full else 8)
+    requests = bodies() if is_full else bodies(125, NUM_KINDS)
+    trio = Trio(tmp_path_factory.mktemp("trio"), tokenizer_path, requests)
     try:
         asyncio.run(trio.start())
         yield trio

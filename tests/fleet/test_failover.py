@@ -144,7 +144,7 @@ async def test_a_frontend_that_stops_or_dies_harms_nobody(trio: Trio) -> None:
         await wait_log(engine, lambda log: log.count("is gone (the connection is lost)") >= 2)
         nums_samples = re.findall(r"is gone \(.*\); (\d+) samples", engine.log)
         assert int(nums_samples[-1]) > 0
-    check(await run_undisturbed(trio.server, trio.requests), trio.references)
+    check(await run_undisturbed(trio.server, trio.requests[:4]), trio.references[:4])
 
 
 @pytest.mark.full

@@ -50,7 +50,7 @@ def requests() -> list[dict[str, Any]]:
 async def test_streams_of_the_model_survive_the_loss_of_engines(
     fleet: Fleet, model_path: Path, tmp_path: Path, is_full: bool
 ) -> None:
-    sent = requests() if is_full else requests()[:6]
+    sent = requests() if is_full else requests()[1:6:2]
     key = tmp_path / "cluster.key"
     write_cluster_key(key)
     flags = ("--cluster-key-file", str(key))

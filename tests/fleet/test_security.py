@@ -116,7 +116,7 @@ async def test_a_silent_frontend_loses_its_session(monkeypatch: pytest.MonkeyPat
 async def test_mutated_frames_end_their_own_session_only(fleet: Fleet, is_full: bool) -> None:
     engine = fleet.start_engine(step_s=0.005, num_blocks=2048).wait_ready()
     frontend = fleet.start_frontend()
-    num_frames, num_streams = (10_000, 8) if is_full else (600, 4)
+    num_frames, num_streams = (10_000, 8) if is_full else (300, 2)
     report = await mutated_frames.run(engine, frontend, num_frames, 5, num_streams)
     print(report)
     assert not mutated_frames.failures_in(report), report
