@@ -60,6 +60,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Configurations of published models, in the words of config.json."""
 _UNUSED_TOKEN = 5
+_FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17}
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -110,7 +111,7 @@ def write_random(
     draw = np.random.default_rng(seed)
     pools: dict[str, np.ndarray] = {}
     writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=part_tensors)
-    _add_metadata(writer, spec)
+    _add_metadata(writer, spec, mixture)
     if tokenizer_of is None:
         writer.add_tokenizer_model("no_vocab")
     else:
@@ -154,12 +155,15 @@ def add_shapes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_rope_freq_base(spec.rope_theta)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, mixture: str) -> None:
     add_shapes(writer, spec)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
     writer.add_rope_dimension_count(spec.head_dim)
     writer.add_vocab_size(spec.vocab_size)
+    # OpenVINO wants these.
+    writer.add_name("random")
+    writer.add_file_type(_FILE_TYPES.get(mixture, _FILE_TYPES["Q8_0"]))
 
 
 def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> None:
