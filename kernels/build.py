@@ -43,7 +43,8 @@ ISA = {
     "plain": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": AVX512,
-    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHW_WITH_AMX"),
+    "avx512_vnni": (*AVX512, "-mavx512vnni"),
+    "amx": (*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHW_WITH_AMX"),
 }
 
 

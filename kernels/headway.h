@@ -5,8 +5,8 @@
 // Nothing depends on torch.
 //
 // Arithmetic: the residual stream, norms, softmax and accumulation are fp32; inputs of matrix
-// products are bf16. The result of a row depends only on its own inputs: not on other rows, not on
-// the chunks of a prompt, not on the number of threads.
+// products are bf16, or bf16 quantized to int8 in groups of 32. The result of a row depends only on
+// its own inputs: not on other rows, not on the chunks of a prompt, not on the number of threads.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 6;
+constexpr int32_t HW_ABI_VERSION = 7;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -28,7 +28,13 @@ enum HwFormat : int32_t {
   HW_INT4 = 2,  // group: 16 fp16 scales, 16 fp16 offsets, then 4 times 4 pairs of 16 bytes
 };
 
-enum HwIsa : int32_t { HW_PLAIN = 0, HW_AVX2 = 1, HW_AVX512 = 2, HW_AMX = 3 };
+enum HwIsa : int32_t {
+  HW_PLAIN = 0,
+  HW_AVX2 = 1,
+  HW_AVX512 = 2,
+  HW_AVX512_VNNI = 3,
+  HW_AMX = 4,
+};
 
 enum HwStatus : int32_t {
   HW_DONE = 0,
@@ -96,6 +102,8 @@ struct HwModel {
   int32_t kv_format;  // HW_BF16 or HW_INT8
   int32_t block_size;
   int32_t num_blocks;
+  int32_t activation_format;  // HW_BF16, or HW_INT8 for products with int8 or int4 weights
+  int32_t unused;
   const HwLayer* layers;
   HwLinear embedding;
   HwLinear head;

@@ -66,7 +66,7 @@ class Engine {
         best_(num_threads),
         best_ids_(num_threads),
         samplers_(num_threads),
-        num_phases_(model.num_layers * 8 + 8),
+        num_phases_(model.num_layers * 10 + 8),
         counters_(new Counter[size_t(num_phases_) * (num_threads + 1)]) {
     for (int t = 0; t < num_threads; t++) {
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
@@ -128,6 +128,10 @@ class Engine {
     queries_.reserve(tokens * q_size_);
     mixed_.reserve(padded * q_size_);
     inner_.reserve(padded * model_.inner_size);
+    if (model_.activation_format == HW_INT8) {
+      const int64_t width = std::max({model_.hidden_size, q_size_, model_.inner_size});
+      groups_.reserve(padded * width / GROUP);
+    }
     places_.reserve(tokens);
     span_of_.reserve(tokens);
     first_token_.reserve(s.num_spans);
@@ -215,7 +219,7 @@ class Engine {
     Phase phase;
     share_rows(phase, s.num_tokens, [&](int t) {
       ops_->embed(model_.embedding, s.token_ids[t], &hidden_[int64_t{t} * model_.hidden_size]);
-      normalize(t, model_.layers[0].attention_norm);
+      normalize(t, model_.layers[0].attention_norm, model_.layers[0].qkv);
     });
     watch.lap(HW_NORM_ROPE);
     sync(phase, watch);
@@ -229,8 +233,8 @@ class Engine {
     const int num_tokens = step_->num_tokens;
     const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
 
-    multiply({normed_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(), nullptr,
-              q_size_ + 2 * kv_size_, nullptr, nullptr, 0},
+    multiply({normed_.get(), groups_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(),
+              nullptr, q_size_ + 2 * kv_size_, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
@@ -240,27 +244,29 @@ class Engine {
     share(phase, int(items_.size()), [&](int item) { attend(layer, index, items_[item], thread); });
     watch.lap(HW_ATTENTION);
     sync(phase, watch);
-    multiply({mixed_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr, 0},
+    quantize(mixed_.get(), layer.o, phase, watch);
+    multiply({mixed_.get(), groups_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(),
+              nullptr, hidden, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
-    share_rows(phase, num_tokens, [&](int t) { normalize(t, layer.mlp_norm); });
+    share_rows(phase, num_tokens, [&](int t) { normalize(t, layer.mlp_norm, layer.gate_up); });
     watch.lap(HW_NORM_ROPE);
     sync(phase, watch);
-    multiply({normed_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr, inner_.get(),
-              inner, nullptr, nullptr, 0},
+    multiply({normed_.get(), groups_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr,
+              inner_.get(), inner, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
-    multiply({inner_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(), nullptr, hidden,
-              nullptr, nullptr, 0},
+    quantize(inner_.get(), layer.down, phase, watch);
+    multiply({inner_.get(), groups_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(),
+              nullptr, hidden, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
     if (index + 1 == model_.num_layers) return;
-    share_rows(phase, num_tokens,
-               [&](int t) { normalize(t, model_.layers[index + 1].attention_norm); });
+    const HwLayer& next = model_.layers[index + 1];
+    share_rows(phase, num_tokens, [&](int t) { normalize(t, next.attention_norm, next.qkv); });
     watch.lap(HW_NORM_ROPE);
     sync(phase, watch);
   }
@@ -270,6 +276,7 @@ class Engine {
     share_rows(phase, s.num_rows, [&](int row) {
       ops_->norm(&hidden_[int64_t{s.rows[row]} * model_.hidden_size], model_.final_norm,
                  model_.norm_eps, model_.hidden_size, &normed_[int64_t{row} * model_.hidden_size]);
+      quantize_row(normed_.get(), model_.head, row);
       // Of all threads, because one that comes late takes no part.
       for (int t = 0; t < pool_.num_threads(); t++) {
         std::fill_n(&best_[t][row * 32], 16, -std::numeric_limits<float>::infinity());
@@ -279,8 +286,8 @@ class Engine {
     });
     sync(phase, watch);
     float* logits = s.logits ? s.logits : logits_.get();
-    multiply({normed_.get(), s.num_rows, &model_.head, Epilogue::Best, logits, nullptr,
-              model_.vocab_size, best_[thread].get(), best_ids_[thread].get(),
+    multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,
+              nullptr, model_.vocab_size, best_[thread].get(), best_ids_[thread].get(),
               s.logits ? s.num_rows : s.num_sampled},
              thread, phase);
     watch.lap(HW_HEAD);
@@ -315,13 +322,34 @@ class Engine {
 
   void multiply(const Product& product, int thread, Phase& phase) {
     const int num_items = (product.linear->num_outputs + 31) / 32;
+    const auto run = takes_int8(*product.linear) ? ops_->multiply_int8 : ops_->multiply;
     share_ranges(phase, num_items, thread,
-                 [&](int item) { ops_->multiply(product, item, products_[thread].get()); });
+                 [&](int item) { run(product, item, products_[thread].get()); });
   }
 
-  void normalize(int t, const float* weight) {
+  // Whether the inputs of a layer are quantized.
+  bool takes_int8(const HwLinear& linear) const {
+    return model_.activation_format == HW_INT8 && linear.format != HW_BF16;
+  }
+
+  void quantize_row(const bf16* inputs, const HwLinear& linear, int row) {
+    if (!takes_int8(linear)) return;
+    const int64_t width = linear.num_inputs;
+    ops_->quantize_row(inputs + row * width, width, linear.format, &groups_[row * width / GROUP]);
+  }
+
+  void quantize(const bf16* inputs, const HwLinear& linear, Phase& phase, Stopwatch& watch) {
+    if (!takes_int8(linear)) return;
+    share_rows(phase, step_->num_tokens, [&](int t) { quantize_row(inputs, linear, t); });
+    watch.lap(HW_LINEAR);
+    sync(phase, watch);
+  }
+
+  // Normalizes the inputs of a token for `linear`.
+  void normalize(int t, const float* weight, const HwLinear& linear) {
     ops_->norm(&hidden_[int64_t{t} * model_.hidden_size], weight, model_.norm_eps,
                model_.hidden_size, &normed_[int64_t{t} * model_.hidden_size]);
+    quantize_row(normed_.get(), linear, t);
   }
 
   // Rotates queries and key of a token to its position and writes key and value to the KV store.
@@ -399,6 +427,7 @@ class Engine {
   const HwStep* step_ = nullptr;
   Buffer<float> hidden_, qkv_, logits_;
   Buffer<bf16> normed_, queries_, mixed_, inner_;
+  Buffer<Int8Group> groups_;  // the inputs of the next product
   Buffer<int32_t> places_, span_of_, first_token_;
   Buffer<uint8_t> staging_;
   std::vector<AttentionItem> items_;
@@ -422,6 +451,8 @@ const Ops* ops_for(int isa) {
   switch (isa) {
     case HW_AMX:
       return amx_ops();
+    case HW_AVX512_VNNI:
+      return avx512_vnni_ops();
     case HW_AVX512:
       return avx512_ops();
     case HW_AVX2:

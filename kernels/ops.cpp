@@ -3,6 +3,7 @@
 #include "ops.h"
 
 #include "attention.h"
+#include "int8_products.h"
 #include "logits.h"
 #include "products.h"
 #include "rows.h"
@@ -11,9 +12,10 @@ namespace {
 
 using namespace headway;
 
-const Ops OPS = {multiply,     attend,           norm,         norm_rotate, to_bf16,
-                 write_kv,     clear_values,     embed,        thread_end,  softmax_row,
-                 sum_at_least, sum_chunks_above, list_between, count_above, find_best};
+const Ops OPS = {
+    multiply,     multiply_int8,    attend,       norm,        norm_rotate, to_bf16,
+    quantize_row, write_kv,         clear_values, embed,       thread_end,  softmax_row,
+    sum_at_least, sum_chunks_above, list_between, count_above, find_best};
 
 }  // namespace
 

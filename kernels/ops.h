@@ -16,9 +16,17 @@ constexpr int NUM_BOUNDS = 4;
 
 enum class Epilogue { Store, Add, SiluMul, Best };
 
+// Int8 activations of 32 inputs, in the order of the bytes of unpacked weights.
+struct Int8Group {
+  int8_t values[GROUP];
+  float scale;
+  float sum;  // of the values times the scale
+};
+
 // A product of activations with panels of a linear layer, and its epilogue.
 struct Product {
-  const bf16* inputs;  // [rows][num_inputs], readable up to a multiple of 16 rows
+  const bf16* inputs;       // [rows][num_inputs], readable up to a multiple of 16 rows
+  const Int8Group* groups;  // the inputs in int8: [rows][num_inputs / 32]
   int num_rows;
   const HwLinear* linear;
   Epilogue epilogue;
@@ -65,6 +73,7 @@ struct Share {
 struct Ops {
   // Columns 32 * item ... of a product; `scratch` holds product_scratch() bytes.
   void (*multiply)(const Product&, int item, uint8_t* scratch);
+  void (*multiply_int8)(const Product&, int item, uint8_t* scratch);
   // `scratch` holds attention_scratch() bytes.
   void (*attend)(const Attention&, uint8_t* scratch);
   void (*norm)(const float* x, const float* weight, float eps, int size, bf16* out);
@@ -72,6 +81,8 @@ struct Ops {
   void (*norm_rotate)(float* x, const float* weight, float eps, const float* cosines,
                       const float* sines, int head_dim);
   void (*to_bf16)(const float* x, int size, bf16* out);
+  // Quantizes a row of activations for weights of a format.
+  void (*quantize_row)(const bf16* from, int64_t width, int weight_format, Int8Group* to);
   // Writes key and value of one token and head into their tiles.
   void (*write_kv)(const float* key, const float* value, int offset, int head_dim, int format,
                    uint8_t* key_tile, uint8_t* value_tile);
@@ -118,10 +129,11 @@ constexpr int64_t PANEL_CHUNK = 576;
 constexpr int64_t FP32_CHUNK = 288;
 constexpr int64_t MAX_FP32_ROWS = 12;
 
+constexpr int64_t OPENED_BYTES = 2 * PANEL_CHUNK * TILE * 2;  // of two unpacked pieces
+
 // Two unpacked pieces, rows of inputs as fp32, and a sum for each row and column.
 inline int64_t product_scratch(int64_t num_rows) {
-  return 2 * PANEL_CHUNK * TILE * 2 + MAX_FP32_ROWS * FP32_CHUNK * 4 +
-         (num_rows + 2 * TILE) * 32 * 4;
+  return OPENED_BYTES + MAX_FP32_ROWS * FP32_CHUNK * 4 + (num_rows + 2 * TILE) * 32 * 4;
 }
 
 // Scores in fp32 and their exponentials in bf16, for 16 rows over the whole context.
@@ -134,6 +146,7 @@ const Ops* plain_ops();
 #if defined(__x86_64__)
 const Ops* avx2_ops();
 const Ops* avx512_ops();
+const Ops* avx512_vnni_ops();
 const Ops* amx_ops();
 #endif
 

@@ -284,6 +284,7 @@ def test_threads_and_device_follow_the_machine_unless_asked_for():
 
 AMX = Hardware(4, 8 * GIB, ("avx2", "avx512_bf16", "amx_bf16"), kernels="amx")
 AVX2 = Hardware(4, 8 * GIB, ("avx2",), kernels="avx2")
+VNNI = Hardware(4, 8 * GIB, ("avx2", "avx512_vnni"), kernels="avx512_vnni")
 UNBUILT = replace(AMX, kernels=None)
 INT4_FILE = replace(MODEL, kv_heads_per_token=16, quantization="int4")
 MISFIT = replace(INT4_FILE, kernel_misfit="hidden size 72 is no multiple of 32")
@@ -311,6 +312,36 @@ def test_weights_stay_as_the_file_has_them_where_kernels_can_run(
     machine: Hardware, model: ModelFacts, expected: tuple[str, str, str | None]
 ):
     assert form(resolved(machine, model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "settings", "expected"),
+    [
+        (AMX, INT4_FILE, {}, "bf16"),
+        (AVX2, INT4_FILE, {}, "bf16"),
+        (VNNI, INT4_FILE, {}, "int8"),
+        (VNNI, replace(MODEL, quantization="int8"), {}, "int8"),
+        (VNNI, INT4_FILE, {"kernels": "avx512"}, "bf16"),
+        (VNNI, INT4_FILE, {"activation_dtype": "bf16"}, "bf16"),
+        (VNNI, INT4_FILE, {"dtype": "bf16"}, "bf16"),
+        (VNNI, MODEL, {}, "fp32"),
+        (AMX, INT4_FILE, {"activation_dtype": "INT8"}, "int8"),
+        (UNBUILT, INT4_FILE, {}, "bf16"),
+    ],
+)
+def test_activations_are_int8_where_that_is_faster(
+    machine: Hardware, model: ModelFacts, settings: dict[str, Any], expected: str
+):
+    assert resolved(machine, model, **settings).activation_dtype == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"activation_dtype": "fp8"}, {"activation_dtype": "int8", "dtype": "bf16"}],
+)
+def test_activations_that_no_kernel_has_are_an_error(settings: dict[str, Any]):
+    with pytest.raises(ConfigError, match="activation_dtype must be auto, bf16 or int8 with"):
+        resolved(VNNI, INT4_FILE, **settings)
 
 
 def test_what_int4_has_in_int8_is_said_and_counted():
@@ -373,7 +404,10 @@ def test_what_keeps_kernels_from_running_is_said(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"kernels": "sse"}, "kernels must be auto, none, plain, avx2, avx512 or amx, got 'sse'"),
+        (
+            {"kernels": "sse"},
+            "kernels must be auto, none, plain, avx2, avx512, avx512_vnni or amx, got 'sse'",
+        ),
         ({"kernels": "avx512"}, "kernels is avx512, which this machine lacks; use at most avx2"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be .*'fp8'"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be .*'int4'"),

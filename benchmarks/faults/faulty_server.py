@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.faults.injection import Inbox
-from headway.build import run_server
+from headway.build_server import run_server
 from headway.config import load_config
 from headway.engine.supervise import launcher
 from headway.text import output

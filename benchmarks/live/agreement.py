@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.live.loading import Form
 from benchmarks.live.perplexity import BLOCK_SIZE, WINDOW
 from benchmarks.support.parity_runs import Schedule, Tokens, run
 from headway.clock import SystemClock
@@ -35,17 +36,19 @@ from headway.executors.step_model import Span, StepModel
 EPSILON = 2.0**-8 / math.sqrt(3) * math.sqrt(0.75 / (2 * math.log(2)))
 """Uniform within half a unit of the last place, for significands spread evenly by logarithm."""
 INT8_STEP = 2.5 / 127 / math.sqrt(12)
-"""Of int8 weights: uniform within a step, which is 1/127 of a group's largest weight; that of 32
+"""Of int8: uniform within a step, which is 1/127 of the largest number of a group; that of 32
 normal ones is 2.5 times their root mean square."""
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
 
 
-def expected_error(dtype: str, num_layers: int) -> float:
+def expected_error(form: Form, num_layers: int) -> float:
     """Return the largest RMS error of a logit by rounding, over the logits' spread."""
-    # int4 uses the blocks of the file as they are; every form multiplies bf16.
-    weight = EPSILON**2 + (INT8_STEP**2 if dtype == "int8" else 0.0)
-    layer = 5 * weight + 7 * EPSILON**2
-    return math.sqrt(num_layers * layer + weight + EPSILON**2)
+    # int4 uses the blocks of the file as they are; every form rounds to bf16.
+    weight = EPSILON**2 + (INT8_STEP**2 if form.dtype == "int8" else 0.0)
+    # Probabilities and values are never quantized, the five inputs of products are.
+    product_input = EPSILON**2 + (INT8_STEP**2 if form.activation_dtype == "int8" else 0.0)
+    layer = 5 * weight + 5 * product_input + 2 * EPSILON**2
+    return math.sqrt(num_layers * layer + weight + product_input)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Agreement:
     Errors are in units of the spread (standard deviation) of the oracle's logits at the position.
     """
 
-    dtype: str
+    form: Form
     num_tokens: int
     num_same: int
     """Positions whose likeliest token is the oracle's, given the oracle's tokens."""
@@ -136,15 +139,15 @@ def _generate(model: StepModel, prompts: list[Tokens], counts: list[int]) -> lis
 
 
 @torch.inference_mode()
-def compare(form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
+def compare(model: StepModel, form: Form, cases: Sequence[Case]) -> Agreement:
     """Compare a form with the oracle, teacher-forced and free-running."""
-    limit = expected_error(dtype, form.spec.num_layers)
+    limit = expected_error(form, model.spec.num_layers)
     num_tokens = sum(len(case.expected) for case in cases)
     num_same, squares, max_error, max_excuse, num_turned = 0, 0.0, 0.0, 0.0, 0.0
     # The lead of one logit over another has two errors.
     turned = math.sqrt(2) * limit * _largest_of(num_tokens)
     for case in cases:
-        wanted, got = case.logits, _logits(form, case.prompt, case.expected)
+        wanted, got = case.logits, _logits(model, case.prompt, case.expected)
         spread = wanted.std(dim=-1, keepdim=True)
         errors = (got - wanted) / spread
         squares += float(errors.square().mean(dim=-1).sum())
@@ -158,9 +161,9 @@ def compare(form: StepModel, dtype: str, cases: Sequence[Case]) -> Agreement:
         num_turned += float(torch.special.ndtr(-margin / (math.sqrt(2) * limit)).sum())
     share = num_turned / num_tokens
     deviation = math.sqrt(share * (1 - share) / num_tokens)
-    made = _generate(form, [case.prompt for case in cases], [len(case.expected) for case in cases])
+    made = _generate(model, [case.prompt for case in cases], [len(case.expected) for case in cases])
     return Agreement(
-        dtype=dtype,
+        form=form,
         num_tokens=num_tokens,
         num_same=num_same,
         rms_error=math.sqrt(squares / num_tokens),

@@ -186,7 +186,10 @@ def point_of(
 
 
 def show(points: Sequence[Point], resolved: Resolved, machine: Machine) -> None:
-    print(f"{resolved.dtype} weights, {resolved.kv_dtype} KV, kernels {resolved.kernels}")
+    print(
+        f"{resolved.dtype} weights, {resolved.activation_dtype} activations, "
+        f"{resolved.kv_dtype} KV, kernels {resolved.kernels}"
+    )
     print(
         f"reads {machine.bytes_per_s / 1e9:.1f} GB/s, "
         f"multiplies {machine.operations_per_s / 1e12:.2f} TFLOP/s"

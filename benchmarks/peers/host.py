@@ -145,9 +145,13 @@ def last_lines(log: Path) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this environment without HEADWAY_* settings and Python paths."""
+    """Return this environment without HEADWAY_* settings, Python paths and a ban on bytecode.
+
+    Without bytecode, Python compiles every module anew at each start.
+    """
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
     return {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith("HEADWAY_") and key not in ("PYTHONPATH", "VIRTUAL_ENV")
+        if not key.startswith("HEADWAY_") and key not in dropped
     }

@@ -49,7 +49,8 @@ class HeadwayBackend:
         resolved = self._model.resolved
         return {
             "headway": __version__,
-            "precision": f"{resolved.dtype} weights, {resolved.kv_dtype} KV",
+            "precision": f"{resolved.dtype} weights, {resolved.activation_dtype} activations, "
+            f"{resolved.kv_dtype} KV",
             "resolved": list(resolved.reasons),
         }
 

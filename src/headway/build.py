@@ -1,36 +1,32 @@
-"""The composition root: wired objects from settings. Only this module knows every package."""
+"""The composition root: wired objects from settings. `build_server.py` has the server's part.
+
+The API process and the engine process both import this module, and each needs a part of it: what
+takes long to import is imported where it is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headway.clock import SystemClock
-from headway.config import Config, ServerConfig, weights_cache_dir
-from headway.core.events import Sink
-from headway.core.executor import BlockRecorder, Executor
-from headway.core.waiting.policies import make_queue
-from headway.engine.client.async_engine import AsyncEngine
+from headway.config import Config, weights_cache_dir
 from headway.engine.process.messages import EngineInfo
-from headway.engine.supervise.launcher import EngineProcess
-from headway.engine.supervise.restart_policy import RestartLimits
-from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart, make_memory
-from headway.executors.cpu.packed_cache import PackedCache
-from headway.executors.hardware import probe_hardware
-from headway.executors.source import locate
-from headway.resolve import ModelFacts, Resolved, resolve
-from headway.text import ChatTemplate, Tokenizer
+from headway.errors import ModelLoadError
+from headway.executors.source import ModelSource, locate, locate_here
 
 if TYPE_CHECKING:
     from headway.core.engine import EngineCore
+    from headway.core.events import Sink
+    from headway.core.executor import BlockRecorder, Executor
     from headway.engine.offline import OfflineParts
     from headway.engine.process.loop import Progress
+    from headway.executors.cpu.packed_cache import PackedCache
     from headway.executors.executor import ModelExecutor
+    from headway.resolve import ModelFacts, Resolved
+    from headway.text import ChatTemplate, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +44,29 @@ def locate_model(config: Config) -> Config:
     A Hugging Face id is resolved once, here: a branch may move while the server runs, and an engine
     that takes over must load the same weights as the engine before it.
     """
-    path = locate(config.model.model, config.model.revision).path
-    return replace(config, model=replace(config.model, model=str(path), revision=None))
+    return _with_path(config, locate(config.model.model, config.model.revision))
+
+
+def locate_model_here(config: Config) -> Config | None:
+    """Return the same at once if the model is a file or folder here, else None.
+
+    `locate_model` reports a wrong path, after mistakes in other settings were reported.
+    """
+    try:
+        source = locate_here(config.model.model)
+    except ModelLoadError:
+        return None
+    return None if source is None else _with_path(config, source)
+
+
+def _with_path(config: Config, source: ModelSource) -> Config:
+    return replace(config, model=replace(config.model, model=str(source.path), revision=None))
 
 
 def load_text(config: Config) -> tuple[Tokenizer, ChatTemplate]:
     """Return the tokenizer and chat template of the configured model."""
+    from headway.text import ChatTemplate, Tokenizer
+
     tokenizer = Tokenizer.from_path(locate(config.model.model, config.model.revision).path)
     return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
@@ -73,6 +86,8 @@ def load_model(
 ) -> LoadedModel:
     """Resolve the settings and load the weights; see ModelLoading for the other parameters."""
     from headway.executors import load
+    from headway.executors.hardware import probe_hardware
+    from headway.resolve import resolve
 
     checkpoint = load.open_checkpoint(locate(config.model.model, config.model.revision))
     resolved = resolve(config, load.facts_of(checkpoint), probe_hardware(load.has_cuda()))
@@ -88,6 +103,8 @@ def load_model(
 
 def packed_cache(config: Config) -> PackedCache | None:
     """Return the cache of packed weights; None if it is turned off."""
+    from headway.executors.cpu.packed_cache import PackedCache
+
     folder = weights_cache_dir(config.model)
     return None if folder is None else PackedCache(Path(folder), config.model.weights_cache_bytes)
 
@@ -96,7 +113,7 @@ def build_core(
     config: Config, executor: Executor, sink: Sink, recorder: BlockRecorder | None = None
 ) -> EngineCore:
     """Return an engine core: a scheduler over `executor`, with events sent to `sink`."""
-    from headway.core.engine import EngineCore  # the API process needs neither
+    from headway.core.engine import EngineCore
     from headway.core.scheduler import Scheduler
 
     scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
@@ -131,121 +148,3 @@ def build_offline(config: Config, progress: Progress | None = None) -> OfflinePa
         chat_template,
         SystemClock(),
     )
-
-
-class EngineLauncher:
-    """Launches engine processes, all with the settings of one model on this machine."""
-
-    def __init__(self, config: Config, command: Sequence[str], first: EngineStart | None) -> None:
-        """`first` is a process that has already started, if there is one."""
-        self._config = config
-        self._command = command
-        self._first = first
-        self._launched: EngineProcess | None = None
-        self._memory = make_memory(config) if first is None else first.memory
-
-    def begin(self) -> None:
-        """Launch the first process, which loads until `launch` asks for it."""
-        self._launched = self.launch(None)
-
-    async def close(self) -> None:
-        """Stop the first process if nobody asked for it."""
-        launched, self._launched = self._launched, None
-        if launched is not None:
-            launched.kill()
-            await launched.stop()
-
-    def launch(self, before: EngineInfo | None) -> EngineProcess:
-        """Launch a process; `before` has the resolved settings of the process before it."""
-        launched, self._launched = self._launched, None
-        if launched is not None:
-            return launched
-        first, self._first = self._first, None
-        start = first or EngineStart(self._command, self._memory)
-        return EngineProcess(start, self._settings(before))
-
-    def launch_standby(self, before: EngineInfo | None) -> EngineProcess:
-        """Launch a process that waits to take over."""
-        start = EngineStart(self._command, self._memory, is_standby=True)
-        return EngineProcess(start, self._settings(before))
-
-    def _settings(self, before: EngineInfo | None) -> bytes:
-        return msgspec.json.encode(_as_before(self._config, before))
-
-
-def build_async(
-    tokenizer: Tokenizer, launcher: EngineLauncher, server: ServerConfig
-) -> AsyncEngine:
-    """Return an engine in its own process, which starts to load at once."""
-    limits = RestartLimits(
-        server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
-    )
-    launch_standby = launcher.launch_standby if server.standby else None
-    return AsyncEngine(launcher.launch, tokenizer, SystemClock(), limits, launch_standby)
-
-
-def _as_before(config: Config, before: EngineInfo | None) -> Config:
-    """Return the settings of an engine that takes over from the engine with info `before`.
-
-    Resolved values stay as they are: requests that fit the old cache must fit the new one.
-    """
-    if before is None:
-        return config
-    model = replace(config.model, dtype=before.dtype, max_model_len=before.capacity.max_model_len)
-    cache = replace(config.cache, kv_cache_memory_bytes=before.kv_cache_bytes)
-    return replace(config, model=model, cache=cache)
-
-
-def run_server(
-    config: Config,
-    command: Sequence[str] = ENGINE_COMMAND,
-    first: EngineStart | None = None,
-) -> int:
-    """Serve until a signal; return the exit code."""
-    from headway.observe import Metrics, make_observers
-    from headway.server import (
-        AdmissionController,
-        Loading,
-        ServerParts,
-        create_apps,
-        listen,
-        run,
-        serve,
-    )
-
-    make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
-    listeners = listen(config.server)
-    names = config.server.served_model_name or (config.model.model,)
-    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
-
-    locating = Loading(partial(locate_model, config))
-    reading: Loading[tuple[Tokenizer, ChatTemplate]] | None = None
-
-    async def make_parts() -> ServerParts:
-        nonlocal reading
-        located = await locating.run()
-        launcher = EngineLauncher(located, command, first)
-        launcher.begin()  # the engine loads while the tokenizer is read
-        try:
-            reading = Loading(partial(load_text, located))
-            tokenizer, chat_template = await reading.run()
-        except BaseException:
-            await launcher.close()
-            raise
-        engine = build_async(tokenizer, launcher, config.server)
-        admission = AdmissionController(config.server, engine, SystemClock())
-        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
-        return ServerParts(engine, apps, admission, observers.stats)
-
-    observers.ledger.price_of = listeners.access.tenants.directory.price_of
-    observers.ledger.start()
-    try:
-        exit_code = run(serve(make_parts, listeners))
-    finally:
-        observers.ledger.close()
-        if first is not None:
-            first.close()
-    for loading in (locating, reading):
-        if loading is not None:
-            loading.exit_if_running(exit_code)
-    return exit_code

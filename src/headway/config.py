@@ -49,9 +49,15 @@ class ModelConfig:
     dtype: str = setting(
         "auto", "Data type of the weights: auto (nearest to the file), fp32, bf16, int8 or int4."
     )
+    activation_dtype: str = setting(
+        "auto",
+        "Data type of the inputs of matrix products with int8 or int4 weights: auto (int8 with "
+        "VNNI and without AMX, else bf16), bf16 or int8.",
+    )
     kernels: str = setting(
         "auto",
-        "Compiled kernels: auto, none, or the highest level to use: plain, avx2, avx512 or amx.",
+        "Compiled kernels: auto, none, or the highest level to use: plain, avx2, avx512, "
+        "avx512_vnni or amx.",
     )
     deterministic: bool = setting(
         False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import select
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from headway.core.executor import Executor
 from headway.engine.process.journal import JournaledExecutor
 from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
 from headway.engine.process.messages import EngineInfo
-from headway.engine.supervise.launcher import STACKS_SIGNAL
+from headway.engine.supervise.start import STACKS_SIGNAL
 
 
 def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:
@@ -34,20 +35,31 @@ def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> in
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
     arguments = _parse_arguments()
     line = sys.stdin.readline()
-    if not line:  # the API process ended before it had settings, and may have left the folder
-        shutil.rmtree(Path(arguments.address.removeprefix("ipc://")).parent, ignore_errors=True)
+    if not line:  # the API process ended before it had settings
+        _remove_folder(arguments.address)
         return 0
     config = msgspec.json.decode(line, type=Config)
     loop = EngineLoop(arguments.address)
 
     def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:
         wait = _wait_for_activation if arguments.standby else lambda: None
-        model = load_model(config, progress, arguments.kv_descriptor, wait)
+        # Blocks that outlive an engine are found again through the prefix index.
+        has_index = config.cache.enable_prefix_caching
+        descriptor = arguments.kv_descriptor if has_index else None
+        model = load_model(config, progress, descriptor, wait)
         executor = JournaledExecutor(wrap(model.executor), loop.journal)
         core = build_core(config, executor, sink, model.executor.recorder)
         return core, engine_info(config, model)
 
-    return loop.run(factory)
+    code = loop.run(factory)
+    if select.select([sys.stdin], [], [], 0)[0]:
+        _remove_folder(arguments.address)
+    return code
+
+
+def _remove_folder(address: str) -> None:
+    """Remove the folder of the sockets, which an API process that was killed has left."""
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 def _parse_arguments() -> argparse.Namespace:

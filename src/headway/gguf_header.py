@@ -14,8 +14,6 @@ from pathlib import Path
 
 from headway.errors import ModelLoadError
 
-MetadataValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
-
 _SUPPORTED_VERSIONS = (2, 3)
 _STRING = 8
 _ARRAY = 9
@@ -35,7 +33,20 @@ _SCALARS = {
     12: "d",
 }
 _LENGTH = struct.Struct("<Q")
+_LENGTH_BYTES = _LENGTH.size
 _DEFAULT_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStrings:
+    """An array of strings that was not read; the vocabulary is most of a header."""
+
+    count: int
+
+
+MetadataValue = (
+    int | float | bool | str | list[int] | list[float] | list[bool] | list[str] | SkippedStrings
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +66,11 @@ class GgufHeader:
     tensors: dict[str, TensorEntry]
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read and bounds-check the whole header."""
+def read_header(path: Path, has_strings: bool = True) -> GgufHeader:
+    """Read and bounds-check the header, with or without its arrays of strings."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(data).read()
+            return _Cursor(data, has_strings).read()
     except FileNotFoundError as error:
         raise ModelLoadError(f"no GGUF file at {path}") from error
     except (OSError, ValueError, struct.error) as error:
@@ -72,8 +83,9 @@ class _Cursor:
     Raises ValueError or struct.error at the end of the data.
     """
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, has_strings: bool) -> None:
         self._data = data
+        self._has_strings = has_strings
         self._position = 0
 
     def read(self) -> GgufHeader:
@@ -118,7 +130,9 @@ class _Cursor:
         if kind != _ARRAY:
             return self._scalars(kind, 1)[0]
         kind, count = self._scalar("I"), self._scalar("Q")
-        return self._strings(count) if kind == _STRING else self._scalars(kind, count)
+        if kind != _STRING:
+            return self._scalars(kind, count)
+        return self._strings(count) if self._has_strings else self._skip_strings(count)
 
     def _scalar(self, code: str) -> int:
         (value,) = struct.unpack_from(f"<{code}", self._data, self._position)
@@ -137,12 +151,22 @@ class _Cursor:
         self._position += size
         return list(values)
 
+    def _skip_strings(self, count: int) -> SkippedStrings:
+        data, position, size = self._data, self._position, len(self._data)
+        unpack = _LENGTH.unpack_from
+        for _ in range(count):
+            position += _LENGTH_BYTES + unpack(data, position)[0]
+            if position > size:
+                raise ValueError("a string runs past the end of the file")
+        self._position = position
+        return SkippedStrings(count)
+
     def _strings(self, count: int) -> list[str]:
         data, position, size = self._data, self._position, len(self._data)
         values = []
         for _ in range(count):
             (length,) = _LENGTH.unpack_from(data, position)
-            start = position + _LENGTH.size
+            start = position + _LENGTH_BYTES
             position = start + length
             if position > size:
                 raise ValueError("a string runs past the end of the file")

@@ -49,6 +49,8 @@ class Resolved:
 
     dtype: str
     kv_dtype: str
+    activation_dtype: str
+    """Of the inputs of matrix products."""
     kernels: str | None
     """Instruction set of the compiled kernels; None means plain torch."""
     device: str
@@ -72,17 +74,18 @@ _DTYPES = {
 }
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-KERNELS = ("plain", "avx2", "avx512", "amx")
+KERNELS = ("plain", "avx2", "avx512", "avx512_vnni", "amx")
 _KERNEL_TILE = 16
 _STORE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _NumberForm:
-    """Data types of weights and KV cache, and the kernels to use."""
+    """Data types of weights, KV cache and activations, and the kernels to use."""
 
     dtype: str
     kv_dtype: str
+    activation_dtype: str
     kernels: str | None
     reasons: tuple[str, ...]
 
@@ -117,6 +120,7 @@ def resolve(config: Config, model: ModelFacts, hardware: Hardware) -> Resolved:
     return Resolved(
         form.dtype,
         form.kv_dtype,
+        form.activation_dtype,
         form.kernels,
         device,
         config.model.num_threads or hardware.num_cores,
@@ -166,7 +170,27 @@ def _resolve_form(
             f"kv_cache_dtype must be auto, bf16 or int8 with the compiled kernels and follows "
             f"dtype without them ({why_not or dtype}); got {asked!r}"
         )
-    return _NumberForm(dtype, kv_dtype, kernels, tuple(reasons))
+    activation_dtype, why = _resolve_activations(config.model.activation_dtype, dtype, kernels)
+    reasons.append(f"activations {activation_dtype}: {why}")
+    return _NumberForm(dtype, kv_dtype, activation_dtype, kernels, tuple(reasons))
+
+
+def _resolve_activations(asked: str, dtype: str, kernels: str | None) -> tuple[str, str]:
+    is_quantized = dtype in ("int8", "int4")
+    asked = asked.lower()
+    if asked == "auto":
+        if kernels is None:
+            return dtype, "as the weights"
+        if is_quantized and kernels == "avx512_vnni":
+            return "int8", "this machine multiplies int8 faster than bf16"
+        return "bf16", "the compiled kernels' default"
+    found = _DTYPES.get(asked, asked)
+    if found not in (("bf16", "int8") if is_quantized else (dtype,)):
+        raise ConfigError(
+            f"activation_dtype must be auto, bf16 or int8 with int8 or int4 weights and follows "
+            f"dtype with {dtype} weights; got {asked!r}"
+        )
+    return found, "as set"
 
 
 def _usable_kernels(

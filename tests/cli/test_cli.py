@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from headway.cli.app import SUMMARIES, make_app
 from headway.executors.cpu.packed_cache import CacheKey, Matrix, PackedCache, PackedMatrix
 from headway.executors.spec import spec_from_config
 from tests.conftest import ROOT
@@ -30,6 +38,24 @@ def headway(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 def test_version():
     assert headway("--version").stdout.startswith("headway 0.")
+
+
+def test_help_names_every_subcommand_with_its_own_summary():
+    shown = headway("--help").stdout
+    assert all(name in shown for name in SUMMARIES)
+    whole = get_command(make_app())
+    assert isinstance(whole, TyperGroup)
+    first_lines = {
+        name: " ".join((command.help or "").split("\n\n")[0].split())
+        for name, command in whole.commands.items()
+    }
+    assert first_lines == SUMMARIES
+
+
+def test_an_unknown_subcommand_is_refused():
+    result = headway("severe", "x.gguf")
+    assert result.returncode == 2
+    assert "No such command 'severe'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -66,6 +92,35 @@ def test_an_unknown_policy_is_refused_before_anything_is_loaded():
     assert "fcfs, priority" in result.stderr
 
 
+def test_a_port_in_use_leaves_no_engine_and_no_folder(model_path: Path, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        result = headway("serve", str(model_path), "--port", port, env=environ)
+    assert result.returncode == 2
+    assert "is in use" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_removes_the_folder_of_a_server_killed_at_its_start(
+    model_path: Path, tmp_path: Path, number: int
+):
+    command = [sys.executable, "-m", "headway", "serve", str(model_path), "--port", "0"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*command, "--admin-port", "none"], cwd=ROOT, env=environ) as server:
+        wait_until(lambda: any(tmp_path.glob("headway-*/engine.commands")))
+        server.send_signal(number)
+    wait_until(lambda: not any(tmp_path.iterdir()))
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def test_doctor_says_what_auto_gives():
     result = headway("doctor")
     assert result.returncode == 0
@@ -81,21 +136,21 @@ def test_doctor_of_a_model(model_path: Path):
 
 
 @pytest.mark.model
-def test_chat_knows_the_capital_of_france(model_path: Path):
+def test_chat_knows_the_capital_of_japan(model_path: Path):
     result = headway(
-        "chat", str(model_path), "--prompt", "What is the capital of France?", "--max-tokens", "12"
+        "chat", str(model_path), "--prompt", "What is the capital of Japan?", "--max-tokens", "12"
     )
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert "Tokyo" in result.stdout
 
 
 @pytest.mark.model
 @pytest.mark.full
 def test_a_conversation_goes_on_until_the_end_of_input(model_path: Path):
-    said = "What is the capital of France?\n/reset\n"
+    said = "What is the capital of Japan?\n/reset\n"
     result = headway("chat", str(model_path), "--max-tokens", "12", input=said)
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert "Tokyo" in result.stdout
 
 
 @pytest.mark.model

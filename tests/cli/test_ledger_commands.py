@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli import make_app
+from headway.cli.app import make_app
 from headway.errors import HeadwayError
 from headway.observe.ledger.databases import make_store
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headway.cli import make_app
+from headway.cli.app import make_app
 from headway.errors import ConfigError
 from headway.tenancy.keys import digest_of_text
 from headway.tenancy.roster import read_roster

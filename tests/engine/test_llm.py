@@ -14,7 +14,7 @@ from headway.errors import ConfigError, InvalidRequestError, NeverFitsError
 pytestmark = pytest.mark.model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +71,18 @@ def test_samples_logprobs_and_metrics(llm: LLM):
 
 
 def test_a_stop_string_ends_the_text(llm: LLM):
-    params = SamplingParams(temperature=0.0, max_tokens=40, stop=("Paris",))
+    params = SamplingParams(temperature=0.0, max_tokens=40, stop=("Tokyo",))
     (output,) = llm.chat(QUESTION, params)
     assert output.outputs[0].finish_reason == "stop"
-    assert output.outputs[0].stop_reason == "Paris"
-    assert "Paris" not in output.outputs[0].text
+    assert output.outputs[0].stop_reason == "Tokyo"
+    assert "Tokyo" not in output.outputs[0].text
     assert not llm.core.has_work
 
 
 def test_chat_answers_and_streams(llm: LLM):
     params = SamplingParams(temperature=0.0, max_tokens=20)
     (output,) = llm.chat(QUESTION, params)
-    assert "Paris" in output.outputs[0].text
+    assert "Tokyo" in output.outputs[0].text
     assert output.outputs[0].finish_reason == "stop"
     assert "".join(llm.stream_chat(QUESTION, params)) == output.outputs[0].text
     assert len(llm.chat([QUESTION, QUESTION], params)) == 2

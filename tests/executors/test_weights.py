@@ -19,6 +19,7 @@ from headway.executors.spec import ModelSpec, TensorScaling
 from headway.executors.step_model import Span
 from headway.executors.torch.eager import load_decoder
 from headway.executors.weights.formats import num_int8_parameters, packed_dtype, quantization
+from headway.executors.weights.ggml_types import GGML_TYPES
 from headway.executors.weights.gguf import _GLOBAL_NAMES, _LAYER_NAMES
 from headway.executors.weights.names import EMBEDDING, HEAD
 from headway.gguf_header import read_header
@@ -192,6 +193,13 @@ def test_our_gguf_header_agrees_with_the_package(tmp_path):
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     ours = checkpoint.read("model.embed_tokens.weight")
     assert np.array_equal(ours, embedding.data)
+
+
+def test_our_ggml_types_are_those_of_the_package():
+    of_package = {
+        kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType
+    }
+    assert of_package == GGML_TYPES
 
 
 def test_missing_extra_and_misshapen_tensors_are_named():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.live.agreement import Agreement, Case, compare, english_prompts, make_cases
-from benchmarks.live.loading import load
+from benchmarks.live.loading import FP32, Form, load
 from headway.executors.cpu.kernels import best_isa
 from headway.text import Tokenizer
 
@@ -23,9 +23,10 @@ NUM_PROMPTS = 8
 NUM_OUTPUTS = 16
 # bf16 computes what int4 does here, bit for bit: tests/executors/cpu/test_packing.py
 FORMS = [
-    "auto",
-    pytest.param("bf16", marks=pytest.mark.full),
-    pytest.param("int8", marks=pytest.mark.full),
+    Form("int4", activation_dtype="bf16"),
+    Form("int4", activation_dtype="int8"),
+    pytest.param(Form("bf16"), marks=pytest.mark.full),
+    pytest.param(Form("int8", activation_dtype="bf16"), marks=pytest.mark.full),
 ]
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
@@ -34,7 +35,7 @@ TEXT = Path(__file__).parents[2] / "LICENSE"
 def cases(model_path: Path) -> list[Case]:
     token_ids = Tokenizer.from_path(model_path).encode(TEXT.read_text())
     prompts = [(prompt, NUM_OUTPUTS) for prompt, _ in english_prompts(token_ids, NUM_PROMPTS)]
-    return make_cases(load(model_path, "fp32"), prompts)
+    return make_cases(load(model_path, FP32), prompts)
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -55,7 +56,7 @@ def test_logits_are_off_by_no_more_than_rounding_gives(agreement: Agreement) -> 
 
 
 def test_no_logit_is_off_by_more_than_so_many_roundings_give(agreement: Agreement) -> None:
-    if agreement.dtype == "int8":
+    if agreement.form.dtype == "int8":
         pytest.skip("int8 quantizes the file's weights anew: errors that are not independent")
     assert agreement.max_error <= agreement.max_limit
 

@@ -120,7 +120,7 @@ struct Model {
             format,      0};
   }
 
-  Model(int isa, int format, int kv_format, int window) : isa(isa) {
+  Model(int isa, int format, int kv_format, int activation_format, int window) : isa(isa) {
     floats.reserve(1000);
     const int table = format == HW_BF16 ? HW_BF16 : HW_INT8;
     for (HwLayer& layer : layers) {
@@ -144,6 +144,7 @@ struct Model {
     model.max_positions = POSITIONS;
     model.norm_eps = 1e-5f;
     model.kv_format = kv_format;
+    model.activation_format = activation_format;
     model.block_size = BLOCK;
     model.num_blocks = BLOCKS;
     model.layers = layers.data();
@@ -251,15 +252,17 @@ int main(int argc, char** argv) {
   for (int isa = HW_PLAIN; isa <= hw_best_isa(); isa++) {
     for (int format : {HW_BF16, HW_INT8, HW_INT4}) {
       for (int kv_format : {HW_BF16, HW_INT8}) {
-        for (int window : {0, 19}) {
-          Model model(isa, format, kv_format, window);
-          const auto alone = model.run(1);
-          for (int num_threads : {2, 3}) {
-            const auto together = model.run(num_threads);
-            require(!std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)),
-                    "several threads computed something else than one");
+        for (int activation_format : {HW_BF16, HW_INT8}) {
+          for (int window : {0, 19}) {
+            Model model(isa, format, kv_format, activation_format, window);
+            const auto alone = model.run(1);
+            for (int num_threads : {2, 3}) {
+              const auto together = model.run(num_threads);
+              require(!std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)),
+                      "several threads computed something else than one");
+            }
+            num_forms++;
           }
-          num_forms++;
         }
       }
     }

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from headway.build import run_server
+from headway.build_server import run_server
 from headway.config import load_config
 from headway.errors import HeadwayError
 

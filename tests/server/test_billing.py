@@ -11,13 +11,13 @@ import httpx
 from typer.testing import CliRunner
 
 from benchmarks.support.servers import free_port, start_process
-from headway.cli import make_app
+from headway.cli.app import make_app
 from headway.tenancy.keys import digest_of, write_digest
 from tests.server.test_ledger import ledger_url, wait_rows
 
 SERVE = """
 import json, logging, sys
-from headway.build import run_server
+from headway.build_server import run_server
 from headway.config import load_config
 
 logging.basicConfig(level=logging.INFO)

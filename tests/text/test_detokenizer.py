@@ -99,7 +99,7 @@ def other_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
     if decoder is not None:
         backend.decoder = decoder
     backend.add_special_tokens([AddedToken("<s>")])
-    return Tokenizer(LoadedTokenizer(backend, None, (), {}, None))
+    return Tokenizer(LoadedTokenizer(backend, None, (), {}, None, longest_token=1))
 
 
 OTHER_DECODERS = {

@@ -18,7 +18,7 @@ from benchmarks.support.tiny_tokenizers import (
     write_spm,
 )
 from headway.errors import ModelLoadError
-from headway.gguf_header import read_header
+from headway.gguf_header import SkippedStrings, read_header
 from headway.text import Tokenizer
 
 
@@ -37,6 +37,12 @@ def test_metadata_is_read_as_the_format_library_reads_it(tmp_path):
     ours = read_header(path).metadata
     expected = {k: f.contents() for k, f in fields.items() if not k.startswith("GGUF.")}
     assert ours == expected
+    without = read_header(path, has_strings=False)
+    assert without.metadata["tokenizer.ggml.tokens"] == SkippedStrings(
+        len(expected["tokenizer.ggml.tokens"])
+    )
+    assert without.tensors == read_header(path).tensors
+    assert without.metadata.keys() == ours.keys()
 
 
 def test_a_truncated_header_is_refused(tmp_path):
@@ -46,6 +52,8 @@ def test_a_truncated_header_is_refused(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(ModelLoadError, match="not a readable GGUF"):
             read_header(path)
+        with pytest.raises(ModelLoadError, match="not a readable GGUF"):
+            read_header(path, has_strings=False)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 In reading order:
 
-    options.py   flags from the settings
-    progress.py  progress bars
-    ledger.py    opens the ledger for a command
+    app.py          the subcommands as one typer application
+    quick_serve.py  `headway serve` without typer
+    options.py      flags from the settings
+    progress.py     progress bars
+    ledger.py       opens the ledger for a command
     serve.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py, tenants.py, cache.py
 """
 
@@ -14,64 +16,30 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-import typer
-
-from headway._version import __version__
 from headway.errors import HeadwayError
 
-COMMANDS = ("serve", "chat", "doctor", "explain", "usage")
-GROUPS = ("bench", "cache", "keys", "tenants")
-
-
-def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Make the command with the subcommand that `arguments` name, else with all.
-
-    An import of all subcommands takes a second.
-    """
-    app = typer.Typer(
-        name="headway",
-        help="A continuous-batching LLM inference server.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_root)
-    names, first = COMMANDS + GROUPS, arguments[0] if arguments else ""
-    if first == "--version":
-        names = ()
-    elif first in names:
-        names = (first,)
-    for name in names:
-        module = import_module(f"headway.cli.{name}")
-        if name in GROUPS:
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(getattr(module, name))
-    return app
-
-
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        typer.echo(f"headway {__version__}")
-        raise typer.Exit
-
-
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
-    pass
+if TYPE_CHECKING:
+    from headway.engine.supervise.start import EngineStart
 
 
 def main() -> None:
     """Run the command; print an error as one line, not a traceback."""
+    arguments, engine = sys.argv[1:], None
     try:
-        make_app(sys.argv[1:])()
+        engine = _start_engine(arguments)
+        if engine is not None:
+            from headway.cli.quick_serve import read_arguments, serve
+
+            config = read_arguments(arguments[1:])
+            if config is not None:
+                sys.exit(serve(config, engine))
+        from headway.cli.app import make_app  # takes long
+
+        make_app(arguments)(obj=engine)
     except HeadwayError as error:
-        typer.echo(f"headway: error: {error}", err=True)
+        sys.stderr.write(f"headway: error: {error}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -82,6 +50,21 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        typer.echo(f"headway: error: {error.strerror}; not everything was written", err=True)
+        sys.stderr.write(f"headway: error: {error.strerror}; not everything was written\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _start_engine(arguments: Sequence[str]) -> EngineStart | None:
+    """Start the engine process of a server.
+
+    It imports its modules while this process reads the settings.
+    """
+    if arguments[:1] != ["serve"] or "--help" in arguments:
+        return None
+    from headway.engine.supervise.start import EngineStart, make_memory
+
+    return EngineStart(memory=make_memory())

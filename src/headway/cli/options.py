@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
-import yaml
 
+from headway.cli.quick_serve import flag_of, read_file
 from headway.config import SECTIONS, load_config
-from headway.errors import ConfigError
 
 PANELS = {
     "model": "Model",
@@ -55,19 +54,6 @@ def with_settings(
     return decorate
 
 
-def read_file(path: Path | None) -> dict[str, object]:
-    """Return the settings of a YAML file by name; empty without a file."""
-    if path is None:
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold settings as 'name: value' lines")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
-
-
 def _flags_of(section: str, defaults: Mapping[str, object]) -> list[inspect.Parameter]:
     cls = SECTIONS[section]
     hints = get_type_hints(cls)
@@ -85,12 +71,12 @@ def _flags_of(section: str, defaults: Mapping[str, object]) -> list[inspect.Para
 
 
 def _flag(name: str, hint: Any, default: Any, about: str, panel: str) -> inspect.Parameter:
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     about = about if default in (None, ()) else f"{about} (default: {default})"
     kind: Any = str | None
     metavar: str | None = "N" if hint in (int, int | None, float) else "TEXT"
     if hint is bool:
-        kind, metavar, flag = bool | None, None, f"{flag}/--no-{name.replace('_', '-')}"
+        kind, metavar, flag = bool | None, None, f"{flag}/{flag_of(f'no_{name}')}"
     elif get_origin(hint) is tuple:
         kind = list[str] | None
     option = typer.Option(flag, help=about, metavar=metavar, rich_help_panel=panel)

@@ -47,6 +47,7 @@ def options_of(resolved: Resolved) -> ModelOptions:
     return ModelOptions(
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
+        activation_dtype=resolved.activation_dtype,
         kernels=resolved.kernels,
         num_threads=resolved.num_threads,
         device=resolved.device,

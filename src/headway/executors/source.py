@@ -31,6 +31,11 @@ class ModelSource:
 
 def locate(model: str, revision: str | None = None) -> ModelSource:
     """Return the files of a model; downloads a Hugging Face repository unless cached."""
+    return locate_here(model) or ModelSource(SourceKind.FOLDER, _download(model, revision))
+
+
+def locate_here(model: str) -> ModelSource | None:
+    """Return the files of a model given by its path; None for a Hugging Face id."""
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -40,7 +45,7 @@ def locate(model: str, revision: str | None = None) -> ModelSource:
         return ModelSource(SourceKind.FOLDER, path)
     if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"no such file or folder: {path}")
-    return ModelSource(SourceKind.FOLDER, _download(model, revision))
+    return None
 
 
 def _download(model: str, revision: str | None) -> Path:

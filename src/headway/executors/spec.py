@@ -14,6 +14,7 @@ from typing import Any
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
 from headway.executors.fields import ModelFields
+from headway.gguf_header import SkippedStrings
 from headway.resolve import ModelFacts
 
 HF_ARCHITECTURES = {
@@ -245,7 +246,11 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -
     head_dim = fields.size("attention.key_length", hidden_size // num_heads)
     if fields.raw("rope.dimension_count") not in (None, head_dim):
         raise ModelLoadError("GGUF rope.dimension_count differs from the head size: unsupported")
-    num_tokens = len(fields.strings("tokenizer.ggml.tokens"))
+    tokens = fields.raw("tokenizer.ggml.tokens")
+    if isinstance(tokens, SkippedStrings):
+        num_tokens = tokens.count
+    else:
+        num_tokens = len(fields.strings("tokenizer.ggml.tokens"))
     return ModelSpec(
         architecture=architecture,
         hidden_size=hidden_size,

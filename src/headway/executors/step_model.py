@@ -43,6 +43,7 @@ class ModelOptions:
     max_model_len: int
     num_slots: int = 0
     kv_dtype: str = "bf16"
+    activation_dtype: str = "bf16"
     kernels: str | None = None
     num_threads: int = 1
     device: str = "cpu"

@@ -61,6 +61,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     # would scan them repeatedly and delay every stream by a second. See `_collect_garbage`.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 

@@ -10,7 +10,6 @@ from headway.clock import Clock
 from headway.config import ServerConfig
 from headway.tenancy import Directory
 from headway.tenancy.keys_file import load_keys
-from headway.tenancy.roster import read_roster
 from headway.tenancy.watch import KeysFile, RosterFile, RosterWatcher
 
 
@@ -32,6 +31,8 @@ def load_tenants(config: ServerConfig, clock: Clock) -> LoadedTenants:
     if config.api_keys_file is not None:
         keys_file = KeysFile(Path(config.api_keys_file), read_keys)
     if config.tenants_file is not None:
+        from headway.tenancy.roster import read_roster  # needs yaml, which takes long
+
         roster_file = RosterFile(Path(config.tenants_file), read_roster)
     directory = Directory(
         clock,

@@ -41,6 +41,7 @@ def load_folder_tokenizer(folder: Path) -> LoadedTokenizer:
         eos_token_ids=tuple(dict.fromkeys(stated + _generation_eos_ids(folder))),
         special_tokens=special_tokens,
         chat_template=_chat_template(folder, config),
+        longest_token=max(map(len, backend.get_vocab(with_added_tokens=True))),
     )
 
 

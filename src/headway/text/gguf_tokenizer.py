@@ -118,6 +118,7 @@ class _Builder:
             eos_token_ids=tuple(dict.fromkeys(i for i in ending_ids if i is not None)),
             special_tokens={name: self._tokens[i] for name, i in names.items() if i is not None},
             chat_template=self._metadata.get("tokenizer.chat_template"),
+            longest_token=max(map(len, self._tokens)),
         )
 
     def _get(self, key: str) -> Any:

@@ -24,6 +24,8 @@ class LoadedTokenizer:
     eos_token_ids: tuple[int, ...]
     special_tokens: Mapping[str, str]
     chat_template: str | None
+    longest_token: int
+    """In characters of its spelling, of which a token has at least as many as of its text."""
 
 
 def surround(backend: tokenizers.Tokenizer, before: list[int], after: list[int]) -> None:

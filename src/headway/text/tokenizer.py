@@ -26,8 +26,7 @@ class Tokenizer:
         added = loaded.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = loaded.backend.get_vocab_size(with_added_tokens=True)
-        # In characters of its spelling, of which a token has at least as many as of its text.
-        self._longest_token = max(map(len, loaded.backend.get_vocab(with_added_tokens=True)))
+        self._longest_token = loaded.longest_token
         self.bos_token_id: int | None = loaded.bos_token_id
         self.eos_token_ids: tuple[int, ...] = loaded.eos_token_ids
         self.special_tokens: Mapping[str, str] = loaded.special_tokens

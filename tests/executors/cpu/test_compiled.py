@@ -201,6 +201,15 @@ def test_every_architecture_is_close(shaped, isa, kv_dtype):
 
 
 @every_isa
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_int8_activations_are_close(shaped, isa, dtype):
+    """A step of int8 is 3.4 times as large as the rounding of bf16 (benchmarks/live/agreement)."""
+    case, _ = shaped
+    exact = mixed_steps(case.compiled(isa, dtype))
+    assert_close(mixed_steps(case.compiled(isa, dtype, activation_dtype="int8")), exact, 4.0)
+
+
+@every_isa
 @pytest.mark.parametrize("gain", [128, 1024])
 def test_gates_far_below_zero_are_closed(isa, gain):
     case = case_of(spec_of())
@@ -214,23 +223,25 @@ def test_gates_far_below_zero_are_closed(isa, gain):
 
 OTHERS = [Span([i % 47], 0, [5 + i]) for i in range(64)]
 KV_DTYPES = ("bf16", "int8")
+PRODUCTS = [(dtype, "bf16") for dtype in kernels.FORMATS] + [("int8", "int8"), ("int4", "int8")]
+"""Data types of weights and activations."""
 
 
 def marks_of(*numbers: int) -> tuple[pytest.MarkDecorator, ...]:
-    """Every pair of an instruction set, a format and a form of the KV cache is always run; all
+    """Every pair of an instruction set, a product and a form of the KV cache is always run; all
     three together only with --full."""
-    isa, dtype, kv_dtype = numbers
-    return () if (isa + dtype + kv_dtype) % 2 == 0 else (pytest.mark.full,)
+    return () if sum(numbers) % 2 == 0 else (pytest.mark.full,)
 
 
 FORMS = [
-    pytest.param((isa, dtype, kv_dtype), marks=marks_of(*numbers), id=f"{isa}-{dtype}-{kv_dtype}")
-    for *numbers, isa, dtype, kv_dtype in (
-        (i, d, k, isa, dtype, kv_dtype)
-        for i, isa in enumerate(ISAS)
-        for d, dtype in enumerate(kernels.FORMATS)
-        for k, kv_dtype in enumerate(KV_DTYPES)
+    pytest.param(
+        (isa, dtype, kv_dtype, activation_dtype),
+        marks=marks_of(i, p, k),
+        id=f"{isa}-{dtype}-{activation_dtype}-{kv_dtype}",
     )
+    for i, isa in enumerate(ISAS)
+    for p, (dtype, activation_dtype) in enumerate(PRODUCTS)
+    for k, kv_dtype in enumerate(KV_DTYPES)
 ]
 
 
@@ -261,10 +272,11 @@ class Subject:
     isa: str
     dtype: str
     kv_dtype: str
+    activation_dtype: str
 
     def load(self, **options: Any) -> CompiledModel:
-        sizes = {"num_blocks": 80, **options}
-        return self.case.compiled(self.isa, self.dtype, kv_dtype=self.kv_dtype, **sizes)
+        dtypes = {"kv_dtype": self.kv_dtype, "activation_dtype": self.activation_dtype}
+        return self.case.compiled(self.isa, self.dtype, num_blocks=80, **dtypes, **options)
 
     def __post_init__(self) -> None:
         self.model = self.load()

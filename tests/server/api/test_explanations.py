@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.support.servers import RunningServer
-from headway.cli import make_app
+from headway.cli.app import make_app
 from headway.clock import SystemClock
 from headway.core.causes import CauseTime, WaitCause
 from headway.core.events import Admitted, Arrived, Finished

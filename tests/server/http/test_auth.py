@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from headway.cli import make_app
+from headway.cli.app import make_app
 from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError

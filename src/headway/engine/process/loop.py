@@ -38,6 +38,7 @@ from headway.errors import HeadwayError
 logger = logging.getLogger(__name__)
 
 MAX_COMMANDS_PER_STEP = 1024
+NUM_PROGRESS_REPORTS = 20
 Progress = Callable[[int, int], None]
 CoreFactory = Callable[[Sink, Progress], tuple[EngineCore, EngineInfo]]
 
@@ -71,10 +72,13 @@ class EngineLoop:
     def run(self, factory: CoreFactory) -> int:
         """Build the core, serve until the end, clean up; return the exit code."""
         try:
+            # Imported and loaded objects live as long as the process: the collector skips them.
+            gc.disable()
+            gc.freeze()
             core, info = factory(self._events.extend, self._report_progress)
-            # Loaded objects live as long as the process: the collector skips them from now on.
             gc.collect()
             gc.freeze()
+            gc.enable()
             self._send(EngineReady(info))
             try:
                 self._serve(core)
@@ -146,7 +150,11 @@ class EngineLoop:
             self._events.clear()
 
     def _report_progress(self, num_done: int, num_total: int) -> None:
-        self._send(LoadProgress(num_done, num_total))
+        # The API process takes 0.3 ms for each report, while it is about to start itself.
+        if num_done * NUM_PROGRESS_REPORTS // num_total != (
+            (num_done - 1) * NUM_PROGRESS_REPORTS // num_total
+        ):
+            self._send(LoadProgress(num_done, num_total))
 
     def _send(self, report: Report) -> None:
         self._reports.send(encode(report))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 
 import msgspec
@@ -23,7 +22,7 @@ from headway.engine.process.messages import (
     decode_report,
     encode,
 )
-from headway.engine.supervise.start import EngineStart
+from headway.engine.supervise.start import STACKS_SIGNAL, EngineStart
 from headway.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 0.5
 LAST_REPORTS_TIMEOUT_MS = 20
-STACKS_SIGNAL = signal.SIGUSR1
-"""On this signal the engine writes the stacks of its threads to standard error."""
 
 
 class EngineProcess:
@@ -146,6 +143,10 @@ class EngineProcess:
             with contextlib.suppress(zmq.ZMQError, EngineDeadError):
                 await self.send(Shutdown())
             await asyncio.to_thread(self._wait_or_kill)
+        self.discard()
+
+    def discard(self) -> None:
+        """Kill the process if it is alive; remove its sockets and files."""
         if self._death is not None:
             self._poller.unregister(self._death)
             os.close(self._death)

@@ -1,7 +1,7 @@
 """Starts engine processes. Needs the standard library alone, so that one can start early.
 
 An engine process imports its modules, then reads its settings. `headway serve` starts the first
-one before it imports its own modules, which takes as long.
+one before it reads its own settings and imports its own modules, which takes as long.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.config import Config
 from headway.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "headway.engine_main")
+STACKS_SIGNAL = signal.SIGUSR1
+"""On this signal the engine writes the stacks of its threads to standard error."""
 
 
 class EngineMemory:
@@ -83,13 +85,8 @@ class EngineStart:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def make_memory(config: Config) -> EngineMemory | None:
-    """Return memory that outlives engines; None if it is of no use or cannot be had.
-
-    Published blocks are found again through the prefix index.
-    """
-    if not config.cache.enable_prefix_caching:
-        return None
+def make_memory() -> EngineMemory | None:
+    """Return memory that outlives engines; None if it cannot be had."""
     try:
         return EngineMemory()
     except OSError as error:

@@ -89,7 +89,13 @@ class CompiledModel:
         if descriptor is None:
             return None
         # What the contents of a block depend on, beside its tokens.
-        numerics = (options.dtype, options.kv_dtype, options.kernels, options.max_model_len)
+        numerics = (
+            options.dtype,
+            options.kv_dtype,
+            options.activation_dtype,
+            options.kernels,
+            options.max_model_len,
+        )
         identity = hashlib.sha256(f"{self._packer.identity}\n{numerics}".encode()).digest()
         try:
             return SharedKV(descriptor, identity, shape)
@@ -243,6 +249,8 @@ def _describe(packer: Packer, options: ModelOptions) -> kernels.Model:
         kernels.FORMATS[options.kv_dtype],
         options.block_size,
         options.num_blocks,
+        kernels.FORMATS[options.activation_dtype],
+        0,
         layers,
         embedding,
         head,

@@ -8,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 6
+ABI_VERSION = 7
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
 """Inputs that share a scale."""
 MAX_HEAD_DIM = 128
 MAX_LOGPROBS = 20
-ISA = ("plain", "avx2", "avx512", "amx")
+ISA = ("plain", "avx2", "avx512", "avx512_vnni", "amx")
 FORMATS = {"bf16": 0, "int8": 1, "int4": 2}
 _SOURCES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K"
 SOURCES = {name: number for number, name in enumerate(_SOURCES.split())}
@@ -82,6 +82,8 @@ class Model(Structure):
         ("kv_format", c_int32),
         ("block_size", c_int32),
         ("num_blocks", c_int32),
+        ("activation_format", c_int32),
+        ("unused", c_int32),
         ("layers", POINTER(Layer)),
         ("embedding", CLinear),
         ("head", CLinear),

@@ -5,6 +5,7 @@ Formats are safetensors and GGUF; neither can run code when read. In reading ord
     source_files.py the files of a checkpoint, and whether they changed
     names.py        canonical tensor names and shapes
     safetensors.py  Hugging Face folders
+    ggml_types.py   types of the tensors in GGUF files
     gguf.py         GGUF files
     formats.py      data type of each packed matrix
     reader.py       reads the tensors of a model in order

@@ -9,12 +9,11 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from headway.errors import ModelLoadError
 from headway.executors.spec import ModelSpec, spec_from_gguf
 from headway.executors.weights import Stored
+from headway.executors.weights.ggml_types import GGML_TYPES, GgmlType
 from headway.executors.weights.names import (
     EMBEDDING,
     FINAL_NORM,
@@ -55,8 +54,8 @@ class _Tensor:
     file: np.ndarray
 
     @property
-    def kind(self) -> GGMLQuantizationType:
-        return GGMLQuantizationType(self.entry.type_id)
+    def kind(self) -> GgmlType:
+        return GGML_TYPES[self.entry.type_id]
 
 
 class GgufCheckpoint:
@@ -64,7 +63,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.source = SourceFiles.of(path, _part_paths(path))
-        header = read_header(path)
+        header = read_header(path, has_strings=False)
         parts = {path: header, **dict(_other_parts(path, header))}
         self._tensors: dict[str, _Tensor] = {}
         for part, one in parts.items():
@@ -98,8 +97,13 @@ class GgufCheckpoint:
     def read(self, name: str) -> np.ndarray:
         tensor = self._tensors[name]
         stored = self.read_stored(name, 0, tensor.entry.shape[0])
+        if stored.kind == "F32":
+            return np.ascontiguousarray(stored.rows).view(np.float32).reshape(tensor.entry.shape)
+        from gguf.constants import GGMLQuantizationType  # takes long
+        from gguf.quants import dequantize
+
         try:
-            values = dequantize(stored.rows, tensor.kind)
+            values = dequantize(stored.rows, GGMLQuantizationType(tensor.entry.type_id))
         except NotImplementedError as error:
             raise ModelLoadError(f"{name}: {stored.kind} is not supported") from error
         return values.reshape(tensor.entry.shape)
@@ -151,7 +155,7 @@ def _other_parts(path: Path, first: GgufHeader) -> Iterator[tuple[Path, GgufHead
         part = path.with_name(_part_name(named, number + 1))
         if not part.is_file():
             raise ModelLoadError(f"{part} is missing: {path} is the first of {count} parts")
-        header = read_header(part)
+        header = read_header(part, has_strings=False)
         for key, expected in (("split.no", number), ("split.count", count)):
             if header.metadata.get(key) != expected:
                 raise ModelLoadError(
@@ -175,11 +179,10 @@ def _part_name(named: re.Match[str], number: int) -> str:
 
 def _check_entry(name: str, entry: TensorEntry) -> None:
     """Refuse a tensor whose rows are not whole blocks of its type."""
-    try:
-        kind = GGMLQuantizationType(entry.type_id)
-    except ValueError as error:
-        raise ModelLoadError(f"{name}: ggml type {entry.type_id} is not known") from error
-    block_elements, _ = GGML_QUANT_SIZES[kind]
+    kind = GGML_TYPES.get(entry.type_id)
+    if kind is None:
+        raise ModelLoadError(f"{name}: ggml type {entry.type_id} is not known")
+    block_elements = kind.block_elements
     if not entry.shape or min(entry.shape) < 1 or entry.shape[-1] % block_elements:
         raise ModelLoadError(
             f"{name}: shape {list(entry.shape)} has no rows of whole {kind.name} blocks "
@@ -190,8 +193,8 @@ def _check_entry(name: str, entry: TensorEntry) -> None:
 
 
 def _num_bytes(entry: TensorEntry) -> int:
-    block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type_id)]
-    return prod(entry.shape) // block_elements * block_bytes
+    kind = GGML_TYPES[entry.type_id]
+    return prod(entry.shape) // kind.block_elements * kind.block_bytes
 
 
 def _canonical(name: str) -> str:

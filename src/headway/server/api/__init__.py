@@ -12,5 +12,6 @@ Must not import app or serve. In reading order:
     explanations.py  why a request took as long as it did
     health.py        health probes
     status.py        metrics and version
-    openapi.py       the OpenAPI document
+    openapi.py       /openapi.json
+    openapi_document.py  the OpenAPI document
 """

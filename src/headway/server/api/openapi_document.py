@@ -1,0 +1,272 @@
+"""The API of this server as an OpenAPI document.
+
+Made from the models that check request bodies, and from the facts of this server: the names and
+vocabulary of its model, its limits, whether it requires keys. Rules that involve two fields are not
+in the document; docs/api.md has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from headway._version import __version__
+from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
+from headway.server.api.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from headway.server.context import ServerContext
+from headway.server.schema import answers
+from headway.server.schema.chat import ChatRequest
+from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.request import Fields, RequestLimits
+
+REQUESTS: tuple[type[Fields], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    TokenizeChatRequest,
+    DetokenizeRequest,
+)
+ANSWERS: tuple[type[answers.Answer], ...] = (
+    answers.ErrorAnswer,
+    answers.ChatCompletion,
+    answers.Completion,
+    answers.ModelDescription,
+    answers.ModelList,
+    answers.Tokens,
+    answers.DetokenizedText,
+    answers.Version,
+    answers.Health,
+    answers.Explanation,
+)
+_REFUSALS = {
+    400: "A field has a wrong value; `param` names the field.",
+    401: "No valid API key.",
+    403: "The tenant is disabled.",
+    404: "There is no such model, or no such request.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    429: "The tenant is above a quota or a limit; Retry-After says when to try again.",
+    500: "An internal error.",
+    503: "The server is overloaded or has no engine; Retry-After says when to try again.",
+}
+_RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
+_STREAM = {
+    "schema": {
+        "type": "object",
+        "description": "With stream: an event per chunk, its data a JSON object; then [DONE].",
+        "properties": {"event": {"const": "message"}, "data": {"type": "string"}},
+        "required": ["data"],
+    }
+}
+"""One server-sent event; OpenAPI tools read the schema of a stream in this form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFacts:
+    """Facts about one server; those of the model are 0 until it is loaded."""
+
+    model_names: tuple[str, ...]
+    limits: RequestLimits
+    has_keys: bool
+    has_priorities: bool = False
+    vocab_size: int = 0
+    max_model_len: int = 0
+    min_prompt_chars: int = 0
+
+
+def facts_of(context: ServerContext, limits: RequestLimits, has_keys: bool) -> ApiFacts:
+    """Return the facts that are known now."""
+    if not context.engine.is_ready:
+        return ApiFacts(context.model_names, limits, has_keys)
+    info, empty = context.engine.info, context.engine.tokenizer.encode("")
+    return ApiFacts(
+        context.model_names,
+        limits,
+        has_keys,
+        info.scheduling_policy in PRIORITY_AWARE_POLICIES,
+        info.vocab_size,
+        info.capacity.max_model_len,
+        min_prompt_chars=0 if empty else 1,
+    )
+
+
+@lru_cache(maxsize=4)
+def document(facts: ApiFacts) -> dict[str, Any]:
+    """Return the whole document; it is cached, so the caller must not change it."""
+    components: dict[str, Any] = {"schemas": _schemas(facts)}
+    result: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Headway", "version": __version__},
+        "paths": _paths(facts),
+        "components": components,
+    }
+    if facts.has_keys:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        result["security"] = [{"bearer": []}]
+    return result
+
+
+def _schemas(facts: ApiFacts) -> dict[str, Any]:
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        *((model, "validation") for model in REQUESTS),
+        *((model, "validation") for model in ANSWERS),
+    ]
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    schemas = _settle(definitions["$defs"], facts)
+    for kind in REQUESTS:
+        fields = schemas[kind.__name__]["properties"]
+        fields["model"] = {"enum": [*facts.model_names, None]}
+        if "n" in fields:
+            _bound(fields, facts)
+    if facts.max_model_len:
+        schemas["DetokenizeRequest"]["properties"]["tokens"]["maxItems"] = facts.max_model_len
+    return schemas
+
+
+def _bound(fields: dict[str, Any], facts: ApiFacts) -> None:
+    """Write the limits of this server into their fields."""
+    _set_maximum(fields, "n", facts.limits.max_num_samples)
+    _set_maximum(fields, "best_of", facts.limits.max_num_samples)
+    longest = facts.limits.max_output_tokens
+    if facts.max_model_len:
+        longest = min(longest, facts.max_model_len - 1)
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        _set_maximum(fields, name, longest)
+    if not facts.has_priorities:
+        fields["priority"] = {"enum": [0, None]}
+
+
+def _set_maximum(fields: dict[str, Any], name: str, maximum: int) -> None:
+    if name in fields:
+        fields[name]["anyOf"][0]["maximum"] = maximum
+
+
+def _settle(schema: Any, facts: ApiFacts) -> Any:
+    """Return a copy without titles, and with numbers in place of Headway's own formats."""
+    if isinstance(schema, list):
+        return [_settle(item, facts) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+        # A title is a string; a field named title is an object and stays.
+    copy = {
+        name: _settle(item, facts)
+        for name, item in schema.items()
+        if not (name == "title" and isinstance(item, str))
+    }
+    kind = copy.get("format")
+    if kind == "token-id":
+        del copy["format"]
+        copy["maximum"] = facts.vocab_size - 1 if facts.vocab_size else 2**31 - 1
+    elif kind == "prompt":
+        del copy["format"]
+        copy["minLength"] = facts.min_prompt_chars
+    return copy
+
+
+def _paths(facts: ApiFacts) -> dict[str, Any]:
+    every = (400, 401, 403, 500) if facts.has_keys else (400, 500)
+    return _generation_paths((*every, 404, 413, 415, 503)) | _info_paths(every, facts)
+
+
+def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
+    """Return the paths with a request body."""
+    generating = _error_response(*refusals, 429)
+    chat = _post_operation("Answer a conversation.", ChatRequest)
+    completion = _post_operation("Continue one prompt or several.", CompletionRequest)
+    tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
+    detokenize = _post_operation("Token ids to text.", DetokenizeRequest)
+    operations = {
+        "/v1/chat/completions": chat | _responses(generating, answers.ChatCompletion, _STREAM),
+        "/v1/completions": completion | _responses(generating, answers.Completion, _STREAM),
+        "/tokenize": tokenize | _responses(_error_response(*refusals), answers.Tokens),
+        "/detokenize": detokenize | _responses(_error_response(*refusals), answers.DetokenizedText),
+    }
+    return {path: {"post": operation} for path, operation in operations.items()}
+
+
+def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
+    """Return the paths without a request body."""
+    name = {"type": "string", "enum": list(facts.model_names)}
+    by_name = {"name": "name", "in": "path", "required": True, "schema": name}
+    model = _get_operation(
+        "One model by its name, which may contain slashes.",
+        answers.ModelDescription,
+        (*every, 404),
+    )
+    by_id = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    reason = "What happened to a request of this client, by its id or its X-Request-Id."
+    explained = _get_operation(reason, answers.Explanation, (*every, 404, 503))
+    status = _success_response(answers.Health)
+    either = {"200": status, "503": status}
+    empty = {"200": {"description": "Ready."}, "503": {"description": "Not ready."}}
+    document = {"application/json": {"schema": {"type": "object"}}}
+    whole = {"200": {"description": "The document.", "content": document}}
+    refused = _error_response(*every)
+    operations = {
+        "/v1/models": _get_operation("The names of the model.", answers.ModelList, every),
+        "/v1/models/{name}": {**model, "parameters": [by_name]},
+        "/v1/requests/{request_id}/explanation": {**explained, "parameters": [by_id]},
+        "/version": _get_operation("The release.", answers.Version, every),
+        "/health/live": {
+            **_info_operation("Whether the process answers.", either | _error_response(500)),
+            "security": [],
+        },
+        "/health/ready": _info_operation("Whether requests are accepted.", refused | either),
+        "/health": _info_operation("The same, by the status code alone.", refused | empty),
+        "/openapi.json": _info_operation("This document.", refused | whole),
+    }
+    return {path: {"get": operation} for path, operation in operations.items()}
+
+
+def _info_operation(summary: str, responses: Mapping[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "responses": responses}
+
+
+def _post_operation(summary: str, *kinds: type[Fields]) -> dict[str, Any]:
+    schemas = [_ref(kind) for kind in kinds]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    content = {"application/json": {"schema": schema}}
+    return {"summary": summary, "requestBody": {"required": True, "content": content}}
+
+
+def _get_operation(
+    summary: str, kind: type[answers.Answer], refusals: tuple[int, ...]
+) -> dict[str, Any]:
+    return {"summary": summary, **_responses(_error_response(*refusals), kind)}
+
+
+def _responses(
+    refusals: Mapping[str, Any],
+    kind: type[answers.Answer],
+    stream: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    answered = _success_response(kind)
+    if stream is not None:
+        answered["content"]["text/event-stream"] = stream
+    return {"responses": {"200": answered, **refusals}}
+
+
+def _success_response(kind: type[answers.Answer]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref(kind)}}
+    return {"description": (kind.__doc__ or "").replace("\n    ", " "), "content": content}
+
+
+def _error_response(*statuses: int) -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref(answers.ErrorAnswer)}}
+    return {
+        str(status): {
+            "description": _REFUSALS[status],
+            "content": content,
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
+        }
+        for status in sorted(statuses)
+    }
+
+
+def _ref(kind: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
