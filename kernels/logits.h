@@ -14,6 +14,8 @@ namespace {
 using namespace headway;
 
 typedef double v8d __attribute__((vector_size(64)));
+typedef double v4d __attribute__((vector_size(32)));
+typedef double v2d __attribute__((vector_size(16)));
 typedef uint64_t v8u __attribute__((vector_size(64)));
 
 inline v8d widen_f32(const float* from) {
@@ -33,12 +35,17 @@ inline v8d widen_f32(const float* from) {
 #endif
 }
 
-// Relative error within 2e-12 from 2^-1000 to 1, exact for 0; 0 below.
+// Relative error within 2e-12 from 2^-1000 to 1, exact for 0; about 0 below.
 inline v8d exp2_f64(v8d x) {
+#if defined(__AVX512F__)
+  const v8d whole = (v8d)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT);
+  const v8d f = x - whole;
+#else
   constexpr double SHIFT = 0x1.8p52;  // the sum has the nearest integer in its lowest bits
   const v8d y = x < -1000.0 ? v8d{} - 1000.0 : x;
   const v8d shifted = y + SHIFT;
   const v8d f = y - (shifted - SHIFT);
+#endif
   v8d p = v8d{} + 1.325497460306718e-06;
   p = p * f + 1.531007807039615e-05;
   p = p * f + 1.5403457039410448e-04;
@@ -48,12 +55,19 @@ inline v8d exp2_f64(v8d x) {
   p = p * f + 0.24022650695821055;
   p = p * f + 0.6931471805459343;
   p = p * f + 1.0;
+#if defined(__AVX512F__)
+  return (v8d)_mm512_scalef_pd((__m512d)p, (__m512d)whole);
+#else
   const v8d scale = (v8d)(((v8u)shifted + 1023) << 52);
   return x < -1000.0 ? v8d{} : p * scale;
+#endif
 }
 
 inline double hsum(v8d v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  const v4d a =
+      __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  const v2d b = __builtin_shufflevector(a, a, 0, 1) + __builtin_shufflevector(a, a, 2, 3);
+  return b[0] + b[1];
 }
 
 inline v8d prob(const float* logits, double best, double factor) {
@@ -63,9 +77,12 @@ inline v8d prob(const float* logits, double best, double factor) {
 inline v8d maximum(v8d a, v8d b) { return a > b ? a : b; }
 
 inline double hmax(v8d v) {
-  double top = v[0];
-  for (int i = 1; i < 8; i++) top = v[i] > top ? v[i] : top;
-  return top;
+  const v4d a = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+  const v4d b = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  const v4d c = a > b ? a : b;
+  const v2d d = __builtin_shufflevector(c, c, 0, 1), e = __builtin_shufflevector(c, c, 2, 3);
+  const v2d f = d > e ? d : e;
+  return f[0] > f[1] ? f[0] : f[1];
 }
 
 inline int end_of(int chunk, int size) {
@@ -106,49 +123,103 @@ inline uint32_t mask_at_least(const double* from, double bound) {
 }
 
 void sum_at_least(const Probs& row, int size, const double* bounds, Share* shares) {
-  for (int b = 0; b < NUM_BOUNDS; b++) shares[b] = {0, 0.0};
+  v8d sums[NUM_BOUNDS] = {};
+  v8u counts[NUM_BOUNDS] = {};
   for (int chunk = 0; chunk * CHUNK < size; chunk++) {
     if (row.tops[chunk] < bounds[0]) continue;
-    v8d sums[NUM_BOUNDS] = {};
     for (int i = chunk * CHUNK; i < end_of(chunk, size); i += 8) {
       const v8d w = load<v8d>(row.probs + i);
       for (int b = 0; b < NUM_BOUNDS; b++) {
 #if defined(__AVX512F__)
         const __mmask8 mask = _mm512_cmp_pd_mask((__m512d)w, _mm512_set1_pd(bounds[b]), _CMP_GE_OQ);
         sums[b] = (v8d)_mm512_mask_add_pd((__m512d)sums[b], mask, (__m512d)sums[b], (__m512d)w);
-        shares[b].count += __builtin_popcount(mask);
+        counts[b] = (v8u)_mm512_mask_add_epi64((__m512i)counts[b], mask, (__m512i)counts[b],
+                                               _mm512_set1_epi64(1));
 #else
-        sums[b] += (v8d)((v8u)w & (v8u)(w >= bounds[b]));
-        shares[b].count += __builtin_popcount(mask_at_least(row.probs + i, bounds[b]));
+        const v8u is_kept = (v8u)(w >= bounds[b]);
+        sums[b] += (v8d)((v8u)w & is_kept);
+        counts[b] -= is_kept;
 #endif
       }
     }
-    for (int b = 0; b < NUM_BOUNDS; b++) shares[b].sum += hsum(sums[b]);
+  }
+  for (int b = 0; b < NUM_BOUNDS; b++) {
+    shares[b] = {0, hsum(sums[b])};
+    for (int i = 0; i < 8; i++) shares[b].count += counts[b][i];
   }
 }
 
-double sum_chunks_above(const Probs& row, int size, double bound, double* sums) {
+double sum_chunks_above(const Probs& row, int size, double bound, double* sums, int32_t* equal_ids,
+                        int* num_equal) {
   double total = 0.0;
+  int count = 0;
   for (int chunk = 0; chunk * CHUNK < size; chunk++) {
     v8d sum = {};
-    if (row.tops[chunk] > bound) {
+    if (row.tops[chunk] >= bound) {
       for (int i = chunk * CHUNK; i < end_of(chunk, size); i += 8) {
         const v8d w = load<v8d>(row.probs + i);
+#if defined(__AVX512F__)
+        const __m512d v = (__m512d)w, b = _mm512_set1_pd(bound);
+        sum = (v8d)_mm512_mask_add_pd((__m512d)sum, _mm512_cmp_pd_mask(v, b, _CMP_GT_OQ),
+                                      (__m512d)sum, v);
+        uint32_t mask = _mm512_cmp_pd_mask(v, b, _CMP_EQ_OQ);
+#else
         sum += (v8d)((v8u)w & (v8u)(w > bound));
+        uint32_t mask = 0;
+        for (int j = 0; j < 8; j++) mask |= uint32_t(w[j] == bound) << j;
+#endif
+        for (; mask; mask &= mask - 1) equal_ids[count++] = i + __builtin_ctz(mask);
       }
     }
     total += sums[chunk] = hsum(sum);
   }
+  *num_equal = count;
   return total;
 }
 
-int list_between(const Probs& row, int size, double low, double high, int32_t* ids) {
+int copy_between(const Probs& row, int size, double low, double high, double* values) {
   int count = 0;
   for (int chunk = 0; chunk * CHUNK < size; chunk++) {
     if (row.tops[chunk] < low) continue;
     for (int i = chunk * CHUNK; i < end_of(chunk, size); i += 8) {
-      uint32_t mask = mask_at_least(row.probs + i, low) & ~mask_at_least(row.probs + i, high);
-      for (; mask; mask &= mask - 1) ids[count++] = i + __builtin_ctz(mask);
+      const uint32_t mask = mask_at_least(row.probs + i, low) & ~mask_at_least(row.probs + i, high);
+#if defined(__AVX512F__)
+      const __m512d some = _mm512_maskz_compress_pd(mask, _mm512_loadu_pd(row.probs + i));
+      _mm512_storeu_pd(values + count, some);
+      count += __builtin_popcount(mask);
+#else
+      for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        values[count++] = row.probs[i + __builtin_ctz(rest)];
+      }
+#endif
+    }
+  }
+  return count;
+}
+
+double sum_exp(const float* logits, int size, float best, float* tops) {
+  v8d total = {};
+  for (int chunk = 0; chunk * CHUNK < size; chunk++) {
+    v16f sum = {}, top = splat(-__builtin_inff());
+    for (int i = chunk * CHUNK; i < end_of(chunk, size); i += 16) {
+      const v16f x = loadf(logits + i);
+      sum += exp_(x - best);
+      top = maximum(top, x);
+    }
+    tops[chunk] = hmax(top);
+    float halves[16];
+    store(halves, sum);
+    total += widen_f32(halves) + widen_f32(halves + 8);
+  }
+  return hsum(total);
+}
+
+int list_at_least(const float* logits, const float* tops, int size, float bound, int32_t* ids) {
+  int count = 0;
+  for (int chunk = 0; chunk * CHUNK < size; chunk++) {
+    if (tops[chunk] < bound) continue;
+    for (int i = chunk * CHUNK; i < end_of(chunk, size); i++) {
+      if (logits[i] >= bound) ids[count++] = i;
     }
   }
   return count;

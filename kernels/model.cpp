@@ -154,7 +154,7 @@ class Engine {
     std::stable_sort(
         items_.begin(), items_.end(),
         [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
-    if (s.num_sampled && !s.logits) logits_.reserve(int64_t{s.num_sampled} * model_.vocab_size);
+    if (s.num_sampled && !s.logits) logits_.reserve(int64_t{s.num_sampled} * logits_stride());
     int64_t max_edits = 0;
     for (int row = 0; row < s.num_sampled; row++) {
       const HwSampling& one = s.samplings[row];
@@ -271,6 +271,9 @@ class Engine {
     sync(phase, watch);
   }
 
+  // Rows of a power of two or so would have their columns in the same sets of the caches.
+  int64_t logits_stride() const { return model_.vocab_size + 5 * TILE; }
+
   void score(int thread, Phase& phase, Stopwatch& watch) {
     const HwStep& s = *step_;
     share_rows(phase, s.num_rows, [&](int row) {
@@ -286,8 +289,9 @@ class Engine {
     });
     sync(phase, watch);
     float* logits = s.logits ? s.logits : logits_.get();
+    const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
     multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,
-              nullptr, model_.vocab_size, best_[thread].get(), best_ids_[thread].get(),
+              nullptr, stride, best_[thread].get(), best_ids_[thread].get(),
               s.logits ? s.num_rows : s.num_sampled},
              thread, phase);
     watch.lap(HW_HEAD);
@@ -295,7 +299,7 @@ class Engine {
     share(phase, s.num_rows, [&](int row) {
       find_best(row);
       if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
-      samplers_[thread].run(*ops_, s.samplings[row], logits + int64_t{row} * model_.vocab_size,
+      samplers_[thread].run(*ops_, s.samplings[row], logits + row * stride,
                             model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
     });
     watch.lap(HW_SAMPLING);

@@ -95,10 +95,16 @@ struct Ops {
   double (*softmax_row)(const float* logits, int size, double best, double factor, const Probs&);
   // Sums the probs of at least each of NUM_BOUNDS rising bounds.
   void (*sum_at_least)(const Probs&, int size, const double* bounds, Share* shares);
-  // Writes the sum of the probs above `bound` of each chunk; returns the sum of all.
-  double (*sum_chunks_above)(const Probs&, int size, double bound, double* sums);
-  // Lists the ids of probs from `low` to below `high`, in order; returns their number.
-  int (*list_between)(const Probs&, int size, double low, double high, int32_t* ids);
+  // Writes the sum of the probs above `bound` of each chunk, and the ids of the equal ones in
+  // order; returns the sum of all above.
+  double (*sum_chunks_above)(const Probs&, int size, double bound, double* sums,
+                             int32_t* equal_ids, int* num_equal);
+  // Copies the probs from `low` to below `high`; returns their number. Writes up to 8 more.
+  int (*copy_between)(const Probs&, int size, double low, double high, double* values);
+  // Returns the sum of exp(logit - best); writes the maximum of each chunk of logits.
+  double (*sum_exp)(const float* logits, int size, float best, float* tops);
+  // Lists the ids of logits of at least `bound`, in order; returns their number.
+  int (*list_at_least)(const float* logits, const float* tops, int size, float bound, int32_t* ids);
   int (*count_above)(const float* logits, int size, float value);
   // Returns the id of the largest logit, the lowest of equal ones.
   int (*find_best)(const float* logits, int size);

@@ -18,13 +18,33 @@ constexpr int MAX_PASSES = 32;  // passes over a row; only equal probs need so m
 
 int num_chunks(int size) { return (size + CHUNK - 1) / CHUNK; }
 
+// Writes bounds for the next pass. If the sum is what matters, around the place where it is likely
+// to be found, else evenly.
+void next_bounds(double low, double high, const Share& at_low, const Share& at_high, double max_sum,
+                 double* bounds) {
+  const double ratio = low > 0.0 ? high / low : 0.0;
+  if (max_sum < INFINITE && at_low.sum < INFINITE && ratio > 1.5) {
+    const double part = (at_low.sum - max_sum) / (at_low.sum - at_high.sum);
+    const double guess = low * std::pow(ratio, part);
+    const double around[NUM_BOUNDS] = {0.8, 0.94, 1.06, 1.2};
+    for (int b = 0; b < NUM_BOUNDS; b++) {
+      bounds[b] = std::min(std::max(guess * around[b], std::nextafter(low, high)), high);
+    }
+    return;
+  }
+  const double step = low > 0.0 ? std::pow(ratio, 1.0 / (NUM_BOUNDS + 1)) : 16.0;
+  double bound = low > 0.0 ? low : high / std::pow(step, NUM_BOUNDS + 1);
+  for (int b = 0; b < NUM_BOUNDS; b++) bounds[b] = bound *= step;
+}
+
 }  // namespace
 
 void Sampler::reserve(int vocab_size, int64_t max_edits) {
   probs_.reserve(vocab_size);
   sums_.reserve(num_chunks(vocab_size));
   tops_.reserve(num_chunks(vocab_size));
-  values_.reserve(vocab_size);
+  values_.reserve(vocab_size + 8);
+  logit_tops_.reserve(num_chunks(vocab_size));
   ids_.reserve(vocab_size);
   edited_ids_.reserve(max_edits);
   before_.reserve(max_edits);
@@ -36,8 +56,7 @@ void Sampler::run(const Ops& ops, const HwSampling& sampling, float* logits, int
   const bool has_logprobs = sampling.num_logprobs >= 0;
   double log_total = 0.0;
   if (has_logprobs) {
-    const double total = ops.softmax_row(logits, vocab_size, best, LOG2_E, probs());
-    log_total = best + std::log(total);
+    log_total = best + std::log(ops.sum_exp(logits, vocab_size, best, logit_tops_.get()));
     list_top(row, log_total, logprobs);
   }
   edit(row);
@@ -92,9 +111,9 @@ int Sampler::draw(const Row& row, float best) {
   int last_tied = -1;
   if (s.top_p < 1.0 || s.min_p > 0.0 || (s.top_k > 0 && s.top_k < row.size)) {
     cut = filter(row, total);
-    const double next = std::nextafter(cut.threshold, INFINITE);
-    const int num_equal = ops.list_between(probs(), row.size, cut.threshold, next, ids_.get());
-    total = ops.sum_chunks_above(probs(), row.size, cut.threshold, sums_.get());
+    int num_equal = 0;
+    total = ops.sum_chunks_above(probs(), row.size, cut.threshold, sums_.get(), ids_.get(),
+                                 &num_equal);
     for (int i = 0; i < std::min<int64_t>(num_equal, cut.num_tied); i++) {
       last_tied = ids_[i];
       sums_[last_tied / CHUNK] += cut.threshold;
@@ -135,7 +154,7 @@ Sampler::Cut Sampler::filter(const Row& row, double total) {
   if (s.top_k > 0 && s.top_k < max_count) {
     max_count = s.top_k;
     const bool has_guess = s.top_k <= num_chunks(row.size);
-    cut = find_cut(row, max_count, INFINITE, has_guess ? nth_top(row.size, s.top_k) : 1e-3);
+    cut = find_cut(row, max_count, INFINITE, has_guess ? nth_top(tops_.get(), row.size, s.top_k) : 1e-3);
   }
   if (s.top_p < 1.0) {
     const double guess = std::max(cut.threshold, (1.0 - s.top_p) * cut.sum / 32768.0);
@@ -162,12 +181,9 @@ Sampler::Cut Sampler::find_cut(const Row& row, int64_t max_count, double max_sum
         break;
       }
     }
-    const double step = low > 0.0 ? std::pow(high / low, 1.0 / (NUM_BOUNDS + 1)) : 16.0;
-    double bound = low > 0.0 ? low : high / std::pow(step, NUM_BOUNDS + 1);
-    for (double& one : bounds) one = bound *= step;
+    next_bounds(low, high, at_low, at_high, max_sum, bounds);
   }
-  const int num_values = row.ops.list_between(probs(), row.size, low, high, ids_.get());
-  for (int i = 0; i < num_values; i++) values_[i] = probs_[ids_[i]];
+  const int num_values = row.ops.copy_between(probs(), row.size, low, high, values_.get());
   return select(num_values, max_count, max_sum, at_high.count, {high, ALL, at_high.sum});
 }
 
@@ -201,18 +217,22 @@ Sampler::Cut Sampler::select(int num_values, int64_t max_count, double max_sum, 
   return cut;
 }
 
-double Sampler::nth_top(int size, int n) {
+template <typename T>
+T Sampler::nth_top(const T* tops, int size, int n) {
   double *begin = values_.get(), *end = begin + num_chunks(size);
-  std::copy(tops_.get(), tops_.get() + num_chunks(size), begin);
+  std::copy(tops, tops + num_chunks(size), begin);
   std::nth_element(begin, begin + n - 1, end, std::greater<double>());
-  return begin[n - 1];
+  return T(begin[n - 1]);
 }
 
 void Sampler::list_top(const Row& row, double log_total, HwLogprobs& logprobs) {
   const int wanted = std::min(row.sampling.num_logprobs, std::min(row.size, HW_MAX_LOGPROBS));
   if (wanted <= 0) return;
-  const double bound = wanted <= num_chunks(row.size) ? nth_top(row.size, wanted) : 0.0;
-  const int count = row.ops.list_between(probs(), row.size, bound, INFINITE, ids_.get());
+  const bool has_bound = wanted <= num_chunks(row.size);
+  const float bound = has_bound ? nth_top(logit_tops_.get(), row.size, wanted)
+                                : -std::numeric_limits<float>::infinity();
+  const int count =
+      row.ops.list_at_least(row.logits, logit_tops_.get(), row.size, bound, ids_.get());
   std::partial_sort(ids_.get(), ids_.get() + wanted, ids_.get() + count, [&](int32_t a, int32_t b) {
     return row.logits[a] != row.logits[b] ? row.logits[a] > row.logits[b] : a < b;
   });

@@ -42,13 +42,15 @@ class Sampler {
   Cut find_cut(const Row& row, int64_t max_count, double max_sum, double guess);
   Cut select(int num_values, int64_t max_count, double max_sum, int64_t count, Cut cut);
   // Returns the nth largest of the maxima of chunks: the n largest probs are at least as large.
-  double nth_top(int size, int n);
+  template <typename T>
+  T nth_top(const T* tops, int size, int n);
   void list_top(const Row& row, double log_total, HwLogprobs& logprobs);
   Probs probs() { return {probs_.get(), sums_.get(), tops_.get()}; }
 
   Buffer<double> probs_, sums_, tops_, values_;
   Buffer<int32_t> ids_, edited_ids_;
-  Buffer<float> before_;  // logits of the edited ids
+  Buffer<float> before_;      // logits of the edited ids
+  Buffer<float> logit_tops_;  // maximum of each chunk of logits
   int num_edits_ = 0;
 };
 

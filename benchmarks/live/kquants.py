@@ -1,9 +1,9 @@
 """Measures a Q4_K_M file: packing, memory, decode rate and logit error, beside llama.cpp.
 
-    python -m benchmarks.live.kquants [--shape 0.6B] [--folder FOLDER] [--mixture Q4_K_M]
-    python -m benchmarks.live.kquants --pack [--shape 1.7B]
+    python -m benchmarks.live.kquants [--shape qwen3-0.6b] [--folder FOLDER] [--mixture Q4_K_M]
+    python -m benchmarks.live.kquants --pack [--shape qwen3-1.7b]
 
-Writes a random model of the shape of a Qwen3 into FOLDER unless it is there. int8 is what such a
+Writes a random model of a published shape into FOLDER unless it is there. int8 is what such a
 file became before its blocks were packed as they are. Errors are against plain torch in fp32 with
 the dequantized weights of the same file, as a part of the logits' spread. --pack times packing
 only, and adds a folder of bf16. llama.cpp runs if `python -m benchmarks.peers prepare` made its
@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +28,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.live.growth import BLOCK_SIZE, time_step
 from benchmarks.peers.catalog import ROOT, default_cache, python_of
-from benchmarks.support.random_gguf import write_random
+from benchmarks.support.random_gguf import SHAPES, write_random
 from headway.config import load_config
 from headway.executors.hardware import probe_hardware
 from headway.executors.load import facts_of, load_model, open_checkpoint, options_of
@@ -39,7 +38,6 @@ from headway.executors.step_model import Span, StepModel
 from headway.executors.weights.names import model_shapes
 from headway.resolve import resolve
 
-SHAPES = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}
 RUNNING = (1, 4, 16)
 CONTEXT = 256
 NUM_TOKENS = 64
@@ -55,30 +53,12 @@ class Loaded:
     num_bytes: int
 
 
-def config_of(shape: str) -> dict[str, Any]:
-    hidden_size, intermediate_size = SHAPES[shape]
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151_936,
-        "max_position_embeddings": 40_960,
-        "rope_theta": 1_000_000.0,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    }
-
-
 def write_folder(folder: Path, shape: str) -> Path:
     """Write a folder of random bf16 weights unless it is there."""
     if (folder / "config.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_of(shape)
+    config = SHAPES[shape]
     values = np.random.default_rng(0).normal(size=2**22).astype(np.float32) / 50
     some = values.astype(ml_dtypes.bfloat16)
     weights = {
@@ -164,7 +144,7 @@ def time_packing(path: Path, dtypes: tuple[str, ...]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=SHAPES, default="0.6B")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--mixture", default="Q4_K_M")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--pack", action="store_true")
@@ -172,13 +152,13 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = args.folder or Path(temporary)
-        path = folder / f"qwen3-{args.shape}-{args.mixture}.gguf"
+        path = folder / f"{args.shape}-{args.mixture}.gguf"
         if not path.exists():
-            write_random(path, spec_from_config(config_of(args.shape)), args.mixture)
+            write_random(path, spec_from_config(SHAPES[args.shape]), args.mixture)
         if args.pack:
             for line in time_packing(path, ("int4", "int8")):
                 print(line, flush=True)
-            whole = write_folder(folder / f"qwen3-{args.shape}-bf16", args.shape)
+            whole = write_folder(folder / f"{args.shape}-bf16", args.shape)
             for line in time_packing(whole, ("bf16", "int8", "int4")):
                 print(line, flush=True)
             return

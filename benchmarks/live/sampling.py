@@ -2,9 +2,10 @@
 
 python -m benchmarks.live.sampling MODEL [--streams 32 128] [--rounds 20] [--busy] [--json FILE]
 
-Each round runs one step of every setting on one executor, with the same tokens and blocks. A figure
-is the time of the greedy step over that of the step with the setting, which is the ratio of their
-rates; the table shows median and quartiles over the rounds. `mixed` gives all settings to the
+Each round runs one step of every setting on one executor, with the same tokens and blocks. The
+tokens are prose, so that probabilities are as in real requests; `hot` makes them nearly equal. A
+figure is the time of the greedy step over that of the step with the setting, which is the ratio of
+their rates; the table shows median and quartiles over the rounds. `mixed` gives all settings to the
 streams in turn. With --busy another process keeps one core busy. Rounds in which the host took more
 than 3 % of the busy time are left out; if fewer than two remain, all count and rows are marked.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import subprocess
 import sys
 import time
@@ -23,17 +23,19 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from benchmarks.live.perplexity import TEXT
 from headway.bench.steal import Steal, StealMeter, steal_plain, steal_text
 from headway.clock import SystemClock
 from headway.config import load_config
 from headway.core.executor import Executor
 from headway.core.params import SamplingParams
-from headway.core.plan import BlockCopy, Failure, NewRequest, ScheduledRequest, StepPlan
+from headway.core.plan import Failure, NewRequest, ScheduledRequest, StepPlan
 from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware
 from headway.executors.load import facts_of, load_executor, open_checkpoint
 from headway.executors.source import locate
 from headway.resolve import resolve
+from headway.text import Tokenizer
 
 GREEDY, MIXED = "greedy", "mixed"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,7 +50,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 BLOCK_SIZE = 16
 CONTEXT = 256
-HIGHEST_ID = 40_000
 
 
 def params_of(name: str, num_streams: int) -> list[SamplingParams]:
@@ -60,29 +61,20 @@ def params_of(name: str, num_streams: int) -> list[SamplingParams]:
 class Steps:
     """Steps of an executor; all settings share tokens and blocks."""
 
-    def __init__(self, executor: Executor, num_streams: int) -> None:
+    def __init__(self, executor: Executor, contexts: Sequence[tuple[int, ...]]) -> None:
         self._executor = executor
-        draw = random.Random(0)
-        per_stream = CONTEXT // BLOCK_SIZE + 1
-        self._tokens = [
-            tuple(draw.randrange(1000, HIGHEST_ID) for _ in range(CONTEXT + 1))
-            for _ in range(num_streams)
-        ]
+        self._tokens = contexts
+        per_stream = -(-len(contexts[0]) // BLOCK_SIZE)
         self._blocks = [
-            tuple(range(at * per_stream, (at + 1) * per_stream)) for at in range(num_streams)
+            tuple(range(at * per_stream, (at + 1) * per_stream)) for at in range(len(contexts))
         ]
 
     def write_blocks(self) -> None:
-        """Compute the context of the first stream; copy its blocks to the others."""
-        tokens, blocks = self._tokens[0][:-1], self._blocks[0]
-        new = NewRequest(SamplingParams(), 0, 0, tokens, CONTEXT)
-        self._run(StepPlan(0, (ScheduledRequest("first", 0, tokens, blocks, False, new),)))
-        copies = [
-            BlockCopy(*pair)
-            for others in self._blocks[1:]
-            for pair in zip(blocks, others, strict=True)
-        ]
-        self._run(StepPlan(0, (), tuple(copies)))
+        """Compute all tokens of each stream but the last."""
+        for at, (tokens, blocks) in enumerate(zip(self._tokens, self._blocks, strict=True)):
+            prompt = tokens[:-1]
+            new = NewRequest(SamplingParams(), 0, 0, prompt, CONTEXT)
+            self._run(StepPlan(0, (ScheduledRequest(f"{at}", 0, prompt, blocks, False, new),)))
 
     def decode(self, name: str, is_first: bool = False) -> float:
         """Return the seconds of one step."""
@@ -122,9 +114,19 @@ def busy_core(is_wanted: bool) -> Iterator[None]:
             process.wait()
 
 
-def measure(executor: Executor, num_streams: int, num_rounds: int) -> list[dict[str, Any]]:
+def read_contexts(model: str, num_streams: int) -> list[tuple[int, ...]]:
+    """Return tokens of another part of the same prose for each stream."""
+    tokens = Tokenizer.from_path(locate(model).path).encode(TEXT.read_text(encoding="utf-8"))
+    step = (len(tokens) - CONTEXT - 1) // num_streams
+    return [tuple(tokens[at * step : at * step + CONTEXT + 1]) for at in range(num_streams)]
+
+
+def measure(
+    executor: Executor, contexts: Sequence[tuple[int, ...]], num_rounds: int
+) -> list[dict[str, Any]]:
     """Return the seconds of every setting, and the steal, of every round."""
-    steps, names = Steps(executor, num_streams), (*SETTINGS, MIXED)
+    num_streams, names = len(contexts), (*SETTINGS, MIXED)
+    steps = Steps(executor, contexts)
     steps.write_blocks()
     for name in names:
         steps.decode(name, is_first=True)
@@ -191,7 +193,7 @@ def main() -> None:
     for num_streams in args.streams:
         executor = make_executor(args.model, num_streams)
         with busy_core(args.busy):
-            rounds = measure(executor, num_streams, args.rounds)
+            rounds = measure(executor, read_contexts(args.model, num_streams), args.rounds)
         executor.close()
         rows, steal = summary(rounds)
         plain = [{**one, "steal": steal_plain(one["steal"])} for one in rounds]

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.live.sampling import GREEDY, Steps, busy_core, make_executor
+from benchmarks.live.sampling import GREEDY, Steps, busy_core, make_executor, read_contexts
 from headway.bench.steal import StealMeter, steal_text
 from headway.executors.cpu import kernels
 
@@ -36,7 +36,8 @@ def make_steps(
         kernels.LIBRARY = library.resolve()
         kernels.load_kernels.cache_clear()
         for num_threads in threads:
-            steps = Steps(make_executor(model, num_streams, num_threads), num_streams)
+            executor = make_executor(model, num_streams, num_threads)
+            steps = Steps(executor, read_contexts(model, num_streams))
             steps.write_blocks()
             steps.decode(GREEDY, is_first=True)
             made[f"{library.stem}, {num_threads} threads"] = steps

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.peers.catalog import HEADWAY
 from benchmarks.peers.runner import GREEDY
+from benchmarks.peers.workloads import DECODES
 from headway.bench.offline.modes import Spread
 from headway.bench.steal import Steal, highest_steal
 
@@ -71,7 +72,13 @@ class Metric:
     is_higher_better: bool = False
 
 
+_DECODE = (
+    Metric("output_tokens_per_s", "output tokens/s", is_higher_better=True),
+    Metric("tpot_ms", "time per output token, p50, ms"),
+    Metric("peak_memory_mb", "most memory, MB"),
+)
 METRICS = {
+    **dict.fromkeys(DECODES, _DECODE),
     "mixed-64": (
         Metric("output_tokens_per_s", "output tokens/s", is_higher_better=True),
         Metric("ttft_s", "time to first token, p50, s"),

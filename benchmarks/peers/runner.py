@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -183,7 +184,13 @@ def figures_of(
         "ttft_s": median(stream.first_at - started_at for stream in streams),
         "tpot_ms": 1000 * median(per_token) if per_token else None,
         "first_token_ids": [stream.token_ids[0] for stream in streams],
+        "peak_memory_mb": peak_memory_mb(),
     }
+
+
+def peak_memory_mb() -> float:
+    """Return the most memory that this process had, with mapped files."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def num_cores() -> int:

@@ -11,6 +11,8 @@ from headway.workload import WorkItem, parse_workload
 
 LOW, HIGH = 100, 49_000
 COLD = "cold"
+DECODES = {"decode-1": 1, "decode-8": 8, "decode-32": 32}
+"""Numbers of streams that decode together, by workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,12 @@ def make_workloads() -> dict[str, Measured]:
         ),
         Measured(
             "long", "8 prompts of 3,500 tokens, 64 outputs each", _uniform(8, 3500, 64, seed=2)
+        ),
+        *(
+            Measured(
+                name, f"{count} streams, 64 prompt and 64 output tokens", _uniform(count, 64, 64, 5)
+            )
+            for name, count in DECODES.items()
         ),
         Measured(
             COLD,

@@ -1,18 +1,24 @@
 """Writes GGUF files of random weights, in the mixtures of types that people use.
 
-The gguf package quantizes no K-quants, so that this module does: simply, with the format's own
-arithmetic. Weights are drawn from a pool of blocks, because drawing each would take minutes.
+    python -m benchmarks.support.random_gguf SHAPE MIXTURE FILE --tokenizer-of MODEL.gguf
+
+With the tokenizer of another file, padded to the vocabulary of the shape, every engine can serve
+the model. The gguf package quantizes no K-quants, so that this module does: simply, with the
+format's own arithmetic. Weights are drawn from a pool of blocks, because drawing each would take
+minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from headway.executors.spec import ModelSpec
+from headway.executors.spec import ModelSpec, spec_from_config
 from headway.executors.weights.names import model_shapes
 
 POOL_BLOCKS = 4096
@@ -22,6 +28,39 @@ MIXTURES = {
     "Q5_0": ("Q5_0", "Q5_1"),
 }
 """Types of most matrices, and of those that llama.cpp gives more bits."""
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {**_QWEN3, "hidden_size": 1024, "intermediate_size": 3072},
+    "qwen3-1.7b": {**_QWEN3, "hidden_size": 2048, "intermediate_size": 6144},
+    "llama-1.2b": {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+}
+"""Configurations of published models, in the words of config.json."""
+_UNUSED_TOKEN = 5
+_FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17}
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -61,13 +100,22 @@ def kind_of(name: str, mixture: str, spec: ModelSpec) -> str:
 
 
 def write_random(
-    path: Path, spec: ModelSpec, mixture: str, seed: int = 0, part_tensors: int = 0
+    path: Path,
+    spec: ModelSpec,
+    mixture: str,
+    seed: int = 0,
+    part_tensors: int = 0,
+    tokenizer_of: Path | None = None,
 ) -> Path:
     """Write a model and return the path of its first part; all matrices are of `mixture`."""
     draw = np.random.default_rng(seed)
     pools: dict[str, np.ndarray] = {}
     writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=part_tensors)
-    _add_metadata(writer, spec)
+    _add_metadata(writer, spec, mixture)
+    if tokenizer_of is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _copy_tokenizer(writer, tokenizer_of, spec.vocab_size)
     for canonical, shape in model_shapes(spec).items():
         name = _gguf_name(canonical)
         if len(shape) == 1:
@@ -107,12 +155,37 @@ def add_shapes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_rope_freq_base(spec.rope_theta)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, mixture: str) -> None:
     add_shapes(writer, spec)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_rope_dimension_count(spec.head_dim)
     writer.add_vocab_size(spec.vocab_size)
+    # OpenVINO wants these.
+    writer.add_name("random")
+    writer.add_file_type(_FILE_TYPES.get(mixture, _FILE_TYPES["Q8_0"]))
+
+
+def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> None:
+    """Copy the tokenizer of another file; add unused tokens up to a vocabulary size."""
+    fields = gguf.GGUFReader(source).fields
+    values = {
+        name: field.contents()
+        for name, field in fields.items()
+        if name.startswith("tokenizer.") and field.types
+    }
+    tokens: list[str] = values.pop("tokenizer.ggml.tokens")
+    kinds: list[int] = values.pop("tokenizer.ggml.token_type")
+    if len(tokens) > vocab_size:
+        raise ValueError(f"{source} has {len(tokens)} tokens, more than {vocab_size}")
+    missing = range(len(tokens), vocab_size)
+    writer.add_token_list([*tokens, *(f"<|unused_{number}|>" for number in missing)])
+    writer.add_token_types([*kinds, *(_UNUSED_TOKEN for _ in missing)])
+    for name, value in values.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_key_value(name, value, fields[name].types[0])
 
 
 def _gguf_name(canonical: str) -> str:
@@ -176,3 +249,18 @@ def _six_bits(scales: np.ndarray, lows: np.ndarray) -> np.ndarray:
     first = a[:, :4] | a[:, 4:] >> 4 << 6
     second = b[:, :4] | b[:, 4:] >> 4 << 6
     return np.concatenate([first, second, a[:, 4:] & 15 | (b[:, 4:] & 15) << 4], axis=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a GGUF file of random weights.")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("mixture", help=f"{', '.join(MIXTURES)}, or one type such as Q4_1 or Q8_0")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--tokenizer-of", type=Path, help="GGUF file whose tokenizer is copied")
+    args = parser.parse_args()
+    spec = spec_from_config(SHAPES[args.shape])
+    print(write_random(args.file, spec, args.mixture, tokenizer_of=args.tokenizer_of))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from headway.cli.app import SUMMARIES, make_app
+from headway.cli.app import make_app
+from headway.cli.root import SUMMARIES
 from headway.executors.cpu.packed_cache import CacheKey, Matrix, PackedCache, PackedMatrix
 from headway.executors.spec import spec_from_config
 from tests.conftest import ROOT
@@ -50,6 +51,17 @@ def test_help_names_every_subcommand_with_its_own_summary():
         for name, command in whole.commands.items()
     }
     assert first_lines == SUMMARIES
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_version_and_help_import_nothing_that_takes_long(flag: str):
+    code = f"import sys; from headway.cli import main; sys.argv[1:] = ['{flag}']; main()"
+    listed = "; print(*sorted(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + listed], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    modules = done.stdout.splitlines()[-1].split()
+    assert not {"typer", "click", "rich", "msgspec", "numpy"} & set(modules)
 
 
 def test_an_unknown_subcommand_is_refused():

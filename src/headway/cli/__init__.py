@@ -2,6 +2,7 @@
 
 In reading order:
 
+    root.py         `headway --version` and `headway --help` without typer
     app.py          the subcommands as one typer application
     quick_serve.py  `headway serve` without typer
     options.py      flags from the settings
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headway.cli import root
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ def main() -> None:
     """Run the command; print an error as one line, not a traceback."""
     arguments, engine = sys.argv[1:], None
     try:
+        if (text := root.answer(arguments)) is not None:
+            sys.stdout.write(f"{text}\n")
+            return
         engine = _start_engine(arguments)
         if engine is not None:
             from headway.cli.quick_serve import read_arguments, serve

@@ -8,19 +8,8 @@ from importlib import import_module
 import typer
 
 from headway._version import __version__
+from headway.cli.root import ABOUT, SUMMARIES
 
-SUMMARIES = {
-    "serve": "Serve a model over HTTP with the OpenAI API.",
-    "chat": "Chat with a model.",
-    "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
-    "explain": "Explain a request: a paragraph and a timeline.",
-    "usage": "Sum usage and cost of requests.",
-    "bench": "Measure throughput and latency.",
-    "cache": "List or delete packed weights, which speed up starts.",
-    "keys": "Create keys for --api-keys-file.",
-    "tenants": "Edit the file for --tenants-file.",
-}
-"""First line of the help of each subcommand; an import of all of them takes a second."""
 GROUPS = ("bench", "cache", "keys", "tenants")
 
 
@@ -32,7 +21,7 @@ def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="headway",
-        help="A continuous-batching LLM inference server.",
+        help=ABOUT,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -1,0 +1,40 @@
+"""`headway --version` and `headway --help`, without imports that take long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway._version import __version__
+
+ABOUT = "A continuous-batching LLM inference server."
+SUMMARIES = {
+    "serve": "Serve a model over HTTP with the OpenAI API.",
+    "chat": "Chat with a model.",
+    "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
+    "explain": "Explain a request: a paragraph and a timeline.",
+    "usage": "Sum usage and cost of requests.",
+    "bench": "Measure throughput and latency.",
+    "cache": "List or delete packed weights, which speed up starts.",
+    "keys": "Create keys for --api-keys-file.",
+    "tenants": "Edit the file for --tenants-file.",
+}
+"""First line of the help of each subcommand; importing all of them takes a second."""
+
+
+def answer(arguments: Sequence[str]) -> str | None:
+    """Return the text that the arguments ask for; None if they ask for something else."""
+    if list(arguments) == ["--version"]:
+        return f"headway {__version__}"
+    if list(arguments) == ["--help"]:
+        return _help()
+    return None
+
+
+def _help() -> str:
+    options = {"--version": "Print the version.", "--help": "Show this message and exit."}
+    sections = (("Options", options), ("Commands", SUMMARIES))
+    lines = ["Usage: headway [OPTIONS] COMMAND [ARGS]...", "", f"  {ABOUT}"]
+    for title, entries in sections:
+        width = max(map(len, entries))
+        lines += ["", f"{title}:", *(f"  {name:{width}}  {entries[name]}" for name in entries)]
+    return "\n".join([*lines, "", "Options of a command: headway COMMAND --help"])
