@@ -42,6 +42,13 @@ struct AttentionItem {
   int32_t num_rows;
 };
 
+// The phase that a thread is in: the first counter counts the items done, the others those taken.
+struct Phase {
+  int index = 0;
+  int count = 0;
+  Counter* counters = nullptr;
+};
+
 class Engine {
  public:
   Engine(const HwModel& model, const Ops* ops, int num_threads)
@@ -60,7 +67,7 @@ class Engine {
         best_ids_(num_threads),
         samplers_(num_threads),
         num_phases_(model.num_layers * 10 + 8),
-        counters_(new Counter[size_t(num_phases_) * num_threads]) {
+        counters_(new Counter[size_t(num_phases_) * (num_threads + 1)]) {
     for (int t = 0; t < num_threads; t++) {
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
     }
@@ -69,7 +76,7 @@ class Engine {
   void step(const HwStep& step) {
     step_ = &step;
     prepare();
-    for (int i = 0; i < num_phases_ * pool_.num_threads(); i++) {
+    for (int i = 0; i < num_phases_ * (pool_.num_threads() + 1); i++) {
       counters_[i].next.store(0, std::memory_order_relaxed);
     }
     pool_.run([this](int thread) { run(thread); });
@@ -167,30 +174,39 @@ class Engine {
 
   // Takes items of a phase from a shared counter until none is left.
   template <typename F>
-  void share(int& phase, int count, const F& work) {
-    std::atomic<int>& next = counters_[pool_.num_threads() * phase++].next;
-    for (int item = next.fetch_add(1); item < count; item = next.fetch_add(1)) work(item);
+  void share(Phase& phase, int count, const F& work) {
+    begin(phase, count);
+    std::atomic<int>& next = phase.counters[1].next;
+    int num_done = 0;
+    for (int item = next.fetch_add(1); item < count; item = next.fetch_add(1), num_done++) {
+      work(item);
+    }
+    pool_.finish(phase.counters[0].next, num_done, count);
   }
 
   // Each thread has its own range, because adjacent memory is prefetched, and then takes items of
   // the other ranges.
   template <typename F>
-  void share_ranges(int& phase, int count, int thread, const F& work) {
+  void share_ranges(Phase& phase, int count, int thread, const F& work) {
+    begin(phase, count);
     const int num_threads = pool_.num_threads();
-    Counter* counters = &counters_[num_threads * phase++];
+    int num_done = 0;
     for (int turn = 0; turn < num_threads; turn++) {
       const int owner = (thread + turn) % num_threads;
       const int begin = int(int64_t{count} * owner / num_threads);
       const int end = int(int64_t{count} * (owner + 1) / num_threads);
-      std::atomic<int>& next = counters[owner].next;
-      for (int item = begin + next.fetch_add(1); item < end; item = begin + next.fetch_add(1))
+      std::atomic<int>& next = phase.counters[1 + owner].next;
+      for (int item = begin + next.fetch_add(1); item < end;
+           item = begin + next.fetch_add(1), num_done++) {
         work(item);
+      }
     }
+    pool_.finish(phase.counters[0].next, num_done, count);
   }
 
   // Divides rows into slices for the threads.
   template <typename F>
-  void share_rows(int& phase, int count, const F& work) {
+  void share_rows(Phase& phase, int count, const F& work) {
     const int slice = std::clamp(count / (4 * pool_.num_threads()), 1, 32);
     share(phase, (count + slice - 1) / slice, [&](int item) {
       for (int row = item * slice; row < std::min(count, (item + 1) * slice); row++) work(row);
@@ -200,19 +216,19 @@ class Engine {
   void run(int thread) {
     const HwStep& s = *step_;
     Stopwatch watch(thread == 0 ? seconds_ : nullptr);
-    int phase = 0;
+    Phase phase;
     share_rows(phase, s.num_tokens, [&](int t) {
       ops_->embed(model_.embedding, s.token_ids[t], &hidden_[int64_t{t} * model_.hidden_size]);
       normalize(t, model_.layers[0].attention_norm, model_.layers[0].qkv);
     });
     watch.lap(HW_NORM_ROPE);
-    sync(watch);
+    sync(phase, watch);
     for (int layer = 0; layer < model_.num_layers; layer++) run_layer(layer, thread, phase, watch);
     if (s.num_rows) score(thread, phase, watch);
     ops_->thread_end();
   }
 
-  void run_layer(int index, int thread, int& phase, Stopwatch& watch) {
+  void run_layer(int index, int thread, Phase& phase, Stopwatch& watch) {
     const HwLayer& layer = model_.layers[index];
     const int num_tokens = step_->num_tokens;
     const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
@@ -221,55 +237,57 @@ class Engine {
               nullptr, q_size_ + 2 * kv_size_, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
-    sync(watch);
+    sync(phase, watch);
     share_rows(phase, num_tokens, [&](int t) { place_token(layer, index, t); });
     watch.lap(HW_NORM_ROPE);
-    sync(watch);
+    sync(phase, watch);
     share(phase, int(items_.size()), [&](int item) { attend(layer, index, items_[item], thread); });
     watch.lap(HW_ATTENTION);
-    sync(watch);
+    sync(phase, watch);
     quantize(mixed_.get(), layer.o, phase, watch);
     multiply({mixed_.get(), groups_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(),
               nullptr, hidden, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
-    sync(watch);
+    sync(phase, watch);
     share_rows(phase, num_tokens, [&](int t) { normalize(t, layer.mlp_norm, layer.gate_up); });
     watch.lap(HW_NORM_ROPE);
-    sync(watch);
+    sync(phase, watch);
     multiply({normed_.get(), groups_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr,
               inner_.get(), inner, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
-    sync(watch);
+    sync(phase, watch);
     quantize(inner_.get(), layer.down, phase, watch);
     multiply({inner_.get(), groups_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(),
               nullptr, hidden, nullptr, nullptr, 0},
              thread, phase);
     watch.lap(HW_LINEAR);
-    sync(watch);
+    sync(phase, watch);
     if (index + 1 == model_.num_layers) return;
     const HwLayer& next = model_.layers[index + 1];
     share_rows(phase, num_tokens, [&](int t) { normalize(t, next.attention_norm, next.qkv); });
     watch.lap(HW_NORM_ROPE);
-    sync(watch);
+    sync(phase, watch);
   }
 
   // Rows of a power of two or so would have their columns in the same sets of the caches.
   int64_t logits_stride() const { return model_.vocab_size + 5 * TILE; }
 
-  void score(int thread, int& phase, Stopwatch& watch) {
+  void score(int thread, Phase& phase, Stopwatch& watch) {
     const HwStep& s = *step_;
     share_rows(phase, s.num_rows, [&](int row) {
       ops_->norm(&hidden_[int64_t{s.rows[row]} * model_.hidden_size], model_.final_norm,
                  model_.norm_eps, model_.hidden_size, &normed_[int64_t{row} * model_.hidden_size]);
       quantize_row(normed_.get(), model_.head, row);
+      // Of all threads, because one that comes late takes no part.
+      for (int t = 0; t < pool_.num_threads(); t++) {
+        std::fill_n(&best_[t][row * 32], 16, -std::numeric_limits<float>::infinity());
+        std::fill_n(&best_[t][row * 32 + 16], 16, 0.0f);
+        std::fill_n(&best_ids_[t][row * 16], 16, 0);
+      }
     });
-    std::fill_n(best_[thread].get(), int64_t{s.num_rows} * 32,
-                -std::numeric_limits<float>::infinity());
-    for (int row = 0; row < s.num_rows; row++) std::fill_n(&best_[thread][row * 32 + 16], 16, 0.0f);
-    std::fill_n(best_ids_[thread].get(), int64_t{s.num_rows} * 16, 0);
-    sync(watch);
+    sync(phase, watch);
     float* logits = s.logits ? s.logits : logits_.get();
     const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
     multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,
@@ -277,7 +295,7 @@ class Engine {
               s.logits ? s.num_rows : s.num_sampled},
              thread, phase);
     watch.lap(HW_HEAD);
-    sync(watch);
+    sync(phase, watch);
     share(phase, s.num_rows, [&](int row) {
       find_best(row);
       if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
@@ -306,7 +324,7 @@ class Engine {
     step_->best[row] = std::isnan(check) ? check : best;
   }
 
-  void multiply(const Product& product, int thread, int& phase) {
+  void multiply(const Product& product, int thread, Phase& phase) {
     const int num_items = (product.linear->num_outputs + 31) / 32;
     const auto run = takes_int8(*product.linear) ? ops_->multiply_int8 : ops_->multiply;
     share_ranges(phase, num_items, thread,
@@ -324,11 +342,11 @@ class Engine {
     ops_->quantize_row(inputs + row * width, width, linear.format, &groups_[row * width / GROUP]);
   }
 
-  void quantize(const bf16* inputs, const HwLinear& linear, int& phase, Stopwatch& watch) {
+  void quantize(const bf16* inputs, const HwLinear& linear, Phase& phase, Stopwatch& watch) {
     if (!takes_int8(linear)) return;
     share_rows(phase, step_->num_tokens, [&](int t) { quantize_row(inputs, linear, t); });
     watch.lap(HW_LINEAR);
-    sync(watch);
+    sync(phase, watch);
   }
 
   // Normalizes the inputs of a token for `linear`.
@@ -395,8 +413,13 @@ class Engine {
     ops_->attend(a, attention_[thread].get());
   }
 
-  void sync(Stopwatch& watch) {
-    pool_.sync();
+  void begin(Phase& phase, int count) {
+    phase.counters = &counters_[size_t(phase.index++) * (pool_.num_threads() + 1)];
+    phase.count = count;
+  }
+
+  void sync(const Phase& phase, Stopwatch& watch) {
+    pool_.wait(phase.counters[0].next, phase.count);
     watch.lap(HW_WAIT);
   }
 

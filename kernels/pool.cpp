@@ -18,27 +18,29 @@ inline void relax() {
 
 }  // namespace
 
-void Barrier::wait() {
-  if (num_threads_ == 1) return;
-  const uint32_t round = round_.load(std::memory_order_acquire);
-  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    missing_.store(num_threads_, std::memory_order_relaxed);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      round_.store(round + 1, std::memory_order_release);
-    }
-    changed_.notify_all();
-    return;
-  }
+// A thread counts itself asleep before it looks once more; wake() reads that number after the
+// change that was waited for. So one of the two sees the other.
+template <typename F>
+void Pool::wait_until(const F& is_over) {
   for (int i = 0; i < NUM_SPINS; i++) {
-    if (round_.load(std::memory_order_acquire) != round) return;
+    if (is_over()) return;
     relax();
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != round; });
+  num_asleep_.fetch_add(1);
+  changed_.wait(lock, is_over);
+  num_asleep_.fetch_sub(1);
 }
 
-Pool::Pool(int num_threads) : num_threads_(num_threads), barrier_(num_threads) {
+void Pool::wake() {
+  if (num_asleep_.load() == 0) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+  }
+  changed_.notify_all();
+}
+
+Pool::Pool(int num_threads) : num_threads_(num_threads) {
   threads_.reserve(num_threads - 1);
   try {
     for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { loop(i); });
@@ -54,41 +56,45 @@ void Pool::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_closing_ = true;
-    run_.fetch_add(1, std::memory_order_release);
+    run_.fetch_add(1);
   }
-  started_.notify_all();
+  changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void Pool::run(const std::function<void(int)>& work) {
-  if (num_threads_ > 1) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      work_ = &work;
-      run_.fetch_add(1, std::memory_order_release);
-    }
-    started_.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    work_ = &work;
+    is_open_ = true;
+    run_.fetch_add(1);
   }
+  wake();
   work(0);
-  barrier_.wait();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_open_ = false;
+  }
+  wait_until([&] { return num_inside_.load() == 0; });
+}
+
+void Pool::wait(const std::atomic<int>& done, int count) {
+  wait_until([&] { return done.load() == count; });
 }
 
 void Pool::loop(int index) {
   uint32_t seen = 0;
   while (true) {
-    for (int i = 0; i < NUM_SPINS && run_.load(std::memory_order_acquire) == seen; i++) relax();
-    if (run_.load(std::memory_order_acquire) == seen) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      started_.wait(lock, [&] { return run_.load(std::memory_order_acquire) != seen; });
-    }
-    seen = run_.load(std::memory_order_acquire);
+    wait_until([&] { return run_.load() != seen; });
     {
-      // The lock orders this read of the work after the writes that announced it.
       std::lock_guard<std::mutex> lock(mutex_);
       if (is_closing_) return;
+      seen = run_.load();
+      if (!is_open_) continue;
+      num_inside_.fetch_add(1);
     }
     (*work_)(index);
-    barrier_.wait();
+    if (num_inside_.fetch_sub(1) == 1) wake();
   }
 }
 

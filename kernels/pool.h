@@ -1,4 +1,4 @@
-// A thread pool: all threads run one function, with barriers inside.
+// A thread pool: all threads run one function, in phases.
 
 #pragma once
 
@@ -12,23 +12,10 @@
 
 namespace headway {
 
-// Spins briefly, because the other threads usually arrive within microseconds; then sleeps, so
-// that a process on the same cores (the API process) is not starved.
-class Barrier {
- public:
-  explicit Barrier(int num_threads) : num_threads_(num_threads), missing_(num_threads) {}
-
-  void wait();
-
- private:
-  const int num_threads_;
-  std::atomic<int> missing_;
-  std::atomic<uint32_t> round_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-};
-
 // The caller of run() is thread 0; the others sleep between runs.
+//
+// Threads wait for items of work, not for each other: while a thread has no core, the others do
+// what it has not begun. A thread that wakes after a run has ended takes no part in it.
 class Pool {
  public:
   // Throws std::system_error if a thread cannot be started; all started threads are joined.
@@ -38,20 +25,33 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int num_threads() const { return num_threads_; }
+  // Returns when thread 0 has returned from `work`, and so have all others that began it.
   void run(const std::function<void(int)>& work);
-  void sync() { barrier_.wait(); }
+  // Adds items to those of a phase that are done; the phase has `count`.
+  void finish(std::atomic<int>& done, int num_items, int count) {
+    if (done.fetch_add(num_items) + num_items == count) wake();
+  }
+  // Waits until all items of a phase are done.
+  void wait(const std::atomic<int>& done, int count);
 
  private:
   void loop(int index);
   void close();
+  void wake();
+  // Spins briefly, because items usually end within microseconds; then sleeps, so that a thread or
+  // process that waits for a core gets this one.
+  template <typename F>
+  void wait_until(const F& is_over);
 
   const int num_threads_;
-  Barrier barrier_;
   std::atomic<uint32_t> run_{0};
+  std::atomic<int> num_inside_{0};
+  std::atomic<int> num_asleep_{0};
+  bool is_open_ = false;
   bool is_closing_ = false;
   const std::function<void(int)>* work_ = nullptr;
   std::mutex mutex_;
-  std::condition_variable started_;
+  std::condition_variable changed_;
   std::vector<std::thread> threads_;
 };
 

@@ -163,9 +163,10 @@ def summary(rounds: Sequence[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]]
     return rows, steal
 
 
-def make_executor(model: str, num_streams: int) -> Executor:
+def make_executor(model: str, num_streams: int, num_threads: int | None = None) -> Executor:
     settings = {
         "model": model,
+        "num_threads": num_threads,
         "block_size": BLOCK_SIZE,
         "max_num_seqs": num_streams,
         "kv_cache_memory_bytes": "2G",

@@ -1,6 +1,6 @@
 // Runs the thread pool, the packer and whole steps of a small model for a sanitizer to watch.
 //
-// Every thread reads what another wrote before a barrier, so that a barrier which orders too little
+// Items of a phase read what others wrote in the phase before, so that a wait which orders too little
 // is a data race; a step computed by several threads must equal that of one, bit for bit.
 
 #include <cstdio>
@@ -25,18 +25,24 @@ void require(bool is_true, const char* what) {
 }
 
 void run_pool(int num_threads, int num_rounds) {
+  constexpr int ITEMS = 7;
   headway::Pool pool(num_threads);
-  std::vector<int> slots(num_threads), seen(num_threads);
+  std::vector<int> slots(ITEMS), seen(ITEMS);
   for (int round = 0; round < num_rounds; round++) {
-    pool.run([&](int thread) {
-      slots[thread] = round + thread;
-      pool.sync();
-      seen[thread] = slots[(thread + 1) % num_threads];
-      pool.sync();
-      slots[thread] = -1;
+    std::atomic<int> next[3] = {}, done[3] = {};
+    pool.run([&](int) {
+      const auto share = [&](int phase, const auto& work) {
+        int num_done = 0;
+        for (int item = next[phase]++; item < ITEMS; item = next[phase]++, num_done++) work(item);
+        pool.finish(done[phase], num_done, ITEMS);
+        pool.wait(done[phase], ITEMS);
+      };
+      share(0, [&](int item) { slots[item] = round + item; });
+      share(1, [&](int item) { seen[item] = slots[(item + 1) % ITEMS]; });
+      share(2, [&](int item) { slots[item] = -1; });
     });
-    for (int t = 0; t < num_threads; t++) {
-      require(seen[t] == round + (t + 1) % num_threads, "a barrier let a thread through early");
+    for (int item = 0; item < ITEMS; item++) {
+      require(seen[item] == round + (item + 1) % ITEMS, "a phase began before the last one ended");
     }
   }
 }
@@ -65,9 +71,12 @@ void run_packer(const Source& source, int format) {
   const HwRows all{rows.data(), ROWS, INPUTS, source.source, 0};
   hw_pack(whole.data(), format, &all, 0, 1);
   headway::Pool pool(PANELS / 2);
-  pool.run([&](int thread) {
-    const HwRows two{rows.data() + thread * 32 * row_bytes, 32, INPUTS, source.source, 0};
-    hw_pack(divided.data(), format, &two, thread * 2, 1);
+  std::atomic<int> next{0};
+  pool.run([&](int) {
+    for (int item = next++; item < PANELS / 2; item = next++) {
+      const HwRows two{rows.data() + item * 32 * row_bytes, 32, INPUTS, source.source, 0};
+      hw_pack(divided.data(), format, &two, item * 2, 1);
+    }
   });
   require(whole == divided, "several threads packed something else than one");
   std::vector<float> values(INPUTS);
