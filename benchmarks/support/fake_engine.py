@@ -6,6 +6,7 @@ import faulthandler
 import os
 import sys
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -41,11 +42,13 @@ class Settings(msgspec.Struct):
     mode: str = "auto"
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    numerics: str = "letters"
+    num_blocks: int = 256
 
 
 class LetterExecutor(FakeExecutor):
     def __init__(self, settings: Settings) -> None:
-        super().__init__(CAPACITY)
+        super().__init__(replace(CAPACITY, num_blocks=settings.num_blocks))
         self._settings = settings
 
     def submit(self, plan: StepPlan) -> Ticket:
@@ -96,12 +99,14 @@ def main() -> int:
             mode=settings.mode,
         )
         executor = JournaledExecutor(LetterExecutor(settings), loop.journal)
-        core = EngineCore(Scheduler(config, CAPACITY), executor, SystemClock(), sink)
+        capacity = executor.capacity()
+        core = EngineCore(Scheduler(config, capacity), executor, SystemClock(), sink)
         info = EngineInfo(
-            CAPACITY,
+            capacity,
             settings.max_num_seqs,
             VOCAB_SIZE,
             scheduling_policy=settings.scheduling_policy,
+            numerics=settings.numerics,
         )
         return core, info
 

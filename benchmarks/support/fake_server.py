@@ -1,24 +1,37 @@
-"""The real server with the fake engine.
+"""The real server with the fake engine, or a frontend of engines on the network.
 
-Arguments: port, engine settings as JSON, server settings as JSON, tokenizer file.
+Arguments: port, engine settings as JSON, server settings as JSON, tokenizer file. Server settings
+with `engine` or `discover` make a frontend.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
+from headway.build_fleet import cluster_key, frontend_engine, link_parts
 from headway.clock import SystemClock
-from headway.config import LedgerConfig, ServerConfig
+from headway.config import (
+    ClusterConfig,
+    Config,
+    FrontendConfig,
+    LedgerConfig,
+    ServerConfig,
+    SupervisionConfig,
+)
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import EngineStart
+from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError
+from headway.fleet.discovery import EngineSet, parse_discovery
 from headway.observe import Metrics, make_observers
 from headway.server import (
     AdmissionController,
@@ -44,11 +57,22 @@ class Price:
     output: float = 4.0
 
 
+T = TypeVar("T")
+
+
+def take(given: dict[str, Any], section: type[T]) -> T:
+    """Remove the settings of a section from those given."""
+    names = {one.name for one in fields(section)}  # pyright: ignore
+    return msgspec.convert({name: given.pop(name) for name in names & given.keys()}, section)
+
+
 async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_path: str) -> int:
     given = msgspec.json.decode(server_settings)
     for_ledger = LedgerConfig(ledger_url=given.pop("ledger_url", "none"))
     defaults = {"admin_port": 0, "log_interval_s": 0.2, "max_body_bytes": 100_000}
     timeouts = Timeouts(**given.pop("timeouts", {}))
+    supervision = take(given, SupervisionConfig)
+    frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -57,7 +81,9 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         return 2
     command = [sys.executable, "-m", "benchmarks.support.fake_engine"]
     limits = RestartLimits(
-        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
+        supervision.max_engine_restarts,
+        supervision.engine_restart_window_s,
+        supervision.engine_hang_s,
     )
     tokenizer = Tokenizer.from_gguf(tokenizer_path)
 
@@ -69,11 +95,20 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
     async def make_parts() -> ServerParts:
-        engine = AsyncEngine(launch, tokenizer, SystemClock(), limits)
+        background = None
+        if frontend.engine or frontend.discover is not None:
+            key = cluster_key(Config(cluster=cluster))
+            discovery = parse_discovery(frontend.engine, frontend.discover)
+            engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
+            engine = frontend_engine(frontend, tokenizer)
+            background = partial(engines.follow, engine)
+        else:
+            links = [Supervisor(launch, SystemClock(), limits)]
+            engine = AsyncEngine(links, tokenizer, SystemClock(), limits.hang_s)
         admission = AdmissionController(config, engine, SystemClock())
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         apps = create_apps(engine, admission, access, ("fake",), template, observers)
-        return ServerParts(engine, apps, admission, observers.stats)
+        return ServerParts(engine, apps, admission, observers.stats, background)
 
     observers.ledger.price_of = lambda _tier: Price()
     observers.ledger.start()

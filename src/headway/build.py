@@ -1,4 +1,6 @@
-"""The composition root: wired objects from settings. `build_server.py` has the server's part.
+"""The composition root: wired objects from settings.
+
+`build_server.py` has the part of the server, `build_fleet.py` that of engines on the network.
 
 The API process and the engine process both import this module, and each needs a part of it: what
 takes long to import is imported where it is used.
@@ -131,6 +133,9 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
         dtype=model.resolved.dtype,
         kv_cache_bytes=model.resolved.kv_cache_bytes,
         has_prefix_cache=config.cache.enable_prefix_caching,
+        kv_dtype=model.resolved.kv_dtype,
+        activation_dtype=model.resolved.activation_dtype,
+        kernels=model.resolved.kernels,
     )
 
 

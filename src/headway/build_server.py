@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from headway.build import load_text, locate_model, locate_model_here
 from headway.clock import SystemClock
-from headway.config import Config, ServerConfig
+from headway.config import Config, SupervisionConfig
 from headway.core.waiting.policies import make_queue
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart, make_memory
+
+if TYPE_CHECKING:
+    from headway.engine.client.async_engine import AsyncEngine
+    from headway.engine.supervise.supervisor import Supervisor
+    from headway.text import ChatTemplate
 
 T = TypeVar("T")
 
@@ -56,10 +61,15 @@ class EngineLauncher:
         return msgspec.json.encode(_as_before(self.config, before))
 
 
-def _restart_limits(server: ServerConfig) -> RestartLimits:
-    return RestartLimits(
-        server.max_engine_restarts, server.engine_restart_window_s, server.engine_hang_s
+def supervise(launcher: EngineLauncher, config: SupervisionConfig) -> Supervisor:
+    """Return the supervisor of the engine processes that `launcher` starts."""
+    from headway.engine.supervise.supervisor import Supervisor
+
+    limits = RestartLimits(
+        config.max_engine_restarts, config.engine_restart_window_s, config.engine_hang_s
     )
+    launch_standby = launcher.launch_standby if config.standby else None
+    return Supervisor(launcher.launch, SystemClock(), limits, launch_standby)
 
 
 def _as_before(config: Config, before: EngineInfo | None) -> Config:
@@ -101,6 +111,38 @@ def _run(
     """Serve until a signal. `launcher` is None if the model may have to be downloaded."""
     # The engine loads while these are imported.
     from headway.engine.client.async_engine import AsyncEngine
+
+    async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:
+        nonlocal launcher
+        if launcher is None:
+            launcher = EngineLauncher(await load(partial(locate_model, config)), command, first)
+        tokenizer, chat_template = await load(partial(load_text, launcher.config))
+        links = [supervise(launcher, config.supervision)]
+        hang_s = config.supervision.engine_hang_s
+        return AsyncEngine(links, tokenizer, SystemClock(), hang_s), chat_template
+
+    try:
+        return serve_api(config, make_engine)
+    finally:
+        if launcher is not None:
+            launcher.close()
+
+
+class Load(Protocol):
+    """Runs work that may take long in a thread, which does not delay the end of the process."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+def serve_api(
+    config: Config,
+    make_engine: Callable[[Load], Awaitable[tuple[AsyncEngine, ChatTemplate]]],
+    background: Callable[[AsyncEngine], Awaitable[None]] | None = None,
+) -> int:
+    """Serve the OpenAI API over an engine until a signal; return the exit code.
+
+    `background` runs beside the server, and starts again if it fails.
+    """
     from headway.observe import Metrics, make_observers
     from headway.server import (
         AdmissionController,
@@ -122,20 +164,11 @@ def _run(
         return loading.run()
 
     async def make_parts() -> ServerParts:
-        nonlocal launcher
-        if launcher is None:
-            launcher = EngineLauncher(await load(partial(locate_model, config)), command, first)
-        tokenizer, chat_template = await load(partial(load_text, launcher.config))
-        engine = AsyncEngine(
-            launcher.launch,
-            tokenizer,
-            SystemClock(),
-            _restart_limits(config.server),
-            launcher.launch_standby if config.server.standby else None,
-        )
+        engine, chat_template = await make_engine(load)
         admission = AdmissionController(config.server, engine, SystemClock())
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
-        return ServerParts(engine, apps, admission, observers.stats)
+        work = None if background is None else partial(background, engine)
+        return ServerParts(engine, apps, admission, observers.stats, work)
 
     observers.ledger.price_of = listeners.access.tenants.directory.price_of
     observers.ledger.start()
@@ -143,8 +176,6 @@ def _run(
         exit_code = run(serve(make_parts, listeners))
     finally:
         observers.ledger.close()
-        if launcher is not None:
-            launcher.close()
     for loading in loadings:
         loading.exit_if_running(exit_code)
     return exit_code

@@ -31,6 +31,7 @@ _SERVICE_PORT = re.compile(r"HEADWAY_(?:\w+_)?PORT=(?:tcp|udp|sctp)://.*")
 A setting may have the name that the second pattern matches, so that pattern also checks the value.
 """
 MODES = ("auto", "latency", "throughput", "fixed")
+FAILOVERS = ("identical", "any")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -160,7 +161,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The HTTP server: addresses, keys, limits and engine restarts."""
+    """The HTTP server: addresses, keys and limits."""
 
     host: str = setting(
         "127.0.0.1", "Address to listen on; the default accepts only connections from this machine."
@@ -215,6 +216,30 @@ class ServerConfig:
     slow_reader_timeout_s: float = setting(
         30.0, "Seconds without a read after which a client is disconnected."
     )
+    shutdown_timeout: float = setting(
+        30.0, "Seconds that running requests may take to finish after the first stop signal."
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
+            raise ConfigError(f"admin_port must be between 0 and 65535, got {self.admin_port}")
+        _check_at_least(self, 1, "max_body_bytes", "max_num_samples")
+        _check_at_least(self, 1, "max_output_tokens_per_request", "max_num_queued_reqs_per_key")
+        _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
+        _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
+        for name in ("log_interval_s", "slow_reader_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if any(not key for key in self.api_key):
+            raise ConfigError("api_key must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionConfig:
+    """How an engine process is watched and replaced."""
+
     standby: bool = setting(
         False,
         "Keep a second engine process that has loaded the weights and takes over when the engine "
@@ -231,25 +256,11 @@ class ServerConfig:
         "Least seconds without a finished step, and at least 20 mean steps, after which an engine "
         "with work counts as hung; time in which the engine computes counts a tenth.",
     )
-    shutdown_timeout: float = setting(
-        30.0, "Seconds that running requests may take to finish after the first stop signal."
-    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
-            raise ConfigError(f"admin_port must be between 0 and 65535, got {self.admin_port}")
-        _check_at_least(self, 1, "max_body_bytes", "max_num_samples")
-        _check_at_least(self, 1, "max_output_tokens_per_request", "max_num_queued_reqs_per_key")
-        _check_at_least(self, 1, "max_num_queued_reqs", "max_num_queued_tokens")
-        _check_at_least(self, 0, "max_queue_wait_s", "max_queue_age_s", "shutdown_timeout")
         _check_at_least(self, 0, "max_engine_restarts", "engine_restart_window_s")
-        for name in ("log_interval_s", "slow_reader_timeout_s", "engine_hang_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if any(not key for key in self.api_key):
-            raise ConfigError("api_key must not be empty")
+        if not self.engine_hang_s > 0:
+            raise ConfigError(f"engine_hang_s must be positive, got {self.engine_hang_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +282,51 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What every process of a cluster has in common."""
+
+    cluster_key_file: str | None = setting(
+        None,
+        "File with the key of the cluster, written by `headway keys cluster`; without it, engines "
+        "and frontends talk on this machine only.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConfig:
+    """Where an engine waits for frontends."""
+
+    listen: str = setting(
+        "tcp://127.0.0.1:7600", "Address to wait for frontends on, as tcp://HOST:PORT."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """The engines of a frontend, and what happens when one is lost."""
+
+    engine: tuple[str, ...] = setting((), "Address of an engine, as tcp://HOST:PORT; repeatable.")
+    discover: str | None = setting(
+        None, "Where to find engines: dns:NAME:PORT, or file:PATH with one address per line."
+    )
+    failover: str = setting(
+        "identical",
+        "Where a request goes on when its engine is lost: identical (in engines that compute the "
+        "same tokens) or any (elsewhere too; its chunks then have another system_fingerprint).",
+    )
+    failover_s: float = setting(
+        30.0, "Seconds that a request may be without an engine before it fails."
+    )
+
+    def __post_init__(self) -> None:
+        if self.failover not in FAILOVERS:
+            raise ConfigError(
+                f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"
+            )
+        _check_at_least(self, 0, "failover_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections.
 
@@ -280,8 +336,12 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    listener: ListenerConfig = field(default_factory=ListenerConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
 
 
 SECTIONS: dict[str, type[Any]] = {name: section for name, section in get_type_hints(Config).items()}

@@ -251,7 +251,7 @@ def _resolve_blocks(
         num_blocks = asked // block_bytes
         why = f"KV cache {asked / GIB:.2f} GiB: as set"
     else:
-        num_copies = 2 if config.server.standby else 1
+        num_copies = 2 if config.supervision.standby else 1
         needed = num_copies * weight_bytes(model, form.dtype)
         free = max(0, hardware.available_bytes - needed)
         per_request = -(-max_model_len // block_size)
@@ -261,7 +261,7 @@ def _resolve_blocks(
         why = (
             f"KV cache {num_blocks * block_bytes / GIB:.2f} GiB: {limit} "
             f"({free / GIB:.1f} GiB free after the weights"
-            f"{' of engine and standby' if config.server.standby else ''})"
+            f"{' of engine and standby' if config.supervision.standby else ''})"
         )
     if num_blocks < 1:
         raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,15 @@ def test_a_file_of_settings_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 )
 def test_other_arguments_are_left_to_typer(arguments: list[str]) -> None:
     assert quick_serve.read_arguments(arguments) is None
+
+
+def test_the_server_of_one_machine_does_not_import_the_fleet() -> None:
+    """Its imports would delay the first answer."""
+    code = (
+        "import sys, headway.cli.quick_serve, headway.build_server, headway.server, "
+        "headway.engine.client.async_engine, headway.engine.supervise.supervisor\n"
+        "print([name for name in sys.modules if name.startswith(('headway.fleet', 'zmq.auth', "
+        "'headway.build_fleet'))])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -38,7 +38,7 @@ HURRIED = Terms(tier="chat", targets=Targets(ttft_s=1.0))
 async def slow_engine(tokenizer: Tokenizer, policy: str = "deadline") -> SimpleNamespace:
     """An engine that believes that its steps are slow, and has said so; it caches no prefixes."""
     local = await make_local(tokenizer, "abc", policy)
-    local.engine._supervisor.info = replace(local.process.info, has_prefix_cache=False)
+    local.link.info = replace(local.process.info, has_prefix_cache=False)
     for number in range(300):
         shape = StepShape(number % 7, 8 * (number % 5))
         local.process.scheduler.pacer.model.observe(shape, SLOW.predict(shape))
@@ -81,12 +81,12 @@ async def test_those_on_their_way_count(tokenizer: Tokenizer):
 async def test_one_aborted_before_it_is_sent_counts_no_more(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
     local.process.is_paused = True
-    local.engine._supervisor.is_up = False  # as while the engine is replaced
+    local.link.is_up = False  # as while the engine is replaced
     for number in range(20):
         stream = await local.engine.submit(f"a{number}", [65] * 10, PARAMS, terms=HURRIED)
         assert not stream.is_sent
         await local.engine.abort(stream)
-    local.engine._supervisor.is_up = True
+    local.link.is_up = True
     await local.engine.submit("b", [65] * 10, PARAMS, terms=HURRIED)
     await local.engine.close()
 
@@ -96,7 +96,7 @@ def report_forecast(local: SimpleNamespace, forecast: Forecast) -> None:
     batch = SimpleNamespace(
         arrived=[], refused=[], finished=[], idled=[], stepped=[SimpleNamespace(forecast=forecast)]
     )
-    local.engine._forecast_reader.observe(batch, local.engine._clock.now())
+    local.engine.engines[0].forecast_reader.observe(batch, local.engine._clock.now())
 
 
 async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer):
@@ -109,7 +109,7 @@ async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer)
     with pytest.raises(DeadlineError):
         await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
     idled = Idled(0.0, 0, local.process.scheduler.forecast(0.0))
-    local.engine._forecast_reader.observe(EventBatch(idled=[idled]), 0.0)
+    local.engine.engines[0].forecast_reader.observe(EventBatch(idled=[idled]), 0.0)
     await local.engine.submit("later", [65] * 2, PARAMS, terms=terms)
     await local.engine.close()
 
@@ -135,7 +135,7 @@ async def test_a_prompt_counts_as_cached_and_the_engine_decides(
 ):
     local = await slow_engine(tokenizer)
     local.process.info = replace(local.process.info, has_prefix_cache=True)
-    local.engine._supervisor.info = local.process.info
+    local.link.info = local.process.info
     mine, hurried = Terms(cache_group="t"), replace(HURRIED, cache_group="t")
     local.process.is_paused = True
     late = await local.engine.submit("late", [65] * 60, PARAMS, terms=hurried)
@@ -206,7 +206,7 @@ async def test_nothing_is_refused_before_the_first_forecast(tokenizer: Tokenizer
 
 async def test_a_refusal_by_the_engine_reaches_the_caller_as_the_same_error(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
-    local.engine._forecast_reader.reset()
+    local.engine.engines[0].forecast_reader.reset()
     with pytest.raises(DeadlineError) as caught:
         await answer(local, "late", HURRIED, num_prompt=60)
     assert caught.value.retry_after_s >= 1
@@ -216,7 +216,7 @@ async def test_a_refusal_by_the_engine_reaches_the_caller_as_the_same_error(toke
 
 async def test_a_refusal_by_the_engine_is_counted_where_it_is_answered(tokenizer: Tokenizer):
     local = await slow_engine(tokenizer)
-    local.engine._forecast_reader.reset()
+    local.engine.engines[0].forecast_reader.reset()
     with pytest.raises(DeadlineError):
         await answer(local, "late", HURRIED, num_prompt=60)
     assert b'reason="deadline"' not in local.metrics.render()

@@ -27,6 +27,7 @@ from headway.engine.process.messages import (
     batch_events,
 )
 from headway.engine.supervise.restart_policy import RestartLimits
+from headway.engine.supervise.supervisor import Supervisor
 from headway.executors.fake import FakeExecutor
 from headway.observe import Metrics, make_observers
 from headway.server import AccessControl, AdmissionController, create_apps
@@ -153,7 +154,8 @@ async def make_local(
     token_ids = tokenizer.encode(script, False) if isinstance(script, str) else script
     process = LocalProcess(ScriptExecutor(token_ids, tokenizer.eos_token_ids[0]), policy)
     limits = RestartLimits(max_restarts=0)
-    engine = AsyncEngine(lambda _before: process, tokenizer, SystemClock(), limits)  # pyright: ignore
+    link = Supervisor(lambda _before: process, SystemClock(), limits)  # pyright: ignore
+    engine = AsyncEngine([link], tokenizer, SystemClock())
     metrics = Metrics("tiny")
     settings = ServerConfig(**config)
     admission = AdmissionController(settings, engine, clock or SystemClock())
@@ -170,6 +172,7 @@ async def make_local(
         watch=access.tenants.watch,
         engine=engine,
         process=process,
+        link=link,
         metrics=metrics,
         ledger=observers.ledger,
         admission=admission,

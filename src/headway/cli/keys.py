@@ -1,4 +1,4 @@
-"""`headway keys`: create and hash API keys."""
+"""`headway keys`: create and hash API keys, create cluster keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 
 from headway.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Create keys for --api-keys-file.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create keys for --api-keys-file and --cluster-key-file."
+)
 
 
 @app.callback()
@@ -55,3 +57,17 @@ def hash_key(
     if not secret:
         raise ConfigError("no key on standard input; pipe one in: headway keys hash NAME < FILE")
     typer.echo(key_for(secret, name).line)
+
+
+@app.command("cluster")
+def cluster(
+    file: Annotated[Path, typer.Argument(help="File to make; it must not exist.")],
+) -> None:
+    """Write a new cluster key to a file that only its owner can read.
+
+    Copy the file to every machine that runs `headway engine` or `headway frontend`.
+    """
+    from headway.fleet.cluster_key import write_cluster_key
+
+    write_cluster_key(file)
+    typer.echo(f"wrote {file}; use it with --cluster-key-file", err=True)

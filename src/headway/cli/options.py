@@ -17,8 +17,12 @@ PANELS = {
     "model": "Model",
     "cache": "KV cache",
     "scheduler": "Scheduling",
+    "supervision": "Engine process",
     "server": "Server",
     "ledger": "Ledger",
+    "cluster": "Cluster",
+    "listener": "Cluster",
+    "frontend": "Cluster",
 }
 
 

@@ -9,13 +9,15 @@ from headway._version import __version__
 ABOUT = "A continuous-batching LLM inference server."
 SUMMARIES = {
     "serve": "Serve a model over HTTP with the OpenAI API.",
+    "engine": "Run an engine that waits for frontends.",
+    "frontend": "Serve the OpenAI API over engines on the network.",
     "chat": "Chat with a model.",
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
     "explain": "Explain a request: a paragraph and a timeline.",
     "usage": "Sum usage and cost of requests.",
     "bench": "Measure throughput and latency.",
     "cache": "List or delete packed weights, which speed up starts.",
-    "keys": "Create keys for --api-keys-file.",
+    "keys": "Create keys for --api-keys-file and --cluster-key-file.",
     "tenants": "Edit the file for --tenants-file.",
 }
 """First line of the help of each subcommand; importing all of them takes a second."""

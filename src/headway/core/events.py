@@ -146,10 +146,12 @@ class Idled:
 class EngineLost:
     """An engine failed, and its requests have no engine.
 
-    The supervisor of the engine process emits this event.
+    The owner of the requests emits this event, not an engine.
     """
 
     at: float
+    request_ids: tuple[str, ...] | None = None
+    """Samples of the requests that the engine had; None for all requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ class Scheduler:
         self._decode_turns: dict[str, int] = {}
         """Order of the next decodes, while the token budget is too small for all of them."""
         self._arrival_orders, self._step_ids = count(1), count(1)
+        self._resent_orders = count(-(2**62))
+        """Before every request that came here first: resent requests waited or ran elsewhere."""
 
     @property
     def has_work(self) -> bool:
@@ -145,8 +147,12 @@ class Scheduler:
             message, retry_after_s = verdict.message, verdict.retry_after_s
             emit(events.Refused(request.id, now, "deadline", message, retry_after_s))
             return
-        request.arrival_order = next(self._arrival_orders)
+        orders = self._resent_orders if is_resent else self._arrival_orders
+        request.arrival_order = next(orders)
         self._running_set.wait(request)
+        if is_resent and request.num_output_tokens:
+            # The engine that computed the first token has charged the prompt.
+            self.accounts.mark_charged(request, request.num_prompt_tokens)
         num_prompt_tokens = request.num_prompt_tokens
         emit(events.Arrived(request.id, request.arrived_at, num_prompt_tokens, request.terms))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from hashlib import blake2b
 
+SAMPLER_VERSION = 1
+"""Raised with every change of the tokens that the same logits and seed give."""
 _WORD = 2**64 - 1
 
 

@@ -74,6 +74,8 @@ class ServerParts:
     apps: Apps
     admission: AdmissionController
     stats: StatsLog
+    background: Callable[[], Awaitable[None]] | None = None
+    """Runs for as long as the server, and starts again if it fails."""
 
 
 MakeParts = Callable[[], Awaitable[ServerParts]]
@@ -153,11 +155,11 @@ class _ServerRun:
                     parts.stats.start(self._clock.now())
                     tasks += [
                         asyncio.create_task(self._load(parts.engine)),
-                        asyncio.create_task(
-                            _repeat(partial(self._refuse_expired, parts.admission))
-                        ),
+                        asyncio.create_task(_repeat(partial(self._refuse_expired, parts))),
                         asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
+                    if parts.background is not None:
+                        tasks.append(asyncio.create_task(_repeat(parts.background)))
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 # Before any await: the task must not start an engine now.
                 making.cancel()
@@ -209,10 +211,12 @@ class _ServerRun:
         logger.info("ready on %s", _url(self._listeners.public))
         await asyncio.Event().wait()
 
-    async def _refuse_expired(self, admission: AdmissionController) -> None:
+    async def _refuse_expired(self, parts: ServerParts) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await admission.refuse_expired()
+            await parts.admission.refuse_expired()
+            await parts.engine.fail_overdue()
+            await parts.engine.leave_retired()
 
     async def _log_stats(self, stats: StatsLog) -> None:
         while True:

@@ -6,6 +6,7 @@ Wraps the tokenizers library. Holds no state of requests; detokenizers do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from headway.errors import InvalidRequestError, ModelLoadError
@@ -49,6 +50,11 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, path: Path | str) -> Tokenizer:
         return cls(load_gguf_tokenizer(Path(path)))
+
+    def digest(self) -> str:
+        """Return a digest of all that decides token ids; the same wherever it was read from."""
+        facts = (self._backend.to_str(), str(self.bos_token_id), str(self.eos_token_ids))
+        return sha256("\n".join(facts).encode()).hexdigest()
 
     def min_num_tokens(self, text: str) -> int:
         """Return a lower bound of the token count, far cheaper than encoding."""

@@ -28,10 +28,12 @@ def command_of(name: str, tenant: str, num_prompt: int = 8, **targets: float) ->
 
 
 def is_refused(reader: ForecastReader, command: AddRequest, now: float) -> bool:
+    """Whether a request is refused; if it is not, it is sent."""
     try:
         reader.check(command, INFO, now)
     except DeadlineError:
         return True
+    reader.add(command, INFO, now)
     return False
 
 

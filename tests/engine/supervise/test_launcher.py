@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import random
 import sys
 
+import psutil
 import pytest
+import zmq
 
 from headway.core.events import Finished, Refused, Stepped, TokensEmitted
 from headway.core.request import FinishReason
@@ -66,6 +69,37 @@ async def test_the_end_of_a_process_is_noticed_at_once() -> None:
         died = await asyncio.wait_for(waiting, 5.0)  # reading alone would wait for 10
         assert isinstance(died, EngineDeadError)
     finally:
+        await process.stop()
+
+
+async def test_a_report_that_vanishes_is_not_waited_for() -> None:
+    """A socket may be readable and yet have no frame, if its sender has gone since."""
+    process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
+    try:
+        readable = asyncio.get_running_loop().create_future()
+        readable.set_result(zmq.POLLIN)
+        process._reports.poll = lambda *_: readable  # pyright: ignore
+        assert await asyncio.wait_for(process.receive(0.05), 5.0) is None
+    finally:
+        await process.stop()
+
+
+async def test_a_lack_of_descriptors_is_no_failure_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever opens many connections must not have the engine replaced."""
+
+    def refuse(_pid: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
+    try:
+        before = process.cpu_s()
+        monkeypatch.setattr(psutil, "Process", refuse)
+        assert process.cpu_s() == before
+    finally:
+        monkeypatch.undo()
+        process.kill()
         await process.stop()
 
 

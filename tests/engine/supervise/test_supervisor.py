@@ -72,7 +72,7 @@ class EngineOwner:
     async def on_report(self, report: EventBatch) -> None:
         raise KeyError("a fault")
 
-    def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         self.downs.append((suspect_ids, has_failed))
         return 0
 
@@ -94,7 +94,7 @@ async def test_an_exception_over_a_report_is_a_failure_within_the_restart_budget
         Supervisor(launch, SystemClock(), RestartLimits(max_restarts=3)),
         EngineOwner(),
     )
-    supervisor.subscribe(fail)
+    supervisor.restart_listeners.append(fail)
     await supervisor.load()
     await asyncio.wait_for(supervisor.run(owner), 10)
     assert len(processes) == 4
@@ -168,7 +168,8 @@ async def engine(tokenizer: Tokenizer):
         executor = ScriptExecutor(tokenizer.encode(SCRIPT, False), tokenizer.eos_token_ids[0])
         return LocalProcess(executor, "fcfs")
 
-    engine = AsyncEngine(launch, tokenizer, SystemClock(), RestartLimits(max_restarts=2))
+    link = Supervisor(launch, SystemClock(), RestartLimits(max_restarts=2))
+    engine = AsyncEngine([link], tokenizer, SystemClock())
     await engine.start()
     yield engine
     await engine.close()
@@ -229,7 +230,7 @@ async def test_after_an_exception_in_a_report_streams_go_on_in_the_next_engine(
 
 
 async def test_a_fault_in_the_forecast_ends_no_request(engine, monkeypatch) -> None:
-    fail_once(monkeypatch, engine._forecast_reader, "observe", 1)
+    fail_once(monkeypatch, engine.engines[0].forecast_reader, "observe", 1)
     streams = [await begin(engine, name) for name in ("a", "b")]
     answers = await asyncio.gather(*(read(engine, it) for it in streams))
     assert answers == [SCRIPT] * 2

@@ -92,9 +92,9 @@ def test_an_allowed_host_is_a_name(name) -> None:
 
 
 def test_what_is_loopback() -> None:
-    for address in ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"):
+    for address in ("127.0.0.1", "127.9.9.9", "127.1", "localhost", "::1", "[::1]"):
         assert is_loopback(address)
-    for address in ("0.0.0.0", "::", "192.168.0.1", "example", ""):
+    for address in ("0.0.0.0", "::", "192.168.0.1", "127.evil.example", "example", ""):
         assert not is_loopback(address)
 
 

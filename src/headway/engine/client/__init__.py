@@ -1,4 +1,4 @@
-"""The API process's side of the engine: requests in, deltas out.
+"""The API process's side of the engines: requests in, deltas out.
 
 Owns the live requests of the API process. Must not know HTTP or tenants' quotas. In reading order:
 
@@ -8,6 +8,9 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     waiting_streams.py  requests not admitted yet, counted per tenant
     suspects.py         which requests may have taken an engine down, and their trials
     forecast_reader.py  early refusals of requests that cannot meet their targets
+    link.py             the port to one engine, here or on another machine
+    replica.py          one engine: its link, its requests, its forecast
+    placement.py        which engine gets a request
     listeners.py        passes every batch of events to observers and admission
-    async_engine.py     AsyncEngine: submit, deltas, abort
+    async_engine.py     AsyncEngine: submit, deltas, abort, failover
 """

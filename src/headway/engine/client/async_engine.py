@@ -1,9 +1,9 @@
-"""The API process's side of the engine: submit a prompt, iterate over its deltas.
+"""The API process's side of the engines: submit a prompt, iterate over its deltas.
 
-AsyncEngine owns the live requests and the engine process. A process that dies, hangs or sends
-unreadable reports is replaced, and every live request continues after its last delivered token. A
-consumer that stops iterating aborts its request, so that the request's blocks are free within a
-step.
+AsyncEngine owns the live requests. Each is in one engine, or waits for one. When an engine dies,
+hangs, sends unreadable reports or is out of reach, every request that it had continues after its
+last delivered token: in another engine, or in the one that replaces it. A consumer that stops
+iterating aborts its request, so that the request's blocks are free within a step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
@@ -22,17 +23,18 @@ from headway.core import events
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
-from headway.engine.client.forecast_reader import ForecastReader
 from headway.engine.client.inputs import draw_seed, resolve_params
-from headway.engine.client.listeners import EventListeners, Listener
+from headway.engine.client.link import EngineLink
+from headway.engine.client.listeners import EventListeners, Listener, total_steps
 from headway.engine.client.outputs import SampleDelta
+from headway.engine.client.placement import LeastLoaded, Placement
+from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
-from headway.engine.client.suspects import Suspects
 from headway.engine.client.waiting_streams import WaitingStreams
 from headway.engine.process.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.restart_policy import RestartLimits
-from headway.engine.supervise.supervisor import Launch, Progress, RestartListener, Supervisor
+from headway.engine.supervise.supervisor import Progress, RestartListener
 from headway.errors import (
     DeadlineError,
     EngineDeadError,
@@ -46,59 +48,81 @@ from headway.text import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class FailoverRules:
+    """Where a request may continue after its engine is lost, and how long it may wait."""
+
+    may_change_numerics: bool = False
+    """Whether a request with tokens may continue in an engine of another numerics class."""
+    max_wait_s: float | None = None
+    """Seconds without an engine after which a request fails; None for no limit."""
+
+
 class AsyncEngine:
-    """Live requests of the API process, and the engine process that computes them."""
+    """Live requests of the API process, and the engines that compute them."""
 
     def __init__(
         self,
-        launch: Launch,
+        links: Sequence[EngineLink],
         tokenizer: Tokenizer,
         clock: Clock,
-        limits: RestartLimits | None = None,
-        launch_standby: Launch | None = None,
+        max_forecast_age_s: float = RestartLimits().hang_s,
+        placement: Placement | None = None,
+        failover: FailoverRules | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._clock = clock
-        limits = limits or RestartLimits()
-        self._supervisor = Supervisor(launch, clock, limits, launch_standby)
-        self._supervision: asyncio.Task[None] | None = None
+        self._max_forecast_age_s = max_forecast_age_s
+        self._placement = placement or LeastLoaded()
+        self._failover = failover or FailoverRules()
+        self._replicas: list[EngineReplica] = []
+        self._tasks: dict[EngineReplica, asyncio.Task[None]] = {}
+        self._is_started = False
+        self._up = asyncio.Event()
+        """Set when an engine has loaded."""
+        self._progress: Progress | None = None
         self._streams: dict[str, RequestStream] = {}
         self._stream_of: dict[str, RequestStream] = {}
         self._waiting = WaitingStreams()
         self._unsent: list[RequestStream] = []
-        self._suspects = Suspects()
+        """Requests that no engine has, except suspects, in order of arrival."""
         self._broken: list[RequestStream] = []
         """Requests with an event that could not be handled; each ends with an error."""
         self.num_admitted = 0
         """Requests admitted to the running set since the server started."""
-        self._aborting: dict[str, events.Finished] = {}
-        """Finish events of samples whose abort the engine has not confirmed, by sample id."""
         self._quarantine = Quarantine()
-        self._forecast_reader = ForecastReader(limits.hang_s)
         self._listeners = EventListeners()
+        self._restart_listeners: list[RestartListener] = []
         self._error: EngineError | None = None
         self.has_given_up = False
+        for link in links:
+            self.add_engine(link)
 
     @property
     def info(self) -> EngineInfo:
-        info = self._supervisor.info
-        if info is None:
+        """Facts about the largest engine: a request must fit it."""
+        infos = [one.info for one in self._replicas if one.info is not None]
+        if not infos:
             raise EngineDeadError("the engine is not ready yet")
-        return info
+        return max(infos, key=lambda one: (one.capacity.max_model_len, one.capacity.num_blocks))
+
+    @property
+    def engines(self) -> Sequence[EngineReplica]:
+        return self._replicas
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine process is up and makes progress."""
-        return self._supervisor.is_up and not self._supervisor.is_hung
+        """Whether an engine is up and makes progress."""
+        return any(one.is_ready for one in self._replicas)
 
     @property
     def is_up(self) -> bool:
-        return self._supervisor.is_up
+        return any(one.link.is_up for one in self._replicas)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests are accepted; true also while the engine process is replaced."""
-        return self._supervisor.info is not None and self._error is None
+        """Whether requests are accepted; true also while engines are replaced."""
+        return self._error is None and any(one.info is not None for one in self._replicas)
 
     @property
     def num_requests(self) -> int:
@@ -106,7 +130,7 @@ class AsyncEngine:
 
     @property
     def waiting(self) -> WaitingStreams:
-        """Requests that the engine has not admitted yet."""
+        """Requests that no engine has admitted yet."""
         return self._waiting
 
     def subscribe(self, listener: Listener) -> None:
@@ -114,25 +138,81 @@ class AsyncEngine:
         self._listeners.add(listener)
 
     def subscribe_restarts(self, listener: RestartListener) -> None:
-        self._supervisor.subscribe(listener)
+        self._restart_listeners.append(listener)
+        for replica in self._replicas:
+            replica.link.restart_listeners.append(listener)
+
+    # ----------------------------------------------------------------- engines
+
+    def add_engine(self, link: EngineLink) -> None:
+        """Use one more engine as soon as it is up."""
+        link.restart_listeners.extend(self._restart_listeners)
+        replica = EngineReplica(link, self, self._max_forecast_age_s)
+        self._replicas.append(replica)
+        if self._is_started:
+            self._tasks[replica] = asyncio.create_task(self._follow(replica))
+
+    def retire_engine(self, name: str) -> None:
+        """Send no further requests to an engine, and leave it when its requests have ended."""
+        for replica in self._replicas:
+            if replica.link.name == name:
+                replica.is_retired = True
 
     async def start(self, progress: Progress | None = None) -> None:
-        """Wait until the engine has loaded its model; raise EngineError if loading fails."""
-        await self._supervisor.load(progress)
-        self._supervision = asyncio.create_task(self._supervisor.run(self))
+        """Wait until an engine is up; raise EngineError if the only engine fails to load."""
+        self._progress, self._is_started = progress, True
+        self._tasks = {one: asyncio.create_task(self._follow(one)) for one in self._replicas}
+        up = asyncio.create_task(self._up.wait())
+        try:
+            # Only an engine that fails to load ends its task.
+            await asyncio.wait((up, *self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()
+        finally:
+            up.cancel()
+
+    async def _follow(self, replica: EngineReplica) -> None:
+        await replica.link.load(self._progress)
+        self._up.set()
+        await replica.link.run(replica)
 
     def kill(self) -> None:
-        """Kill the engine process; `close` must still follow."""
-        self._supervisor.kill()
+        """Kill the engine processes; `close` must still follow."""
+        for replica in self._replicas:
+            replica.link.kill()
 
     async def close(self) -> None:
-        """End every stream, then stop the engine process."""
+        """End every stream, then stop the engines that this process has started."""
         self._fail_all(EngineDeadError("the server is shutting down"))
-        if self._supervision is not None:
-            self._supervision.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervision
-        await self._supervisor.stop()
+        for replica in list(self._replicas):
+            await self._leave(replica)
+
+    async def _leave(self, replica: EngineReplica) -> None:
+        task = self._tasks.pop(replica, None)
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, HeadwayError):
+                await task
+        await replica.link.stop()
+
+    async def leave_retired(self) -> None:
+        """Leave the retired engines that have no requests."""
+        for replica in list(self._replicas):
+            if replica.is_retired and not replica.streams and not replica.suspects.is_under_way:
+                self._replicas.remove(replica)
+                await self._leave(replica)
+
+    async def fail_overdue(self) -> None:
+        """Fail the requests that have been without an engine for too long."""
+        limit_s, now = self._failover.max_wait_s, self._clock.now()
+        if limit_s is None:
+            return
+        for stream in list(self._streams.values()):
+            if stream.lost_at is not None and now - stream.lost_at > limit_s:
+                message = f"no engine continued this request within {limit_s:.0f} s (failover_s)"
+                stream.fail(EngineDeadError(message))
+                await self.abort(stream, FinishReason.ERROR, message)
 
     # ---------------------------------------------------------------- requests
 
@@ -144,7 +224,7 @@ class AsyncEngine:
         priority: int = 0,
         terms: Terms = NO_TERMS,
     ) -> RequestStream:
-        """Check a prompt and send it to the engine; the caller then iterates `deltas`."""
+        """Check a prompt and send it to an engine; the caller then iterates `deltas`."""
         if self._error is not None:
             raise self._error
         eos_token_ids, share = self.tokenizer.eos_token_ids, terms.max_kv_share
@@ -159,9 +239,8 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
+        self._check_targets(command)
         stream = RequestStream(command, self.tokenizer)
-        # Last, because the demand that it adds goes with the stream.
-        self._forecast_reader.check(command, self.info, command.arrived_at)
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._stream_of.update(dict.fromkeys(stream.samples, stream))
@@ -175,6 +254,18 @@ class AsyncEngine:
             raise
         stream.is_awaiting_engine = not stream.is_sent
         return stream
+
+    def _check_targets(self, command: AddRequest) -> None:
+        """Raise DeadlineError if no engine can meet the targets of a request."""
+        engines = [one for one in self._replicas if one.link.is_up and one.fits(command)]
+        if engines and not self._feasible(command, engines):
+            _check_forecast(engines[0], command)
+
+    def _feasible(
+        self, command: AddRequest, engines: Sequence[EngineReplica]
+    ) -> list[EngineReplica]:
+        """Return the engines whose forecast does not rule out the targets of a request."""
+        return [one for one in engines if _may_meet_targets(one, command)]
 
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
         """Yield the deltas of a request; leaving early aborts the request."""
@@ -192,13 +283,14 @@ class AsyncEngine:
             return
         ids = stream.unfinished_ids
         ended = stream.finish_events(self._clock.now(), reason, message)
+        replica = self._replica_of(stream)
         self._remove_stream(stream)
-        if not stream.is_sent:
+        if replica is None:
             self._listeners.notify(EventBatch(finished=ended))
         elif ids:
-            self._aborting.update({event.request_id: event for event in ended})
+            replica.aborting.update({event.request_id: event for event in ended})
             # Every sample id: the prompt may have forked since the last report.
-            await self._supervisor.send(AbortRequests(ids, reason))
+            await replica.link.send(AbortRequests(ids, reason))
         await self._resume_sending()
 
     async def refuse(self, stream: RequestStream, error: HeadwayError) -> None:
@@ -206,69 +298,145 @@ class AsyncEngine:
         stream.fail(error)
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
-    async def _send_next(self) -> None:
-        """Send unsent requests: the next group of suspects, then requests without suspicion."""
-        while self._supervisor.is_up:
-            group = self._suspects.begin_trial(self._clock.now())
-            for stream in group:
-                await self._send(stream)
-            unsent, self._unsent = self._unsent, []
-            for stream in unsent:
-                if self._suspects.may_send(stream):
-                    await self._send(stream)
-                else:
-                    self._unsent.append(stream)
-            if not group:
-                return
+    # ----------------------------------------------------------------- sending
 
-    async def _send(self, stream: RequestStream) -> None:
+    async def _send_next(self) -> None:
+        """Send the next groups of suspects, then the requests without suspicion."""
+        for replica in list(self._replicas):
+            while replica.link.is_up:
+                group = replica.suspects.begin_trial(self._clock.now())
+                for stream in group:
+                    await self._send(stream, replica)
+                if not group:
+                    break
+        unsent, self._unsent = self._unsent, []
+        for number, stream in enumerate(unsent):
+            replica = self._choose(stream)
+            if replica is not None:
+                await self._send(stream, replica)
+            elif not self.is_up:
+                self._unsent = [*unsent[number:], *self._unsent]
+                return
+            else:
+                self._unsent.append(stream)
+
+    def _choose(self, stream: RequestStream) -> EngineReplica | None:
+        """Return the engine to send a request to; None if it has to wait."""
+        engines = [
+            one for one in self._replicas if one.may_take(stream) and self._keeps(stream, one)
+        ]
+        # An engine on which suspects are tried may fail again.
+        engines = [one for one in engines if not one.suspects.is_under_way] or engines
+        if len(engines) > 1 and not stream.is_awaiting_engine:
+            engines = self._feasible(stream.command, engines) or engines
+        return self._placement.choose(stream.command, engines) if engines else None
+
+    def _keeps(self, stream: RequestStream, replica: EngineReplica) -> bool:
+        """Return whether a request may continue in an engine, by the numerics of its tokens."""
+        if not stream.num_output_tokens or self._failover.may_change_numerics:
+            return True
+        return replica.info is not None and replica.info.numerics == stream.numerics
+
+    async def _send(self, stream: RequestStream, replica: EngineReplica) -> None:
         """Send a request with its output so far; an exception ends this request only."""
-        if stream.request_id not in self._streams:
+        if stream.request_id not in self._streams or stream.is_sent:
             return
         now, num_sent = self._clock.now(), 0
         try:
             commands = stream.commands(now)
+            replica.add(stream)
+            self._note_numerics(stream, replica)
             if stream.is_awaiting_engine:
                 stream.is_awaiting_engine = False
                 resent = [events.Resent(command.id, now) for command in commands]
                 self._listeners.notify(EventBatch(resent=resent))
+            elif replica.info is not None:
+                replica.forecast_reader.add(stream.command, replica.info, now)
             for command in commands:
-                await self._supervisor.send(command)
+                await replica.link.send(command)
                 num_sent += 1
         except Exception:
             logger.exception("request %s cannot be sent", stream.request_id)
-            stream.is_sent = num_sent > 0
+            if not num_sent:
+                replica.remove(stream)
             stream.fail(HeadwayError("this request cannot be sent to the engine"))
             await self.abort(stream, FinishReason.ERROR)
 
+    def _note_numerics(self, stream: RequestStream, replica: EngineReplica) -> None:
+        numerics = "" if replica.info is None else replica.info.numerics
+        if stream.num_output_tokens and numerics != stream.numerics:
+            logger.warning(
+                "request %s continues in numerics class %s, not %s (failover: any)",
+                stream.request_id,
+                numerics or "unknown",
+                stream.numerics or "unknown",
+            )
+        stream.set_numerics(numerics)
+
     async def _resume_sending(self) -> None:
-        """Send requests that waited for a trial, if the trial is over."""
-        if self._suspects.is_under_way or self._unsent:
+        """Send requests that waited for a trial or for room, if that has changed."""
+        if self._unsent or any(one.suspects.is_under_way for one in self._replicas):
             await self._send_next()
 
-    # ------------------------------------------------- calls from the supervisor
+    def _replica_of(self, stream: RequestStream) -> EngineReplica | None:
+        """Return the engine that has a request; None if none has."""
+        return next((one for one in self._replicas if stream in one), None)
 
-    def has_work_in_engine(self) -> bool:
-        return any(one.is_sent and one.unfinished_ids for one in self._streams.values())
+    # ------------------------------------------------------- calls from engines
 
-    async def on_engine_up(self) -> None:
+    async def on_engine_up(self, replica: EngineReplica) -> None:
+        for other in self._replicas:
+            if not other.link.is_connected:
+                self._move_suspects(other, replica)
         await self._send_next()
 
-    def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """Prepare every live request for the next engine; return their number."""
+    async def on_engine_down(
+        self, replica: EngineReplica, suspect_ids: frozenset[str], has_failed: bool
+    ) -> int:
+        """Take back the requests of a lost engine, and send them to others; return their number."""
         now = self._clock.now()
-        self._forecast_reader.reset()
-        lost, self._aborting = list(self._aborting.values()), {}
-        sent = [one for one in self._streams.values() if one.is_sent and one.unfinished_ids]
-        culprit = self._suspects.lose_engine(sent, suspect_ids, has_failed)
+        lost, replica.aborting = list(replica.aborting.values()), {}
+        sent = [one for one in replica.lose_engine() if one.unfinished_ids]
+        culprit = replica.suspects.lose_engine(sent, suspect_ids, has_failed)
         if culprit is not None:
             lost += self._quarantine_stream(culprit)
-        live = [one for one in self._streams.values() if one.unfinished_ids]
-        for stream in live:
+            sent.remove(culprit)
+        for stream in sent:
             stream.lose_engine(now)
-        self._unsent = [one for one in live if one not in self._suspects]
-        self._listeners.notify(EventBatch(finished=lost, lost=[events.EngineLost(now)]))
-        return len(live)
+        self._place_suspects(replica)
+        self._unsent = [
+            one
+            for one in self._streams.values()
+            if not one.is_sent and not any(one in other.suspects for other in self._replicas)
+        ]
+        ids = tuple(name for one in sent for name in one.unfinished_ids)
+        self._listeners.notify(EventBatch(finished=lost, lost=[events.EngineLost(now, ids)]))
+        await self._send_next()
+        return len(sent)
+
+    def _place_suspects(self, replica: EngineReplica) -> None:
+        """Decide where the suspects of a lost engine are tried.
+
+        If there is another engine, suspects of one failure go to it at once: a pause is shorter
+        than a restart. Suspects of more failures wait for the engine that they took down last, so
+        that a request takes down two engines at most, or for another if that one is out of reach.
+        """
+        others = [one for one in self._replicas if one is not replica and one.link.is_up]
+        if not others:
+            return
+        replica.suspects.release_new()
+        if not replica.link.is_connected:
+            self._move_suspects(replica, min(others, key=lambda one: one.num_seqs))
+
+    def _move_suspects(self, replica: EngineReplica, target: EngineReplica) -> None:
+        """Have the suspects of one engine tried in another."""
+        groups = replica.suspects.take_groups()
+        target.suspects.add_groups(
+            [[one for one in group if self._keeps(one, target)] for group in groups]
+        )
+        replica.suspects.add_groups(
+            [[one for one in group if not self._keeps(one, target)] for group in groups]
+        )
 
     def _quarantine_stream(self, stream: RequestStream) -> list[events.Finished]:
         logger.error("request %s is quarantined", stream.request_id)
@@ -285,52 +453,60 @@ class AsyncEngine:
     def _remove_stream(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._waiting.pop(stream.request_id)
-        self._forecast_reader.remove(stream.request_id)
-        self._suspects.remove(stream)
+        for replica in self._replicas:
+            replica.forecast_reader.remove(stream.request_id)
+            replica.remove(stream)
         for name in stream.samples:
             del self._stream_of[name]
 
-    def on_give_up(self, error: EngineError) -> None:
-        self._fail_all(error)
-        self.has_given_up = True
+    def on_give_up(self, replica: EngineReplica, error: EngineError) -> None:
+        replica.has_given_up = True
+        if all(one.has_given_up for one in self._replicas):
+            self._fail_all(error)
+            self.has_given_up = True
 
     def _fail_all(self, error: EngineError) -> None:
         self._error = error
-        lost, self._aborting = list(self._aborting.values()), {}
+        lost: list[events.Finished] = []
+        for replica in self._replicas:
+            lost += replica.aborting.values()
+            replica.aborting = {}
         lost += [e for one in list(self._streams.values()) for e in self._fail_stream(one, error)]
         self._listeners.notify(EventBatch(finished=lost))
 
-    async def on_report(self, report: EventBatch) -> None:
+    async def on_report(self, replica: EngineReplica, report: EventBatch) -> None:
         """Apply the events of a report to the streams, then pass them to the listeners.
 
         An exception over one request's event ends that request only. Every other event of the
         report is still handled, so that no stream gets a token twice or misses a token.
         """
         at = report.stepped[-1].at if report.stepped else self._clock.now()
-        self._estimate(partial(self._forecast_reader.observe, report, self._clock.now()))
+        self._estimate(partial(replica.forecast_reader.observe, report, self._clock.now()))
         refused = [self._refuse(one, at) for one in report.refused]
         # A request arrives once and ends once for listeners, in however many engines it runs.
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
-        self._move(report, at)
-        self._suspects.record_steps(len(report.stepped))
+        self._move(replica, report, at)
+        replica.suspects.record_steps(len(report.stepped))
         delivered, stopped = await self._emit_all(report.tokens)
         # Listeners count delivered tokens only.
         report = replace(report, tokens=delivered)
         for event in report.finished:
-            self._aborting.pop(event.request_id, None)
+            replica.aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)
             try:
                 await self._finish(event)
             except Exception:
                 self._note_broken(event.request_id)
-        self._listeners.notify(report)
+        self._listeners.notify(total_steps(report, [one.last_step for one in self._replicas]))
         if stopped:
             ends = {name: events.Finished(name, at, FinishReason.STOP, 0) for name in stopped}
-            self._aborting.update(ends)
-            await self._supervisor.send(AbortRequests(list(stopped), FinishReason.STOP))
+            replica.aborting.update(ends)
+            await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
         await self._end_broken()
-        await self._resume_sending()
+        # With each report, all requests that wait would be looked at: only if there is room now.
+        if report.finished or any(one.suspects.is_under_way for one in self._replicas):
+            await self._resume_sending()
 
     def _estimate(self, update: Callable[[], None]) -> None:
         """Run an update of the forecast; an exception in it must not end a request."""
@@ -367,7 +543,7 @@ class AsyncEngine:
                 self._note_broken(refusal.request_id)
         return events.Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
 
-    def _move(self, report: EventBatch, at: float) -> None:
+    def _move(self, replica: EngineReplica, report: EventBatch, at: float) -> None:
         """Apply preemptions, admissions and forks to the streams."""
         for preempted in report.preempted:
             owner = self._stream_of.get(preempted.request_id)
@@ -379,8 +555,8 @@ class AsyncEngine:
             except Exception:
                 self._note_broken(admission.request_id)
         for fork in report.forked:  # samples of a prompt under abort are aborted with it
-            if end := self._aborting.get(fork.parent_id):
-                self._aborting[fork.request_id] = events.Finished(
+            if end := replica.aborting.get(fork.parent_id):
+                replica.aborting[fork.request_id] = events.Finished(
                     fork.request_id, at, end.reason, 0
                 )
 
@@ -452,3 +628,17 @@ class AsyncEngine:
             logger.exception("request %s: its output cannot be written", stream.request_id)
             stream.fail(HeadwayError("the output of this request cannot be written"))
             await self.abort(stream, FinishReason.ERROR)
+
+
+def _may_meet_targets(replica: EngineReplica, command: AddRequest) -> bool:
+    try:
+        _check_forecast(replica, command)
+    except DeadlineError:
+        return False
+    return True
+
+
+def _check_forecast(replica: EngineReplica, command: AddRequest) -> None:
+    """Raise DeadlineError if the engine's forecast rules out the targets of a request."""
+    if replica.info is not None:
+        replica.forecast_reader.check(command, replica.info, command.arrived_at)

@@ -100,16 +100,12 @@ class ForecastReader:
 
     def check(self, command: AddRequest, info: EngineInfo, now: float) -> None:
         """Raise DeadlineError if a request cannot meet its targets."""
-        forecast, terms = self._forecast, command.terms
-        if terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
-            return
-        if forecast is None or now - self._received_at > self._max_age_s:
+        forecast, terms = self._forecast_for(command, info, now), command.terms
+        if forecast is None:
             return
         # The verdict is that of the time of the forecast: the engine has worked since then.
         origin, cost = self._received_at, forecast.speed.cost
-        tenant = forecast.tenants.get(terms.tenant)
-        if tenant is None or forecast.made_at - tenant.made_at > self._max_age_s:
-            tenant = _favourable(terms, forecast)
+        tenant = self._tenant_forecast(terms, forecast)
         work = _work(command, tenant.length_share, info.has_prefix_cache, now)
         demand, own = self._sent.added_to(self._demand, cost), None
         if info.scheduling_policy == "fair":
@@ -119,9 +115,30 @@ class ForecastReader:
         verdict = judge(work, forecast.speed, demand, share, origin)
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
-        start_at = work.planned_start_at(cost, forecast.speed.step_s)
+
+    def add(self, command: AddRequest, info: EngineInfo, now: float) -> None:
+        """Count the work of a request that is about to be sent, until a forecast includes it."""
+        forecast = self._forecast_for(command, info, now)
+        if forecast is None:
+            return
+        tenant = self._tenant_forecast(command.terms, forecast)
+        work = _work(command, tenant.length_share, info.has_prefix_cache, now)
+        start_at = work.planned_start_at(forecast.speed.cost, forecast.speed.step_s)
         entry = entry_of(work.demands, start_at, work.prefill, now)
-        self._sent.add(command.id, terms.tenant, entry)
+        self._sent.add(command.id, command.terms.tenant, entry)
+
+    def _forecast_for(self, command: AddRequest, info: EngineInfo, now: float) -> Forecast | None:
+        """Return the forecast to judge a request by; None if it is not to be judged here."""
+        if command.terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
+            return None
+        is_recent = now - self._received_at <= self._max_age_s
+        return self._forecast if is_recent else None
+
+    def _tenant_forecast(self, terms: Terms, forecast: Forecast) -> TenantForecast:
+        tenant = forecast.tenants.get(terms.tenant)
+        if tenant is None or forecast.made_at - tenant.made_at > self._max_age_s:
+            return _favourable(terms, forecast)
+        return tenant
 
 
 def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:

@@ -36,7 +36,7 @@ def resolve_params(
     # The length first: it is cheap to check, and it bounds the cost of the other checks.
     room = max_tokens_for(len(token_ids), info.capacity, max_kv_share)
     check_prompt(token_ids, info)
-    _check_token_ids(params, info.vocab_size)
+    check_token_ids(params, info.vocab_size)
     requested = room if params.max_tokens is None else params.max_tokens
     demand = PeakDemand(len(token_ids), requested, params.n, max_kv_share)
     refusal = refuse_if_never_fits(demand, info.capacity, info.max_num_seqs)
@@ -45,7 +45,8 @@ def resolve_params(
     return params.resolved(eos_token_ids, room)
 
 
-def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequestError if params name unknown token ids."""
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),

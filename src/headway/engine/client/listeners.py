@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
+from headway.core.events import Stepped
 from headway.engine.process.messages import EventBatch
 
 logger = logging.getLogger(__name__)
@@ -28,3 +32,27 @@ class EventListeners:
             except Exception:
                 # A fault in a listener must not end a request.
                 logger.exception("an event listener failed")
+
+
+def total_steps(report: EventBatch, last_steps: Sequence[Stepped | None]) -> EventBatch:
+    """Return a report whose steps count the requests and blocks of all engines.
+
+    `last_steps` has the last step of each engine, or None.
+    """
+    steps = [one for one in last_steps if one is not None]
+    if len(steps) < 2:
+        return report
+    num_running = sum(one.num_running for one in steps)
+    if report.idled and num_running:
+        report = replace_fields(report, idled=[])  # only one of the engines is idle
+    if not report.stepped:
+        return report
+    total = replace(
+        report.stepped[-1],
+        max_num_seqs=sum(one.max_num_seqs for one in steps),
+        num_running=num_running,
+        num_waiting=sum(one.num_waiting for one in steps),
+        num_blocks_used=sum(one.num_blocks_used for one in steps),
+        num_blocks=sum(one.num_blocks for one in steps),
+    )
+    return replace_fields(report, stepped=[*report.stepped[:-1], total])

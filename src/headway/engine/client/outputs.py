@@ -27,6 +27,8 @@ class SampleDelta:
     stop: str | None = None
     """The stop string that ended the sample, or None."""
     message: str = ""
+    numerics: str = ""
+    """Numerics class of the engine that computed it; empty if unknown."""
 
 
 class SampleStream:
@@ -36,6 +38,8 @@ class SampleStream:
         self.index = index
         self.is_finished = False
         self.token_ids: list[int] = []
+        self.numerics = ""
+        """Numerics class of the engine that has the sample; empty if unknown."""
         self._text = text
 
     @property
@@ -49,7 +53,13 @@ class SampleStream:
         self.is_finished = delta.stop is not None
         reason = FinishReason.STOP if self.is_finished else None
         return SampleDelta(
-            self.index, delta.text, event.token_ids, event.logprobs, reason, delta.stop
+            self.index,
+            delta.text,
+            event.token_ids,
+            event.logprobs,
+            reason,
+            delta.stop,
+            numerics=self.numerics,
         )
 
     def finish(self, event: Finished) -> SampleDelta:
@@ -63,6 +73,7 @@ class SampleStream:
             finish_reason=reason,
             stop=delta.stop,
             message=event.message,
+            numerics=self.numerics,
         )
 
 

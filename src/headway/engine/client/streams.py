@@ -77,6 +77,11 @@ class RequestStream:
         """Whether an earlier engine had this request."""
         self.is_awaiting_engine = False
         """Whether this request waits, or waited, for an engine to be sent to."""
+        self.lost_at: float | None = None
+        """When this request lost its engine; None while it has one, or had none yet."""
+        self.numerics = ""
+        """Numerics class of its tokens; empty if unknown."""
+        self._num_attempts = 0
         self.num_crashes = 0
         """Engines that failed while computing this request, since it was last cleared."""
         self.num_cached_tokens: int | None = None
@@ -104,6 +109,15 @@ class RequestStream:
     @property
     def num_output_tokens(self) -> int:
         return sum(sample.num_tokens for sample in self.samples.values())
+
+    @property
+    def num_tokens_to_send(self) -> int:
+        """Tokens of the commands that continue this request: after its first, one per sample."""
+        num_prompt = len(self.command.token_ids)
+        if not self.num_output_tokens:
+            return num_prompt
+        samples = (one for one in self.samples.values() if not one.is_finished)
+        return sum(num_prompt + sample.num_tokens for sample in samples)
 
     @property
     def num_tokens_in_engine(self) -> int:
@@ -140,7 +154,12 @@ class RequestStream:
         if not self.num_output_tokens:
             waited_s = self._queue_times.waited_s(command.id) if is_delayed else None
             commands = [
-                msgspec.structs.replace(command, is_resent=self._is_resent, waited_s=waited_s)
+                msgspec.structs.replace(
+                    command,
+                    is_resent=self._is_resent,
+                    waited_s=waited_s,
+                    attempt=self._num_attempts,
+                )
             ]
         else:
             params = replace(command.params, n=1)
@@ -157,6 +176,7 @@ class RequestStream:
                     num_prompt_tokens=len(command.token_ids),
                     is_resent=True,
                     waited_s=self._queue_times.waited_s(name),
+                    attempt=self._num_attempts,
                 )
                 for name, sample in self.samples.items()
                 if not sample.is_finished
@@ -165,7 +185,15 @@ class RequestStream:
         for one in commands:
             self._queue_times.begin(one.id, now if is_delayed else command.arrived_at)
         self.is_sent = self._is_resent = True
+        self.lost_at = None
+        self._num_attempts += 1
         return commands
+
+    def set_numerics(self, numerics: str) -> None:
+        """Set the numerics class of the tokens from now on."""
+        self.numerics = numerics
+        for sample in self.samples.values():
+            sample.numerics = numerics
 
     def admit(self, request_id: str) -> None:
         """Record that the engine admitted this sample."""
@@ -178,6 +206,7 @@ class RequestStream:
     def lose_engine(self, at: float) -> None:
         """Record that no engine has this request."""
         self.is_sent, self.is_awaiting_engine = False, True
+        self.lost_at = at if self.lost_at is None else self.lost_at
         self._num_tokens_in_engine = dict.fromkeys(self._num_tokens_in_engine, 0)
         self._queue_times.pause(at)
 

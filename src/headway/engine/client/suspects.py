@@ -73,6 +73,25 @@ class Suspects:
         self._groups = deque(group for group in groups if group)
         self._trial = [one for one in self._trial if one is not stream]
 
+    def release_new(self) -> None:
+        """Remove suspects of one failure, because another engine can take them at once.
+
+        A request that takes a second engine down is a suspect there.
+        """
+        self.add_groups(
+            [[one for one in group if one.num_crashes > 1] for group in self.take_groups()]
+        )
+
+    def take_groups(self) -> list[Group]:
+        """Remove and return all groups, because they are tried in another engine."""
+        groups = [group for group in (self._trial, *self._groups) if group]
+        self._trial, self._groups = [], deque()
+        return groups
+
+    def add_groups(self, groups: Sequence[Group]) -> None:
+        """Add groups to try after those that are here."""
+        self._groups.extend(group for group in groups if group)
+
     def lose_engine(
         self, sent: Sequence[RequestStream], step_ids: frozenset[str], has_failed: bool
     ) -> RequestStream | None:

@@ -46,6 +46,12 @@ class EngineInfo:
     kv_cache_bytes: int | None = None
     """The resolved size; an engine that takes over gets the same."""
     has_prefix_cache: bool = True
+    kv_dtype: str = "auto"
+    activation_dtype: str = "auto"
+    kernels: str | None = None
+    """Instruction set of the compiled kernels; None without them."""
+    numerics: str = ""
+    """Numerics class: engines of the same class compute the same tokens. Empty if unknown."""
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
@@ -73,6 +79,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     Set for a request that is resent or had to wait for an engine: time in which it ran, or in which
     there was no engine, does not age it.
     """
+    attempt: int = 0
+    """How often this request was sent before."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

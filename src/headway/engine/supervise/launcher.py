@@ -39,6 +39,7 @@ class EngineProcess:
         """Bind the sockets; write `settings`, one line, to the standard input of the process."""
         self._start = start
         self._process = start.process
+        self._cpu_s = 0.0
         self._context = zmq.asyncio.Context()
         try:
             self._commands = self._context.socket(zmq.PUSH)
@@ -79,12 +80,13 @@ class EngineProcess:
         return self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the process has used; 0 if the process has ended."""
+        """Return the CPU time that the process has used, as last known if it cannot be read."""
         try:
             times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return times.user + times.system
+        except (psutil.Error, OSError):  # the process has ended, or no descriptor is left
+            return self._cpu_s
+        self._cpu_s = times.user + times.system
+        return self._cpu_s
 
     async def send(self, command: Command) -> None:
         """Send a command without waiting; a dead process would never take it."""
@@ -99,11 +101,15 @@ class EngineProcess:
         Raises EngineDeadError once the process has ended and all its reports were received.
         """
         await self._poller.poll(int(timeout_s * 1000))
-        # The last reports of a process that has ended may still be on their way.
         is_alive = self.is_alive
-        if await self._reports.poll(0 if is_alive else LAST_REPORTS_TIMEOUT_MS):
+        frame = await self._take_frame()
+        if frame is None and not is_alive:
+            # The last reports of a process that has ended may still be on their way.
+            await self._reports.poll(LAST_REPORTS_TIMEOUT_MS)
+            frame = await self._take_frame()
+        if frame is not None:
             try:
-                report = decode_report(await self._reports.recv())
+                report = decode_report(frame)
             except (msgspec.DecodeError, ValueError) as error:  # ValueError: text is not UTF-8
                 # Without this report the state of the engine is unknown.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
@@ -115,6 +121,16 @@ class EngineProcess:
                 f"the engine process ended with exit code {self._process.returncode}"
             )
         return None
+
+    async def _take_frame(self) -> bytes | None:
+        """Return the next frame; None if there is none.
+
+        Never waits: a readable socket has no frame if its sender has gone since.
+        """
+        try:
+            return await self._reports.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
     async def dump_stacks(self) -> None:
         """Have the process write the stacks of its threads; a stopped process cannot."""

@@ -55,8 +55,8 @@ class EngineOwner(Protocol):
 
     async def on_report(self, report: EventBatch) -> None: ...
 
-    def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """Prepare the live requests for the next process; return their number.
+    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+        """Take the live requests back; return their number.
 
         `suspect_ids` were in the step that did not end. `has_failed` is true if the process
         reported an exception itself; without `suspect_ids` that exception was between steps.
@@ -79,8 +79,12 @@ class Supervisor:
         limits: RestartLimits,
         launch_standby: Launch | None = None,
     ) -> None:
+        self.name = "local"
+        self.is_connected = True
         self.info: EngineInfo | None = None
         self.is_up = False
+        self.is_hung = False
+        self.restart_listeners: list[RestartListener] = []
         self._launch = launch
         self._process = launch(None)
         self._launch_standby = launch_standby
@@ -89,14 +93,10 @@ class Supervisor:
         self._budget = RestartBudget(limits)
         self._hang_detector = HangDetector(clock.now())
         self._was_hung = False
-        self._listeners: list[RestartListener] = []
 
-    @property
-    def is_hung(self) -> bool:
-        return self._hang_detector.is_hung
-
-    def subscribe(self, listener: RestartListener) -> None:
-        self._listeners.append(listener)
+    def has_room(self, _num_tokens: int) -> bool:
+        """Return True: the queue of the API process bounds what its own engine gets."""
+        return True
 
     async def send(self, command: Command) -> None:
         """Send a command; a dead process is ignored here, because `receive` detects it."""
@@ -125,7 +125,7 @@ class Supervisor:
         self._hang_detector = HangDetector(
             self._clock.now(), self._budget.limits.hang_s, self._was_hung
         )
-        self.is_up = True
+        self.is_up, self.is_hung = True, False
 
     async def run(self, owner: EngineOwner) -> None:
         """Serve the owner, replacing failed processes, until the restart budget is spent."""
@@ -189,7 +189,8 @@ class Supervisor:
                 for step in report.stepped:
                     self._hang_detector.record_step(step.elapsed_s)
                 await owner.on_report(report)
-            if self._hang_detector.is_hung:
+            self.is_hung = self._hang_detector.is_hung
+            if self.is_hung:
                 limit_s = self._hang_detector.limit_s
                 return EngineHungError(f"the engine ended no step for {limit_s:.0f} s")
 
@@ -200,7 +201,7 @@ class Supervisor:
         step_ids = await self._reap(error)
         if isinstance(error, ReportError):
             step_ids = frozenset()  # the fault was in the API process, not in the step
-        num_requests = owner.on_engine_down(step_ids, isinstance(error, EngineFailedError))
+        num_requests = await owner.on_engine_down(step_ids, isinstance(error, EngineFailedError))
         num_failures = 0
         while True:
             self._spend(error)
@@ -253,7 +254,7 @@ class Supervisor:
         return standby
 
     def _notify_restart(self, kind: str, num_requests: int) -> None:
-        for listener in self._listeners:
+        for listener in self.restart_listeners:
             try:
                 listener(kind, num_requests)
             except Exception:

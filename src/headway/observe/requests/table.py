@@ -135,8 +135,9 @@ class RequestTable:
             case Preempted():
                 self._preempt(event)
             case EngineLost():
-                for _, part in self._parts.values():
-                    part.lose_engine(event.at)
+                ids = self._parts if event.request_ids is None else event.request_ids
+                for found in [self._parts[one] for one in ids if one in self._parts]:
+                    found[1].lose_engine(event.at)
             case Resent():
                 if found := self._parts.get(event.request_id):
                     found[1].resend(event.at)

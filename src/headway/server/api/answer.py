@@ -33,6 +33,7 @@ from headway.server.http.errors import translate
 from headway.server.schema.request import GenerationRequest, RequestLimits, parse
 from headway.text import Tokenizer
 
+FINGERPRINT_CHARS = 16
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
@@ -203,11 +204,14 @@ class ResponseWriter:
         self._generation = generation
         self._created = created
         self._choices: dict[int, _OpenChoice] = {}
+        self._numerics: dict[str, None] = {}
+        """Numerics classes of the engines so far, in order of their first token."""
 
     async def whole(self) -> Response:
         async with contextlib.aclosing(self._generation.deltas()) as batches:
             async for batch in batches:
                 for delta in batch:
+                    self._note_numerics(delta)
                     self._choice(delta.index).add(delta)
         num_scores = sum(choice.num_scores for choice in self._choices.values())
         return await run_off_loop(num_scores, self._write_whole)
@@ -216,7 +220,7 @@ class ResponseWriter:
         choices = [self._choices[index].take() for index in sorted(self._choices)]
         return JsonResponse(
             {
-                **self._envelope(self._format.object_names[0]),
+                **self._envelope(self._format.object_names[0], *self._numerics),
                 "choices": [self._format.whole(piece) for piece in choices],
                 "usage": self._generation.usage(),
             }
@@ -250,16 +254,17 @@ class ResponseWriter:
         choice = self._choice(delta.index)
         opening = self._format.opening(delta.index) if is_first else None
         if opening is not None:
-            events = self._chunk(opening)
+            events = self._chunk(opening, delta.numerics)
         choice.add(delta)
         # Tokens without text yet (part of a character, the start of a stop string) stay in the
         # choice until the next text.
         if choice.is_worth_sending:
-            events += self._chunk(self._format.chunk(choice.take()))
+            events += self._chunk(self._format.chunk(choice.take()), delta.numerics)
         return events
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        chunk = {**self._envelope(self._format.object_names[1]), "choices": [choice]}
+    def _chunk(self, choice: dict[str, Any], numerics: str) -> bytes:
+        envelope = self._envelope(self._format.object_names[1], numerics)
+        chunk = {**envelope, "choices": [choice]}
         if self._job.includes_usage:
             chunk["usage"] = None
         return sse.event(chunk)
@@ -271,10 +276,18 @@ class ResponseWriter:
             choice = self._choices[index] = _OpenChoice(index, has_logprobs)
         return choice
 
-    def _envelope(self, object_name: str) -> dict[str, Any]:
-        return {
+    def _note_numerics(self, delta: SampleDelta) -> None:
+        self._numerics.setdefault(delta.numerics)
+
+    def _envelope(self, object_name: str, *numerics: str) -> dict[str, Any]:
+        envelope: dict[str, Any] = {
             "id": self._generation.id,
             "object": object_name,
             "created": self._created,
             "model": self._job.model,
         }
+        # As in the OpenAI API: the same seed gives the same tokens while this stays the same.
+        fingerprints = [f"fp_{one[:FINGERPRINT_CHARS]}" for one in numerics if one]
+        if fingerprints:
+            envelope["system_fingerprint"] = "+".join(fingerprints)
+        return envelope

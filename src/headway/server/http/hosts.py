@@ -7,7 +7,9 @@ header is read, because a URL built from it could contain anything.
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from headway.errors import ConfigError
 from headway.server.http.errors import ApiError, ErrorResponse
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK_NETWORK = 127
+"""First number of every loopback address."""
 ANY = "*"
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
@@ -77,7 +81,17 @@ class HostCheck:
 
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can reach a listener on this address."""
-    return address.startswith("127.") or _normal(address) in LOOPBACK or address == "::1"
+    name = _normal(address)
+    if name == "localhost":
+        return True
+    try:
+        return socket.inet_aton(name)[0] == LOOPBACK_NETWORK  # also reads 127.1
+    except OSError:
+        pass
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:  # a name, which may have any address
+        return False
 
 
 def _normal(name: str) -> str:

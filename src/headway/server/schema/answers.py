@@ -94,6 +94,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str = ""
     choices: list[ChatChoice]
     usage: Usage
 
@@ -123,6 +124,7 @@ class Completion(Answer):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str = ""
     choices: list[CompletionChoice]
     usage: Usage
 

@@ -1,0 +1,109 @@
+"""The composition root of a fleet: engines on the network, and the frontends that use them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq.asyncio
+
+from headway.build import load_text, locate_model
+from headway.build_server import EngineLauncher, Load, serve_api, supervise
+from headway.clock import SystemClock
+from headway.config import Config, FrontendConfig, weights_cache_dir
+from headway.core.waiting.policies import make_queue
+from headway.engine.client.async_engine import AsyncEngine, FailoverRules
+from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart
+from headway.executors.source import locate
+from headway.executors.weights import open_checkpoint
+from headway.fleet.cluster_key import ClusterKey
+from headway.fleet.discovery import EngineSet, parse_discovery
+from headway.fleet.endpoints import Endpoint
+from headway.fleet.engine_host import host_engine
+from headway.fleet.link import LinkParts
+from headway.fleet.listener import EngineIdentity, EngineListener
+from headway.fleet.numerics import weights_digest
+from headway.server import run
+from headway.server.descriptors import raise_descriptor_limit
+from headway.text import ChatTemplate, Tokenizer
+
+
+def run_engine(
+    config: Config, command: Sequence[str] = ENGINE_COMMAND, first: EngineStart | None = None
+) -> int:
+    """Run an engine for frontends until a signal; return the exit code."""
+    endpoint = Endpoint.parse(config.listener.listen, "--listen", may_be_any=True)
+    key = cluster_key(config)
+    endpoint.check_key(key is not None, "--listen")
+    raise_descriptor_limit()  # each connection takes one
+    make_queue(config.scheduler.scheduling_policy)  # refuses an unknown policy before loading
+    located = locate_model(config)
+    launcher = EngineLauncher(located, command, first)
+
+    async def main() -> int:
+        # The engine loads while its files are read here.
+        identity = engine_identity(config.model.model, located)
+        return await host_engine(
+            supervise(launcher, config.supervision),
+            lambda one: EngineListener(endpoint, key, one, identity, SystemClock()),
+        )
+
+    try:
+        return run(main())
+    finally:
+        launcher.close()
+
+
+def engine_identity(model: str, located: Config) -> EngineIdentity:
+    """Return what an engine of this model says about itself."""
+    source = open_checkpoint(locate(located.model.model, located.model.revision)).source
+    folder = weights_cache_dir(located.model)
+    cache = None if folder is None else Path(folder)
+    weights = "" if source is None else weights_digest(source, cache)
+    return EngineIdentity(model, load_text(located)[0].digest(), weights)
+
+
+def run_frontend(config: Config) -> int:
+    """Serve the OpenAI API over engines on the network until a signal; return the exit code."""
+    frontend, key = config.frontend, cluster_key(config)
+    discovery = parse_discovery(frontend.engine, frontend.discover)
+    engines: EngineSet | None = None
+
+    async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:
+        nonlocal engines
+        tokenizer, chat_template = await load(lambda: load_text(locate_model(config)))
+        engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
+        return frontend_engine(frontend, tokenizer), chat_template
+
+    async def follow(engine: AsyncEngine) -> None:
+        if engines is not None:
+            await engines.follow(engine)
+
+    return serve_api(config, make_engine, follow)
+
+
+def frontend_engine(config: FrontendConfig, tokenizer: Tokenizer) -> AsyncEngine:
+    """Return an engine without links; an EngineSet adds them."""
+    failover = FailoverRules(config.failover == "any", config.failover_s)
+    return AsyncEngine([], tokenizer, SystemClock(), failover=failover)
+
+
+def link_parts(config: FrontendConfig, key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:
+    """Return what all links of a frontend share."""
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    return LinkParts(
+        zmq.asyncio.Context(),
+        key,
+        name,
+        tokenizer.digest(),
+        SystemClock(),
+        may_mix_weights=config.failover == "any",
+    )
+
+
+def cluster_key(config: Config) -> ClusterKey | None:
+    """Return the key of the cluster; None without one."""
+    path = config.cluster.cluster_key_file
+    return None if path is None else ClusterKey.read(Path(path))

@@ -1,0 +1,23 @@
+"""`headway frontend`: serve the OpenAI API over engines on the network."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+
+from headway.cli.options import with_settings
+from headway.config import Config
+
+
+@with_settings("server", "ledger", "cluster", "frontend")
+def frontend(config: Config) -> None:
+    """Serve the OpenAI API over engines on the network.
+
+    The engines run with `headway engine`, on this machine or others. MODEL is the model of the
+    engines; only its tokenizer and chat template are read.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    from headway.build_fleet import run_frontend
+
+    raise typer.Exit(run_frontend(config))

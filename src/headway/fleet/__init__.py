@@ -1,0 +1,19 @@
+"""Engines on the network: links between frontends and engines, discovery.
+
+A frontend is an API process without an engine of its own. An engine listens, and frontends connect.
+Must not know HTTP; the scheduler and the streams are in core and engine. In reading order:
+
+    wire.py         the messages of a connection, and their bounds
+    cluster_key.py  the key of a cluster, and the encryption that follows from it
+    endpoints.py    addresses, and who may use them without a key
+    clocks.py       times of another machine, as times of this one
+    live.py         requests of one connection: their attempts, and the credit
+    checks.py       checks every request that a frontend sends
+    numerics.py     which engines compute the same tokens
+    sessions.py     the frontends of an engine, and the requests of each
+    listener.py     EngineListener: the engine's side of all connections
+    connection.py   one connection of a frontend to an engine
+    link.py         NetworkLink: connects, connects again, and reports what happens
+    discovery.py    which engines there are
+    engine_host.py  runs a supervised engine behind a listener
+"""

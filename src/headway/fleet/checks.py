@@ -1,0 +1,94 @@
+"""Checks what one side says before the other side relies on it.
+
+A frontend has checked its requests already. But a frontend may be of another release, broken or
+taken over, and its requests must not end those of others. The same holds for the facts of engines.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+
+from headway.core.params import MAX_SAMPLES
+from headway.core.request import sample_id
+from headway.core.terms import Terms
+from headway.engine.client.inputs import check_prompt, check_token_ids
+from headway.engine.process.messages import AddRequest, EngineInfo
+from headway.errors import InvalidRequestError
+from headway.fleet.wire import Credit
+
+MAX_NAME_CHARS = 256
+MAX_WEIGHT = 1e6
+_MAX_INT = 2**31
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_SEED_LIMIT = 2**63
+
+
+def check_request(command: AddRequest, info: EngineInfo) -> None:
+    """Raise InvalidRequestError if an engine must not get this request."""
+    _check(len(command.token_ids) <= info.capacity.max_model_len, "token_ids is too long")
+    check_prompt(command.token_ids, info)
+    check_token_ids(command.params, info.vocab_size)
+    _check(command.params.max_tokens is not None, "max_tokens is not resolved")
+    _check(-_SEED_LIMIT <= command.seed < _SEED_LIMIT, "seed is out of range")
+    _check(abs(command.priority) < _MAX_INT, "priority is out of range")
+    _check(0 <= command.attempt < _MAX_INT, "attempt is out of range")
+    _check_time(command.arrived_at, "arrived_at")
+    _check_time(command.waited_s or 0.0, "waited_s")
+    _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")
+    _check_sample(command)
+    _check_terms(command.terms)
+
+
+def check_engine(info: EngineInfo, credit: Credit) -> str:
+    """Return what is wrong with the facts of an engine; empty if they can be used."""
+    capacity = info.capacity
+    facts = {
+        "num_blocks": capacity.num_blocks,
+        "block_size": capacity.block_size,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": info.max_num_seqs,
+        "vocab_size": info.vocab_size,
+        "credit.num_requests": credit.num_requests,
+        "credit.num_tokens": credit.num_tokens,
+    }
+    wrong = [f"{name} {number}" for name, number in facts.items() if not 0 < number < _MAX_INT]
+    return f"its facts are impossible: {', '.join(wrong)}" if wrong else ""
+
+
+def check_id(name: str) -> None:
+    """Raise InvalidRequestError if a text is not the id of a sample."""
+    request_id, _, index = name.partition("#")
+    is_index = index.isascii() and index.isdecimal() and len(index) <= 3
+    is_valid = _REQUEST_ID.fullmatch(request_id) is not None and (is_index or "#" not in name)
+    _check(is_valid, "id is not valid")
+
+
+def _check_sample(command: AddRequest) -> None:
+    check_id(command.id)
+    _check(0 <= command.index < MAX_SAMPLES, "index is out of range")
+    _check(sample_id(command.id.partition("#")[0], command.index) == command.id, "id and index")
+    num_output = len(command.token_ids) - command.num_prompt_tokens
+    if command.num_prompt_tokens or command.index:
+        is_valid = 0 < command.num_prompt_tokens <= len(command.token_ids)
+        _check(is_valid and command.params.n == 1, "num_prompt_tokens is out of range")
+        _check(num_output < (command.params.max_tokens or 0), "the output is complete")
+
+
+def _check_terms(terms: Terms) -> None:
+    _check(0.0 < terms.weight <= MAX_WEIGHT, "weight is out of range")
+    _check(0.0 < terms.max_kv_share <= 1.0, "max_kv_share is out of range")
+    for name in (terms.tenant, terms.tier, terms.cache_group):
+        _check(len(name) <= MAX_NAME_CHARS, "a name in the terms is too long")
+    targets = terms.targets
+    for target in (targets.ttft_s, targets.tpot_s, targets.deadline_s):
+        _check(target is None or 0.0 < target < _MAX_INT, "a target is out of range")
+
+
+def _check_time(at: float, name: str) -> None:
+    _check(isfinite(at), f"{name} is not a time")
+
+
+def _check(is_valid: bool, message: str) -> None:
+    if not is_valid:
+        raise InvalidRequestError(message)

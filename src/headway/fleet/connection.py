@@ -1,0 +1,177 @@
+"""One connection of a frontend to an engine, from Hello to its loss.
+
+The socket never connects again by itself: a lost connection is the end of a session, and the engine
+has aborted what the session had. NetworkLink opens another connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from headway.clock import Clock
+from headway.errors import HeadwayError
+from headway.fleet.cluster_key import ClusterKey, secure_frontend
+from headway.fleet.endpoints import Endpoint
+from headway.fleet.wire import (
+    HEARTBEAT_S,
+    MAX_REPORT_BYTES,
+    MAX_SILENCE_S,
+    PROTOCOL_VERSION,
+    SOCKET_SILENCE_MS,
+    Closed,
+    EngineMessage,
+    Heartbeat,
+    Hello,
+    WireError,
+    decode_engine_message,
+    encode_command,
+)
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS = 5000
+MAX_TICK_S = 1.0
+"""Most that one reading of the clock adds to a silence: this process itself may have been busy."""
+_EVENTS = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class ConnectionLostError(HeadwayError):
+    """The engine is out of reach."""
+
+
+class SessionClosedError(ConnectionLostError):
+    """The engine has ended the session."""
+
+
+class EngineConnection:
+    """A socket to one engine, and the events of its connection."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: Endpoint,
+        key: ClusterKey | None,
+        name: str,
+        clock: Clock,
+    ) -> None:
+        """Connect in the background, and say hello.
+
+        Raises ConnectionLostError if there can be no connection, as without a free descriptor.
+        """
+        self._clock = clock
+        self._num_read_bytes = 0
+        self._read_at = clock.now()
+        self._silent_s = 0.0
+        self._was_connected = False
+        self._problem = ""
+        """Why there will be no further messages; empty while the connection stands."""
+        try:
+            self._socket = socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise ConnectionLostError(f"there is no socket: {error.strerror}") from error
+        socket.linger = 0
+        socket.ipv6 = endpoint.is_ipv6
+        socket.reconnect_ivl = -1
+        socket.connect_timeout = CONNECT_TIMEOUT_MS
+        socket.maxmsgsize = MAX_REPORT_BYTES
+        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+        socket.heartbeat_timeout = SOCKET_SILENCE_MS
+        socket.sndhwm = 0  # bounded by the credit
+        if key is not None:
+            secure_frontend(socket, key)
+        monitor: zmq.asyncio.Socket | None = None
+        try:
+            self._monitor = monitor = socket.get_monitor_socket(_EVENTS)
+            socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            if monitor is not None:
+                monitor.close(linger=0)
+            socket.close(linger=0)
+            raise ConnectionLostError(f"it cannot be connected to: {error.strerror}") from error
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._hello = Hello(PROTOCOL_VERSION, name)
+        self._heartbeats = asyncio.create_task(self._send_heartbeats())
+
+    async def send(self, frame: bytes) -> None:
+        """Send a message; a lost connection is noticed when receiving."""
+        try:
+            await self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            logger.debug("a message was not sent: the connection is lost")
+
+    async def receive(self) -> EngineMessage:
+        """Return the next message; raise ConnectionLostError once there will be none."""
+        while True:
+            ready = dict(await self._poller.poll(int(HEARTBEAT_S * 1000)))
+            frame = await self._take_frame() if self._socket in ready else None
+            if frame is not None:
+                return self._read(frame)
+            if self._monitor in ready:
+                await self._read_monitor()
+            elif self._problem:
+                raise ConnectionLostError(self._problem)
+            self._note_silence()
+
+    async def _take_frame(self) -> bytes | None:
+        """Return a frame; None if there is none, although the socket was readable.
+
+        The frame of a peer that is gone may vanish in between.
+        """
+        try:
+            return await self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def _read(self, frame: bytes) -> EngineMessage:
+        self._num_read_bytes += len(frame)
+        self._silent_s, self._read_at = 0.0, self._clock.now()
+        try:
+            message = decode_engine_message(frame)
+        except WireError as error:
+            raise ConnectionLostError(f"a message of the engine cannot be read: {error}") from error
+        if isinstance(message, Closed):
+            raise SessionClosedError(f"the engine ended the session: {message.message[:500]}")
+        return message
+
+    async def _read_monitor(self) -> None:
+        """Note that the connection is lost; messages that came before are still to be read."""
+        event = await recv_monitor_message(self._monitor, zmq.NOBLOCK)
+        if event["event"] == zmq.EVENT_CONNECTED:
+            self._was_connected = True
+        elif not self._was_connected:
+            self._problem = "nobody listens there"
+        elif self._num_read_bytes:
+            self._problem = "the connection is lost"
+        else:
+            self._problem = (
+                "the connection ended in the handshake; both sides need the same "
+                "--cluster-key-file, or none"
+            )
+
+    def _note_silence(self) -> None:
+        now = self._clock.now()
+        self._silent_s += min(now - self._read_at, MAX_TICK_S)
+        self._read_at = now
+        if self._silent_s > MAX_SILENCE_S:
+            raise ConnectionLostError(f"the engine is silent for {self._silent_s:.0f} s")
+
+    async def _send_heartbeats(self) -> None:
+        await self.send(encode_command(self._hello))
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.send(encode_command(Heartbeat(self._num_read_bytes)))
+
+    async def close(self) -> None:
+        self._heartbeats.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)

@@ -1,0 +1,75 @@
+"""Runs a supervised engine behind a listener, until a signal.
+
+The engine process is the one that `headway serve` runs. If it fails, it is replaced here, with its
+KV blocks; frontends hear of both, and decide where their requests go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+
+from headway.engine.supervise.supervisor import Supervisor
+from headway.errors import HeadwayError
+from headway.fleet.listener import EngineListener
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def host_engine(
+    supervisor: Supervisor, make_listener: Callable[[Supervisor], EngineListener]
+) -> int:
+    """Load, listen and serve until a signal; return the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait())
+    listener: EngineListener | None = None
+    try:
+        listener = make_listener(supervisor)
+        return await _run(supervisor, listener, stopping)
+    finally:
+        stopping.cancel()
+        if listener is not None:
+            await listener.close()
+        if not supervisor.is_up:
+            supervisor.kill()  # a loading or failed process reads no commands
+        await supervisor.stop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _run(
+    supervisor: Supervisor, listener: EngineListener, stopping: asyncio.Task[bool]
+) -> int:
+    logger.info("listening on %s", listener.address)
+    listening = asyncio.create_task(listener.run())
+    loading = asyncio.create_task(supervisor.load())
+    tasks: list[asyncio.Task[None]] = [listening, loading]
+    try:
+        await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return 0
+        loading.result() if loading.done() else listening.result()
+        logger.info("the engine is ready on %s", listener.address)
+        tasks.append(asyncio.create_task(supervisor.run(listener)))
+        await asyncio.wait((*tasks[::2], stopping), return_when=asyncio.FIRST_COMPLETED)
+        if listener.error is not None:
+            logger.error("%s", listener.error)
+            return 1
+        return 0 if stopping.done() else 1
+    except HeadwayError as error:
+        logger.error("the engine failed: %s", error)
+        return 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, HeadwayError):
+                await task

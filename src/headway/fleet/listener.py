@@ -1,0 +1,359 @@
+"""The engine's side of all connections: frontends in, their requests to the engine process.
+
+EngineListener owns the socket and the sessions, and is the owner of the requests for the
+supervisor of the engine process. A frontend that is gone, silent, too slow or sends nonsense loses
+its session: its requests are aborted, and those of other frontends go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+import zmq
+import zmq.asyncio
+from msgspec.structs import replace as replace_fields
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from headway.clock import Clock
+from headway.core.events import Refused
+from headway.core.request import FinishReason
+from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch
+from headway.engine.supervise.supervisor import Supervisor
+from headway.errors import ConfigError, EngineError, InvalidRequestError
+from headway.fleet.checks import check_id, check_request
+from headway.fleet.clocks import age_of
+from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.endpoints import Endpoint
+from headway.fleet.numerics import numerics_class, own_class
+from headway.fleet.sessions import Session, Sessions
+from headway.fleet.wire import (
+    DEFAULT_CREDIT,
+    HEARTBEAT_S,
+    MAX_COMMAND_BYTES,
+    MAX_SILENCE_S,
+    MAX_UNREAD_BYTES,
+    PROTOCOL_VERSION,
+    SOCKET_SILENCE_MS,
+    Abort,
+    Add,
+    Closed,
+    Credit,
+    EngineDown,
+    EngineMessage,
+    EngineUp,
+    Heartbeat,
+    Hello,
+    Pulse,
+    Reported,
+    WireError,
+    decode_frontend_message,
+    decode_hello,
+    encode,
+    split_wire_id,
+    wire_id,
+)
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_MS = 5000
+MAX_NAME_CHARS = 100
+MAX_QUEUED_MESSAGES = 16_384
+"""Messages to one frontend that wait for its connection."""
+MAX_UNREAD_MESSAGES = 64
+"""Messages of one frontend that wait for this process; the rest waits in the connection."""
+HARD_CREDIT = 2
+"""What a frontend may have in the engine at most, as a multiple of its credit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What an engine says about itself beside the facts of its process."""
+
+    model: str
+    tokenizer: str
+    """Digest of the tokenizer."""
+    weights: str = ""
+    """Digest of the weights; empty if it is not known."""
+    credit: Credit = DEFAULT_CREDIT
+
+
+class EngineListener:
+    """Passes requests of frontends to one supervised engine process, and its events back."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        key: ClusterKey | None,
+        supervisor: Supervisor,
+        identity: EngineIdentity,
+        clock: Clock,
+    ) -> None:
+        """Bind the socket; raise ConfigError if that is not possible or not safe."""
+        endpoint.check_key(key is not None, "--listen")
+        self._supervisor = supervisor
+        self._identity = identity
+        self._clock = clock
+        credit = identity.credit
+        self._sessions = Sessions(
+            Credit(HARD_CREDIT * credit.num_requests, HARD_CREDIT * credit.num_tokens)
+        )
+        self._epoch = 0
+        self._is_up = False
+        self._info: EngineInfo | None = None
+        """Facts of the engine process, with its numerics class."""
+        self._own_class = own_class()
+        self._error: EngineError | None = None
+        self._context = zmq.asyncio.Context()
+        self._authenticator: AsyncioAuthenticator | None = None
+        if key is not None:
+            self._authenticator = AsyncioAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
+        self._socket = self._bind(endpoint, key)
+
+    def _bind(self, endpoint: Endpoint, key: ClusterKey | None) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.router_mandatory = True  # a frontend that is gone must not look like a slow one
+        socket.linger = 0
+        socket.ipv6 = endpoint.is_ipv6
+        socket.maxmsgsize = MAX_COMMAND_BYTES
+        socket.handshake_ivl = HANDSHAKE_MS
+        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+        socket.heartbeat_timeout = SOCKET_SILENCE_MS
+        socket.sndhwm = MAX_QUEUED_MESSAGES  # bytes are bounded by MAX_UNREAD_BYTES
+        socket.rcvhwm = MAX_UNREAD_MESSAGES
+        if key is not None:
+            secure_engine(socket, key)
+        try:
+            socket.bind(endpoint.address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"cannot listen on {endpoint.address} (--listen): {error.strerror}"
+            ) from error
+        return socket
+
+    @property
+    def address(self) -> str:
+        """The address with the port that was bound."""
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        return endpoint.decode().rstrip("\0") if isinstance(endpoint, bytes) else str(endpoint)
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine was given up; None while it was not."""
+        return self._error
+
+    async def run(self) -> None:
+        """Serve frontends until cancelled."""
+        pulses = asyncio.create_task(self._send_pulses())
+        try:
+            while True:
+                await self._receive(await self._socket.recv_multipart())
+        finally:
+            pulses.cancel()
+
+    async def close(self) -> None:
+        """End all sessions, so that frontends continue elsewhere at once."""
+        for session in self._sessions:
+            await self._close_session(session, "the engine stops", tells=True)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=500)
+
+    # --------------------------------------------------------------- frontends
+
+    async def _receive(self, frames: list[bytes]) -> None:
+        """Handle one message; one that cannot be handled ends its session, and nothing else."""
+        session = self._sessions.find(frames[0])
+        if self._sessions.has_ended(frames[0]):
+            return
+        try:
+            if len(frames) != 2:
+                raise WireError(f"{len(frames)} frames")
+            if session is None:
+                await self._open_session(frames[0], decode_hello(frames[1]))
+                return
+            session.heard_at = self._clock.now()
+            message = decode_frontend_message(frames[1])
+            if isinstance(message, Add):
+                await self._add(session, message)
+            elif isinstance(message, Abort):
+                await self._abort(session, message)
+            elif isinstance(message, Heartbeat):
+                self._note_read(session, message.num_read_bytes)
+            else:
+                raise WireError("a second Hello")
+        except WireError as error:
+            if session is None:
+                self._sessions.end(frames[0])
+            else:
+                logger.warning("%s sent what is no message: %s", session.frontend, error)
+                await self._close_session(session, "a message is not part of the protocol")
+        except Exception:
+            logger.exception("a message of a frontend cannot be handled")
+            if session is not None:
+                await self._close_session(session, "a message cannot be handled", tells=True)
+
+    async def _open_session(self, identity: bytes, hello: Hello) -> None:
+        name = "".join(one for one in hello.frontend if one.isprintable())[:MAX_NAME_CHARS]
+        refusal = ""
+        if hello.version != PROTOCOL_VERSION:
+            refusal = (
+                f"the engine speaks version {PROTOCOL_VERSION} of the protocol, the frontend "
+                f"version {hello.version}; run the same release of Headway on both"
+            )
+        elif self._sessions.is_full:
+            refusal = f"the engine has {len(self._sessions)} frontends, as many as it takes"
+        if refusal:
+            logger.warning("frontend %s is refused: %s", name, refusal)
+            self._sessions.end(identity)
+            await self._send_to(identity, Closed(refusal))
+            return
+        session = self._sessions.open(identity, name, self._clock.now())
+        logger.info("frontend %s is connected", name)
+        if self._is_up:
+            await self._send(session, self._engine_up())
+
+    async def _close_session(self, session: Session, reason: str, tells: bool = False) -> None:
+        """End a session, and abort its requests; with `tells`, the frontend hears of it."""
+        ids = self._sessions.close(session)
+        logger.info("frontend %s is gone (%s); %d samples", session.frontend, reason, len(ids))
+        if tells:
+            await self._send_to(session.identity, Closed(reason))
+        if ids and self._is_up:
+            await self._supervisor.send(AbortRequests(ids, FinishReason.ABORT))
+
+    async def _add(self, session: Session, message: Add) -> None:
+        info = self._info
+        if message.epoch != self._epoch or info is None or not self._is_up:
+            return  # the frontend has yet to hear that this engine process is gone
+        command, now = message.request, self._clock.now()
+        try:
+            check_request(command, info)
+            if not session.live.has_room(len(command.token_ids), command.id):
+                raise InvalidRequestError("the frontend exceeds its credit")
+        except InvalidRequestError as error:
+            await self._refuse(session, command.attempt, command.id, str(error))
+            return
+        older = session.live.add(command)
+        if older:
+            await self._supervisor.send(
+                AbortRequests([session.engine_id(name) for name in older], FinishReason.ABORT)
+            )
+        await self._supervisor.send(
+            replace_fields(
+                command,
+                id=session.engine_id(wire_id(command.attempt, command.id)),
+                arrived_at=now - age_of(command.arrived_at, message.sent_at),
+                attempt=0,
+            )
+        )
+
+    async def _refuse(self, session: Session, attempt: int, name: str, message: str) -> None:
+        logger.warning("a request of %s is refused: %s", session.frontend, message)
+        now = self._clock.now()
+        refused = Refused(wire_id(attempt, name), now, "invalid", message)
+        await self._send(session, Reported(now, EventBatch(refused=[refused])))
+
+    async def _abort(self, session: Session, message: Abort) -> None:
+        if message.epoch != self._epoch:
+            return
+        ids = []
+        for name in message.ids:
+            attempt, sample = split_wire_id(name)
+            try:
+                check_id(sample)
+            except InvalidRequestError as error:
+                raise WireError(str(error)) from error
+            if session.live.is_live(attempt, sample):
+                ids.append(session.engine_id(name))
+        if ids:
+            await self._supervisor.send(AbortRequests(ids, message.reason))
+
+    def _note_read(self, session: Session, num_read_bytes: int) -> None:
+        if not session.num_read_bytes <= num_read_bytes <= session.num_sent_bytes:
+            raise WireError(f"{num_read_bytes} bytes were not sent")
+        session.num_read_bytes = num_read_bytes
+
+    async def _send_pulses(self) -> None:
+        """Send a pulse to every frontend at intervals; end the sessions of silent ones."""
+        checked_at = self._clock.now()
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            now = self._clock.now()
+            # Time in which this process itself was delayed is no silence: messages are unread.
+            late_s, checked_at = now - checked_at - HEARTBEAT_S, now
+            for session in self._sessions:
+                session.heard_at += max(0.0, late_s)
+                if now - session.heard_at > MAX_SILENCE_S:
+                    await self._close_session(session, "it is silent", tells=True)
+                else:
+                    await self._send(session, Pulse())
+
+    async def _send(self, session: Session, message: EngineMessage) -> None:
+        num_bytes = await self._send_to(session.identity, message)
+        if num_bytes is None:
+            await self._close_session(session, "the connection is lost")
+            return
+        session.num_sent_bytes += num_bytes
+        if session.num_unread_bytes > MAX_UNREAD_BYTES:
+            await self._close_session(session, "it does not read", tells=True)
+
+    async def _send_to(self, identity: bytes, message: EngineMessage) -> int | None:
+        """Send a message; return its size, or None if the connection is gone."""
+        frame = encode(message)
+        try:
+            await self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return None
+        return len(frame)
+
+    def _engine_up(self) -> EngineUp:
+        info, identity = self._info, self._identity
+        if info is None:
+            raise RuntimeError("an engine without facts is not up")
+        return EngineUp(
+            PROTOCOL_VERSION,
+            identity.model,
+            identity.tokenizer,
+            self._epoch,
+            info,
+            identity.credit,
+            identity.weights,
+        )
+
+    # ------------------------------------------------- calls from the supervisor
+
+    def has_work_in_engine(self) -> bool:
+        return self._sessions.num_requests > 0
+
+    async def on_engine_up(self) -> None:
+        info = self._supervisor.info
+        if info is None:
+            raise RuntimeError("an engine without facts is not up")
+        numerics = info.numerics or numerics_class(info, self._identity.weights)
+        self._info = replace(info, numerics=numerics or self._own_class)
+        self._epoch += 1
+        self._is_up = True
+        for session in self._sessions:
+            await self._send(session, self._engine_up())
+
+    async def on_report(self, report: EventBatch) -> None:
+        for session, events in self._sessions.split(report).items():
+            await self._send(session, Reported(self._clock.now(), events))
+
+    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+        """Give the requests back to their frontends; return their number."""
+        self._is_up = False
+        num_requests = self._sessions.num_requests
+        for session in self._sessions:
+            session.live.clear()
+            names = self._sessions.ids_of(session, suspect_ids)
+            await self._send(session, EngineDown(names, has_failed))
+        return num_requests
+
+    def on_give_up(self, error: EngineError) -> None:
+        self._error = error
