@@ -299,8 +299,8 @@ class Engine {
     share(phase, s.num_rows, [&](int row) {
       find_best(row);
       if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
-      samplers_[thread].run(*ops_, s.samplings[row], logits + row * stride,
-                            model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
+      samplers_[thread].run(*ops_, s.samplings[row], logits + row * stride, model_.vocab_size,
+                            s.chosen_ids[row], s.best[row], s.logprobs[row]);
     });
     watch.lap(HW_SAMPLING);
   }

@@ -97,8 +97,8 @@ struct Ops {
   void (*sum_at_least)(const Probs&, int size, const double* bounds, Share* shares);
   // Writes the sum of the probs above `bound` of each chunk, and the ids of the equal ones in
   // order; returns the sum of all above.
-  double (*sum_chunks_above)(const Probs&, int size, double bound, double* sums,
-                             int32_t* equal_ids, int* num_equal);
+  double (*sum_chunks_above)(const Probs&, int size, double bound, double* sums, int32_t* equal_ids,
+                             int* num_equal);
   // Copies the probs from `low` to below `high`; returns their number. Writes up to 8 more.
   int (*copy_between)(const Probs&, int size, double low, double high, double* values);
   // Returns the sum of exp(logit - best); writes the maximum of each chunk of logits.

@@ -112,8 +112,8 @@ int Sampler::draw(const Row& row, float best) {
   if (s.top_p < 1.0 || s.min_p > 0.0 || (s.top_k > 0 && s.top_k < row.size)) {
     cut = filter(row, total);
     int num_equal = 0;
-    total = ops.sum_chunks_above(probs(), row.size, cut.threshold, sums_.get(), ids_.get(),
-                                 &num_equal);
+    total =
+        ops.sum_chunks_above(probs(), row.size, cut.threshold, sums_.get(), ids_.get(), &num_equal);
     for (int i = 0; i < std::min<int64_t>(num_equal, cut.num_tied); i++) {
       last_tied = ids_[i];
       sums_[last_tied / CHUNK] += cut.threshold;
@@ -154,7 +154,8 @@ Sampler::Cut Sampler::filter(const Row& row, double total) {
   if (s.top_k > 0 && s.top_k < max_count) {
     max_count = s.top_k;
     const bool has_guess = s.top_k <= num_chunks(row.size);
-    cut = find_cut(row, max_count, INFINITE, has_guess ? nth_top(tops_.get(), row.size, s.top_k) : 1e-3);
+    cut = find_cut(row, max_count, INFINITE,
+                   has_guess ? nth_top(tops_.get(), row.size, s.top_k) : 1e-3);
   }
   if (s.top_p < 1.0) {
     const double guess = std::max(cut.threshold, (1.0 - s.top_p) * cut.sum / 32768.0);
