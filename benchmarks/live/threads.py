@@ -32,12 +32,13 @@ def make_steps(
 ) -> dict[str, Steps]:
     """Return steps of an executor for every library and number of threads."""
     made: dict[str, Steps] = {}
+    contexts = read_contexts(model, num_streams)
     for library in libraries:
         kernels.LIBRARY = library.resolve()
         kernels.load_kernels.cache_clear()
         for num_threads in threads:
             executor = make_executor(model, num_streams, num_threads)
-            steps = Steps(executor, read_contexts(model, num_streams))
+            steps = Steps(executor, contexts)
             steps.write_blocks()
             steps.decode(GREEDY, is_first=True)
             made[f"{library.stem}, {num_threads} threads"] = steps
@@ -90,6 +91,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if len({library.stem for library in args.library}) < len(args.library):
+        parser.error("--library: give the files different names, which the table shows")
     report: dict[str, Any] = {}
     for num_streams in args.streams:
         made = make_steps(args.model, num_streams, args.threads, args.library)
