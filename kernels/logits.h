@@ -56,6 +56,7 @@ inline v8d exp2_f64(v8d x) {
   p = p * f + 0.6931471805459343;
   p = p * f + 1.0;
 #if defined(__AVX512F__)
+  // 0 for -infinity: the part is NaN then, and scaled by 2^-infinity NaN becomes 0.
   return (v8d)_mm512_scalef_pd((__m512d)p, (__m512d)whole);
 #else
   const v8d scale = (v8d)(((v8u)shifted + 1023) << 52);

@@ -58,7 +58,7 @@ from headway.fleet.wire import (
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 5000
-MAX_NAME_CHARS = 100
+MAX_FRONTEND_CHARS = 100
 MAX_QUEUED_MESSAGES = 16_384
 """Messages to one frontend that wait for its connection."""
 MAX_UNREAD_MESSAGES = 64
@@ -198,7 +198,7 @@ class EngineListener:
                 await self._close_session(session, "a message cannot be handled", tells=True)
 
     async def _open_session(self, identity: bytes, hello: Hello) -> None:
-        name = "".join(one for one in hello.frontend if one.isprintable())[:MAX_NAME_CHARS]
+        name = "".join(one for one in hello.frontend if one.isprintable())[:MAX_FRONTEND_CHARS]
         refusal = ""
         if hello.version != PROTOCOL_VERSION:
             refusal = (
