@@ -188,8 +188,14 @@ HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits,
                          int32_t* chosen_id, float* best, HwLogprobs* logprobs);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);
-// Writes a checksum of the contents of each block, over all layers.
-HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, int32_t count,
-                               uint64_t* checksums);
+// Writes a checksum of the first tokens of each block, over all layers. Reads a block only if its
+// tokens were not all written by steps of this engine.
+HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, const int32_t* num_tokens,
+                               int32_t count, uint64_t* checksums);
+// Has the next checksum of each block read it, because others than steps have written it.
+HW_API void hw_forget_blocks(void* engine, const int32_t* block_ids, int32_t count);
+// Clears what is behind the first tokens of each block and could be read as not finite.
+HW_API void hw_clear_tails(void* engine, const int32_t* block_ids, const int32_t* num_tokens,
+                           int32_t count);
 // Writes the seconds of each part on the calling thread since the last call.
 HW_API void hw_profile(void* engine, double* seconds);

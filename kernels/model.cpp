@@ -8,6 +8,7 @@
 #include <system_error>
 #include <vector>
 
+#include "block_sums.h"
 #include "memory.h"
 #include "ops.h"
 #include "pool.h"
@@ -15,25 +16,6 @@
 
 namespace headway {
 namespace {
-
-// Two sums for each of eight lanes of words: of the words, and of those sums, which depends on the
-// order of the words. A change of one word always changes the result.
-uint64_t checksum(const uint8_t* data, int64_t num_bytes, uint64_t seed) {
-  uint64_t sums[16] = {};
-  for (int64_t at = 0; at + 64 <= num_bytes; at += 64) {
-    uint64_t words[8];
-    std::memcpy(words, data + at, 64);
-    for (int lane = 0; lane < 8; lane++) {
-      sums[lane] += words[lane];
-      sums[lane + 8] += sums[lane];
-    }
-  }
-  for (uint64_t sum : sums) {
-    seed = (seed ^ sum) * 0x9e3779b97f4a7c15u;
-    seed ^= seed >> 32;
-  }
-  return seed;
-}
 
 struct AttentionItem {
   int32_t span;
@@ -67,7 +49,8 @@ class Engine {
         best_ids_(num_threads),
         samplers_(num_threads),
         num_phases_(model.num_layers * 10 + 8),
-        counters_(new Counter[size_t(num_phases_) * (num_threads + 1)]) {
+        counters_(new Counter[size_t(num_phases_) * (num_threads + 1)]),
+        block_sums_(model.num_blocks) {
     for (int t = 0; t < num_threads; t++) {
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
     }
@@ -80,6 +63,10 @@ class Engine {
       counters_[i].next.store(0, std::memory_order_relaxed);
     }
     pool_.run([this](int thread) { run(thread); });
+    for (int t = 0; t < step.num_tokens; t++) {
+      const int32_t block_id = table(span_of_[t])[places_[t] / model_.block_size];
+      block_sums_.add_token(block_id, places_[t] % model_.block_size, token_sums(t));
+    }
   }
 
   void copy_blocks(const int32_t* sources, const int32_t* targets, int count) {
@@ -96,19 +83,38 @@ class Engine {
                     block_bytes_);
       }
     }
+    forget_blocks(targets, count);
   }
 
-  void checksum_blocks(const int32_t* block_ids, int count, uint64_t* checksums) {
+  void forget_blocks(const int32_t* block_ids, int count) {
+    for (int i = 0; i < count; i++) block_sums_.forget(block_ids[i]);
+  }
+
+  void checksum_blocks(const int32_t* block_ids, const int32_t* num_tokens, int count,
+                       uint64_t* checksums) {
     std::atomic<int> next{0};
     pool_.run([&](int) {
       for (int i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+        if (block_sums_.find(block_ids[i], num_tokens[i], &checksums[i])) continue;
         checksums[i] = 0;
-        for (int layer = 0; layer < model_.num_layers; layer++) {
-          const uint8_t* block = model_.kv + layer * layer_bytes_ + block_ids[i] * block_bytes_;
-          checksums[i] = checksum(block, block_bytes_, checksums[i]);
+        for (int offset = 0; offset < num_tokens[i]; offset++) {
+          checksums[i] += read_checksum(block_ids[i], offset);
         }
+        block_sums_.set(block_ids[i], num_tokens[i], checksums[i]);
       }
     });
+  }
+
+  void clear_tails(const int32_t* block_ids, const int32_t* num_tokens, int count) {
+    for (int i = 0; i < count; i++) {
+      if (num_tokens[i] % TILE == 0 || model_.kv_format != HW_BF16) continue;
+      for (int layer = 0; layer < model_.num_layers; layer++) {
+        for (int head = 0; head < model_.num_kv_heads; head++) {
+          const KvTiles tiles = tiles_of(layer, block_ids[i], head, num_tokens[i]);
+          ops_->clear_values(num_tokens[i] % TILE, model_.head_dim, tiles.values);
+        }
+      }
+    }
   }
 
   void profile(double* seconds) {
@@ -117,9 +123,43 @@ class Engine {
   }
 
  private:
+  // The tiles of keys and values that hold a token.
+  struct KvTiles {
+    uint8_t* keys;
+    uint8_t* values;
+  };
+
+  KvTiles tiles_of(int layer, int32_t block_id, int head, int offset) const {
+    const int64_t tile_bytes = kv_tile_bytes(model_.kv_format, model_.head_dim);
+    uint8_t* block = model_.kv + layer * layer_bytes_ + block_id * block_bytes_;
+    uint8_t* keys = block + head * head_bytes_ + offset / TILE * tile_bytes;
+    return {keys, keys + model_.block_size / TILE * tile_bytes};
+  }
+
+  const int32_t* table(int span) const {
+    return reinterpret_cast<const int32_t*>(step_->block_tables[span]);
+  }
+
+  uint64_t* token_sums(int t) { return &token_sums_[int64_t{t} * NUM_SUMS]; }
+
+  // Returns the checksum of a token that was written before.
+  uint64_t read_checksum(int32_t block_id, int offset) const {
+    uint64_t sums[NUM_SUMS] = {};
+    for (int layer = 0; layer < model_.num_layers; layer++) {
+      for (int head = 0; head < model_.num_kv_heads; head++) {
+        const KvTiles tiles = tiles_of(layer, block_id, head, offset);
+        ops_->sum_kv(tiles.keys, tiles.values, offset % TILE, model_.head_dim, model_.kv_format,
+                     sums);
+      }
+    }
+    return mix_sums(sums, offset);
+  }
+
   void prepare() {
     const HwStep& s = *step_;
     const int64_t tokens = s.num_tokens;
+    token_sums_.reserve(tokens * NUM_SUMS);
+    std::fill(token_sums_.get(), token_sums_.get() + tokens * NUM_SUMS, 0);
     // Products read whole tiles of rows; a token may be requested more than once.
     const int64_t padded = std::max(s.num_tokens, s.num_rows) + TILE;
     hidden_.reserve(tokens * model_.hidden_size);
@@ -369,11 +409,8 @@ class Engine {
       const int64_t at = int64_t{head / group_size_} * step_->num_tokens + t;
       ops_->to_bf16(row + head * hd, hd, &queries_[(at * group_size_ + head % group_size_) * hd]);
     }
-    const int32_t* blocks = reinterpret_cast<const int32_t*>(s.block_tables[span]);
-    const int64_t tile_bytes = kv_tile_bytes(model_.kv_format, hd);
-    const int offset = place % model_.block_size, tiles = model_.block_size / TILE;
-    uint8_t* block =
-        model_.kv + index * layer_bytes_ + blocks[place / model_.block_size] * block_bytes_;
+    const int32_t block_id = table(span)[place / model_.block_size];
+    const int offset = place % model_.block_size;
     // Attention multiplies the missing values of a tile by 0, which must not be 0 times NaN. So the
     // last token written into a tile that this step began clears the rest of the tile.
     const bool is_last = t + 1 == first_token_[span] + s.lengths[span];
@@ -382,10 +419,10 @@ class Engine {
     for (int head = 0; head < model_.num_kv_heads; head++) {
       float* key = row + q_size_ + head * hd;
       ops_->norm_rotate(key, layer.k_norm, model_.norm_eps, cosines, sines, hd);
-      uint8_t* keys = block + head * head_bytes_ + offset / TILE * tile_bytes;
-      uint8_t* values = keys + tiles * tile_bytes;
-      ops_->write_kv(key, key + kv_size_, offset % TILE, hd, model_.kv_format, keys, values);
-      if (is_new_end) ops_->clear_values(offset % TILE + 1, hd, values);
+      const KvTiles tiles = tiles_of(index, block_id, head, offset);
+      ops_->write_kv(key, key + kv_size_, offset % TILE, hd, model_.kv_format, tiles.keys,
+                     tiles.values, token_sums(t));
+      if (is_new_end) ops_->clear_values(offset % TILE + 1, hd, tiles.values);
     }
   }
 
@@ -405,7 +442,7 @@ class Engine {
     a.kv = model_.kv + index * layer_bytes_;
     a.block_bytes = block_bytes_;
     a.head_offset = item.kv_head * head_bytes_;
-    a.blocks = reinterpret_cast<const int32_t*>(s.block_tables[item.span]);
+    a.blocks = table(item.span);
     a.block_size = model_.block_size;
     a.kv_format = model_.kv_format;
     a.out = &mixed_[first * q_size_ + item.kv_head * group_size_ * hd];
@@ -441,6 +478,8 @@ class Engine {
   std::vector<Sampler> samplers_;
   const int num_phases_;
   std::unique_ptr<Counter[]> counters_;
+  Buffer<uint64_t> token_sums_;  // of the tokens of the step, NUM_SUMS each
+  BlockSums block_sums_;
   double seconds_[HW_NUM_PARTS] = {};
 };
 
@@ -525,9 +564,18 @@ HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_
   }
 }
 
-HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, int32_t count,
-                               uint64_t* checksums) {
-  static_cast<headway::Engine*>(engine)->checksum_blocks(block_ids, count, checksums);
+HW_API void hw_checksum_blocks(void* engine, const int32_t* block_ids, const int32_t* num_tokens,
+                               int32_t count, uint64_t* checksums) {
+  static_cast<headway::Engine*>(engine)->checksum_blocks(block_ids, num_tokens, count, checksums);
+}
+
+HW_API void hw_forget_blocks(void* engine, const int32_t* block_ids, int32_t count) {
+  static_cast<headway::Engine*>(engine)->forget_blocks(block_ids, count);
+}
+
+HW_API void hw_clear_tails(void* engine, const int32_t* block_ids, const int32_t* num_tokens,
+                           int32_t count) {
+  static_cast<headway::Engine*>(engine)->clear_tails(block_ids, num_tokens, count);
 }
 
 HW_API void hw_profile(void* engine, double* seconds) {

@@ -83,9 +83,12 @@ struct Ops {
   void (*to_bf16)(const float* x, int size, bf16* out);
   // Quantizes a row of activations for weights of a format.
   void (*quantize_row)(const bf16* from, int64_t width, int weight_format, Int8Group* to);
-  // Writes key and value of one token and head into their tiles.
+  // Writes key and value of one token and head into their tiles, and adds them to NUM_SUMS sums.
   void (*write_kv)(const float* key, const float* value, int offset, int head_dim, int format,
-                   uint8_t* key_tile, uint8_t* value_tile);
+                   uint8_t* key_tile, uint8_t* value_tile, uint64_t* sums);
+  // Adds key and value of one token and head to the sums, as write_kv did.
+  void (*sum_kv)(const uint8_t* key_tile, const uint8_t* value_tile, int offset, int head_dim,
+                 int format, uint64_t* sums);
   // Zeroes the values of a bf16 tile from token `from` on.
   void (*clear_values)(int from, int head_dim, uint8_t* value_tile);
   void (*embed)(const HwLinear&, int token_id, float* out);

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "block_sums.h"
 #include "ops.h"
 #include "vec.h"
 
@@ -70,20 +71,34 @@ inline float quantize(const float* x, int size, int8_t* to) {
   return top / 127.0f + hsum(check);
 }
 
+inline void add_to_sums(const void* data, int num_bytes, uint64_t* sums) {
+  constexpr int LANES = NUM_SUMS / 2;
+  for (int at = 0; at < num_bytes; at += 64) {
+    uint64_t words[LANES] = {};
+    memcpy(words, (const uint8_t*)data + at, num_bytes - at < 64 ? num_bytes - at : 64);
+    for (int lane = 0; lane < LANES; lane++) {
+      sums[lane] += words[lane];
+      sums[lane + LANES] += sums[lane];
+    }
+  }
+}
+
 void write_kv(const float* key, const float* value, int offset, int head_dim, int format,
-              uint8_t* key_tile, uint8_t* value_tile) {
+              uint8_t* key_tile, uint8_t* value_tile, uint64_t* sums) {
   if (format == HW_INT8) {
     int8_t keys[512], values[512];
-    const float key_scale = quantize(key, head_dim, keys);
-    const float value_scale = quantize(value, head_dim, values);
+    const float scales[] = {quantize(key, head_dim, keys), quantize(value, head_dim, values)};
     int8_t* key_to = (int8_t*)key_tile;
     int8_t* value_to = (int8_t*)value_tile;
     for (int d = 0; d < head_dim; d++) {
       key_to[d / 2 * 32 + offset * 2 + d % 2] = keys[d];
       value_to[offset / 2 * head_dim * 2 + d * 2 + offset % 2] = values[d];
     }
-    memcpy(key_tile + TILE * head_dim + offset * 4, &key_scale, 4);
-    memcpy(value_tile + TILE * head_dim + offset * 4, &value_scale, 4);
+    memcpy(key_tile + TILE * head_dim + offset * 4, &scales[0], 4);
+    memcpy(value_tile + TILE * head_dim + offset * 4, &scales[1], 4);
+    add_to_sums(keys, head_dim, sums);
+    add_to_sums(values, head_dim, sums);
+    add_to_sums(scales, sizeof scales, sums);
     return;
   }
   alignas(64) bf16 keys[512], values[512];
@@ -92,6 +107,32 @@ void write_kv(const float* key, const float* value, int offset, int head_dim, in
   for (int d = 0; d < head_dim; d += 2) memcpy(key_tile + d * 32 + offset * 4, keys + d, 4);
   bf16* value_to = (bf16*)value_tile + offset / 2 * head_dim * 2 + offset % 2;
   for (int d = 0; d < head_dim; d++) value_to[d * 2] = values[d];
+  add_to_sums(keys, head_dim * 2, sums);
+  add_to_sums(values, head_dim * 2, sums);
+}
+
+void sum_kv(const uint8_t* key_tile, const uint8_t* value_tile, int offset, int head_dim,
+            int format, uint64_t* sums) {
+  if (format == HW_INT8) {
+    int8_t keys[512], values[512];
+    float scales[2];
+    for (int d = 0; d < head_dim; d++) {
+      keys[d] = (int8_t)key_tile[d / 2 * 32 + offset * 2 + d % 2];
+      values[d] = (int8_t)value_tile[offset / 2 * head_dim * 2 + d * 2 + offset % 2];
+    }
+    memcpy(&scales[0], key_tile + TILE * head_dim + offset * 4, 4);
+    memcpy(&scales[1], value_tile + TILE * head_dim + offset * 4, 4);
+    add_to_sums(keys, head_dim, sums);
+    add_to_sums(values, head_dim, sums);
+    add_to_sums(scales, sizeof scales, sums);
+    return;
+  }
+  alignas(64) bf16 keys[512], values[512];
+  for (int d = 0; d < head_dim; d += 2) memcpy(keys + d, key_tile + d * 32 + offset * 4, 4);
+  const bf16* from = (const bf16*)value_tile + offset / 2 * head_dim * 2 + offset % 2;
+  for (int d = 0; d < head_dim; d++) values[d] = from[d * 2];
+  add_to_sums(keys, head_dim * 2, sums);
+  add_to_sums(values, head_dim * 2, sums);
 }
 
 void clear_values(int from, int head_dim, uint8_t* value_tile) {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway.core.events import Admitted
-from headway.core.executor import Capacity, PublishedBlock
+from headway.core.executor import Capacity, HashedBlock
 from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
 from tests.support.harness import Harness, expected_output
@@ -21,14 +21,17 @@ class Memory:
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [[-1] * BLOCK_SIZE for _ in range(num_blocks)]
-        self.records: dict[int, tuple[PublishedBlock, list[int]]] = {}
+        self.records: dict[int, tuple[HashedBlock, list[int]]] = {}
 
-    def record(self, blocks: Sequence[PublishedBlock]) -> None:
+    def record(self, blocks: Sequence[HashedBlock]) -> None:
         for block in blocks:
-            self.records[block.block_id] = (block, list(self.blocks[block.block_id]))
+            self.records[block.block_id] = (block, self.read(block))
 
-    def restore(self) -> list[PublishedBlock]:
-        return [block for block, was in self.records.values() if self.blocks[block.block_id] == was]
+    def restore(self) -> list[HashedBlock]:
+        return [block for block, tokens in self.records.values() if self.read(block) == tokens]
+
+    def read(self, block: HashedBlock) -> list[int]:
+        return self.blocks[block.block_id][: block.num_tokens]
 
 
 def engine_on(memory: Memory) -> Harness:
@@ -53,19 +56,52 @@ def num_cached(engine: Harness) -> dict[str, int]:
     return {e.request_id: e.num_cached_tokens for e in engine.events if isinstance(e, Admitted)}
 
 
-def test_only_the_tail_block_of_each_request_is_computed_again():
+def test_only_the_last_token_of_each_request_is_computed_again():
     memory = Memory(64)
     engine = engine_on(memory)
     prompts = {name: engine.add(name, 13, max_tokens=20).token_ids[:13] for name in "abc"}
     for _ in range(9):
         engine.step()
     known = {name: len(request.token_ids) for name, request in engine.scheduler.requests.items()}
+    assert any(number % BLOCK_SIZE != 1 for number in known.values())
     after = engine_on(memory)
     resend(after, engine)
     after.run()
     for name, prompt in prompts.items():
         assert after.output(name) == expected_output(prompt, 20)[-len(after.output(name)) :]
-        assert known[name] - num_cached(after)[name] <= BLOCK_SIZE
+        assert known[name] - num_cached(after)[name] == 1
+
+
+def test_a_tail_goes_to_one_request_and_is_published_when_it_is_full():
+    memory = Memory(64)
+    engine = engine_on(memory)
+    engine.add("a", 6, max_tokens=20)
+    engine.step()
+    tokens = list(engine.scheduler.requests["a"].token_ids)
+    after = engine_on(memory)
+    for name in "bc":
+        after.add(name, tokens, max_tokens=8, num_prompt_tokens=6)
+    after.run()
+    assert num_cached(after) == {"b": 6, "c": 4}
+    assert after.output("b") == after.output("c") == expected_output(tokens[:6], 8)[1:]
+    last = engine_on(memory)
+    last.add("d", [*tokens[:6], *expected_output(tokens[:6], 7)])
+    last.run()
+    assert num_cached(last) == {"d": 12}
+
+
+def test_a_tail_of_which_more_tokens_were_computed_than_delivered_is_not_used():
+    memory = Memory(64)
+    engine = engine_on(memory)
+    engine.add("a", 6, max_tokens=20)
+    engine.step()
+    tokens = list(engine.scheduler.requests["a"].token_ids)
+    engine.step()
+    after = engine_on(memory)
+    after.add("a", tokens, max_tokens=20, num_prompt_tokens=6)
+    after.run()
+    assert num_cached(after) == {"a": 4}
+    assert after.output("a") == expected_output(tokens[:6], 20)[1:]
 
 
 def test_blocks_of_another_cache_group_are_not_shared():

@@ -1,7 +1,7 @@
 // Runs the thread pool, the packer and whole steps of a small model for a sanitizer to watch.
 //
-// Items of a phase read what others wrote in the phase before, so that a wait which orders too little
-// is a data race; a step computed by several threads must equal that of one, bit for bit.
+// Items of a phase read what others wrote in the phase before, so that a wait which orders too
+// little is a data race; a step computed by several threads must equal that of one, bit for bit.
 
 #include <cstdio>
 #include <cstdlib>
@@ -225,9 +225,15 @@ struct Model {
     require(hw_copy_blocks(engine, sources, targets, 1) == HW_DONE, "a copy failed");
     const int32_t compared[] = {9, 11, 5};
     uint64_t checksums[3];
-    hw_checksum_blocks(engine, compared, 3, checksums);
+    const int32_t num_tokens[] = {5, 5, 5};
+    hw_checksum_blocks(engine, compared, num_tokens, 3, checksums);
     require(checksums[0] == checksums[1], "a copy has another checksum");
     require(checksums[0] != checksums[2], "two blocks have one checksum");
+    const uint64_t written = checksums[0];
+    hw_forget_blocks(engine, compared, 3);
+    hw_clear_tails(engine, compared, num_tokens, 2);
+    hw_checksum_blocks(engine, compared, num_tokens, 3, checksums);
+    require(checksums[0] == written, "a block that is read has another checksum");
     for (int i = 0; i < 4; i++) {
       auto more = step(engine, {{i}, {i + 1}, {i}}, {37 + i, 5 + i, 37 + i}, {a, b, c});
       all.insert(all.end(), more.begin(), more.end());

@@ -38,8 +38,7 @@ class EngineCore:
         self._num_idle_steps = 0
         self._recorder = recorder
         if recorder is not None:
-            scheduler.kv.pool.restore(recorder.restore())
-            scheduler.kv.pool.is_recorded = True
+            scheduler.kv.restore(recorder.restore())
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +99,7 @@ class EngineCore:
         now = self._clock.now()
         self.scheduler.update(plan, result, now)
         if self._recorder is not None:
-            self._recorder.record(self.scheduler.kv.pool.take_published())
+            self._recorder.record(self.scheduler.kv.take_records(plan, self.scheduler.requests))
         events = self.scheduler.take_events()
         events.append(self._make_stepped(plan, result.elapsed_s, now))
         self._sink(events)

@@ -44,21 +44,23 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-class PublishedBlock(NamedTuple):
-    """A full block in the prefix index: its hash and its cache group."""
+class HashedBlock(NamedTuple):
+    """A block, and the hash of the tokens that it holds, in a cache group."""
 
     block_id: int
     block_hash: bytes
     group: str
+    num_tokens: int
+    """Fewer than a block has places if it is the tail of a request."""
 
 
 class BlockRecorder(Protocol):
-    """Records published blocks where the next engine process finds them."""
+    """Records blocks where the next engine process finds them."""
 
-    def record(self, blocks: Sequence[PublishedBlock]) -> None:
-        """Record blocks whose contents are complete; their former records are void."""
+    def record(self, blocks: Sequence[HashedBlock]) -> None:
+        """Record blocks whose tokens are computed; their former records are void."""
         ...
 
-    def restore(self) -> list[PublishedBlock]:
+    def restore(self) -> list[HashedBlock]:
         """Return the blocks that an earlier process recorded and that are intact."""
         ...

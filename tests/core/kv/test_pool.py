@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.executor import PublishedBlock
+from headway.core.executor import HashedBlock
 from headway.core.kv.pool import BlockPool
 from headway.core.kv.prefix import BlockHash
 
@@ -130,7 +130,7 @@ def test_check_sees_a_leak_and_a_block_without_an_owner():
 
 def test_restored_blocks_are_cached_and_the_others_empty():
     pool = BlockPool(6)
-    pool.restore([PublishedBlock(4, hash_of(1), "a"), PublishedBlock(2, hash_of(2), "b")])
+    pool.restore([HashedBlock(4, hash_of(1), "a", 4), HashedBlock(2, hash_of(2), "b", 4)])
     pool.check({})
     assert (pool.num_free, pool.num_cached) == (6, 2)
     assert (pool.find(hash_of(1)), pool.find(hash_of(2))) == (4, 2)
@@ -141,18 +141,20 @@ def test_restored_blocks_are_cached_and_the_others_empty():
 
 def test_of_two_restored_blocks_with_one_hash_the_second_is_empty():
     pool = BlockPool(3)
-    pool.restore([PublishedBlock(0, hash_of(1), ""), PublishedBlock(1, hash_of(1), "")])
+    pool.restore([HashedBlock(0, hash_of(1), "", 4), HashedBlock(1, hash_of(1), "", 4)])
     pool.check({})
     assert pool.num_cached == 1
 
 
-def test_published_blocks_are_taken_once_if_they_are_recorded():
-    pool = BlockPool(4)
-    first, second, duplicate = pool.allocate(3)
-    pool.publish(first, hash_of(1))
-    assert pool.take_published() == []
-    pool.is_recorded = True
-    pool.publish(second, hash_of(2), "a")
-    pool.publish(duplicate, hash_of(2), "a")
-    assert pool.take_published() == [PublishedBlock(second, hash_of(2), "a")]
-    assert pool.take_published() == []
+def test_a_withdrawn_block_is_not_found_and_empty_when_freed():
+    pool = BlockPool(2)
+    pool.restore([HashedBlock(1, hash_of(1), "", 2)])
+    pool.add_references([1])
+    pool.withdraw(1)
+    pool.check({1: 1})
+    assert pool.find(hash_of(1)) is None
+    assert pool.publish(1, hash_of(2))
+    pool.withdraw(1)
+    pool.free([1])
+    pool.check({})
+    assert pool.num_cached == 0

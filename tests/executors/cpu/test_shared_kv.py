@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from headway.core.executor import BlockRecorder, PublishedBlock
+from headway.core.executor import BlockRecorder, HashedBlock
 from headway.executors.cpu import kernels
 from headway.executors.cpu.compiled import CompiledModel
 from headway.executors.cpu.shared_kv import (
@@ -45,21 +46,19 @@ def descriptor() -> Iterator[int]:
     os.close(descriptor)
 
 
-def published(number: int, group: str = "group") -> PublishedBlock:
-    return PublishedBlock(number, sha256(bytes([number])).digest(), group)
+def hashed(number: int, group: str = "group", num_tokens: int = 16) -> HashedBlock:
+    return HashedBlock(number, sha256(bytes([number])).digest(), group, num_tokens)
 
 
 def test_records_are_there_for_the_next_process(descriptor: int) -> None:
     first = SharedKV(descriptor, IDENTITY, SHAPE)
     assert first.recorded() == []
-    entries = [RecordedBlock(published(i, "ü" * i), 2**64 - 1 - i) for i in (0, 7, 15)]
+    entries = [RecordedBlock(hashed(i, "ü" * i), 2**64 - 1 - i) for i in (0, 7, 15)]
     first.record(entries)
     assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == entries
-    first.record(
-        [RecordedBlock(published(7, "other"), 1), RecordedBlock(published(0, "x" * 80), 1)]
-    )
+    first.record([RecordedBlock(hashed(7, "other"), 1), RecordedBlock(hashed(0, "x" * 82), 1)])
     assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == [
-        RecordedBlock(published(7, "other"), 1),
+        RecordedBlock(hashed(7, "other"), 1),
         entries[2],
     ]
 
@@ -72,25 +71,25 @@ def test_memory_of_another_model_or_size_is_cleared(
     descriptor: int, identity: bytes, shape: tuple[int, int, int]
 ) -> None:
     first = SharedKV(descriptor, IDENTITY, SHAPE)
-    first.record([RecordedBlock(published(3), 1)])
+    first.record([RecordedBlock(hashed(3), 1)])
     assert SharedKV(descriptor, identity, shape).recorded() == []
     assert SharedKV(descriptor, IDENTITY, SHAPE).recorded() == []
 
 
 def test_no_flipped_bit_and_no_torn_entry_is_believed(descriptor: int) -> None:
     shared = SharedKV(descriptor, IDENTITY, SHAPE)
-    shared.record([RecordedBlock(published(3), 1)])
+    shared.record([RecordedBlock(hashed(3), 1)])
     at = _HEADER_BYTES + 3 * _ENTRY.size
     entry = os.pread(descriptor, _ENTRY.size, at)
-    for bit in range(8 * (_ENTRY.size - 4)):  # the last four bytes are padding
+    for bit in range(8 * _ENTRY.size):
         damaged = bytearray(entry)
         damaged[bit // 8] ^= 1 << bit % 8
         os.pwrite(descriptor, damaged, at)
         assert shared.recorded() == []
-    for end in range(_ENTRY.size - 4):
+    for end in range(_ENTRY.size):
         for rest in (bytes(_ENTRY.size), os.urandom(_ENTRY.size), b"\xff" * _ENTRY.size):
             os.pwrite(descriptor, entry[:end] + rest[end:], at)
-            assert all(one == RecordedBlock(published(3), 1) for one in shared.recorded())
+            assert all(one == RecordedBlock(hashed(3), 1) for one in shared.recorded())
     # An entry in the place of another is of no block.
     os.pwrite(descriptor, entry, _HEADER_BYTES + 4 * _ENTRY.size)
     os.pwrite(descriptor, bytes(_ENTRY.size), at)
@@ -120,7 +119,7 @@ def recorder_of(model: CompiledModel) -> BlockRecorder:
     return model.recorder
 
 
-BLOCKS = [published(block_id) for block_id in TABLE[:3]]
+BLOCKS = [hashed(block_id) for block_id in TABLE[:3]]
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
@@ -134,6 +133,74 @@ def test_a_request_continues_on_the_blocks_of_another_process(
     second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
     assert recorder_of(second).restore() == sorted(BLOCKS)
     assert (second.logits([Span(TOKENS[48:60], 48, TABLE)], range(12)) == expected).all()
+
+
+TAIL = hashed(TABLE[3], num_tokens=5)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_a_tail_continues_whatever_was_written_behind_it(
+    descriptor: int, tmp_path: Path, kv_dtype: str
+) -> None:
+    first = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
+    first.logits([Span(TOKENS[:53], 0, TABLE)], [52])
+    recorder_of(first).record([*BLOCKS, TAIL])
+    expected = first.logits([Span(TOKENS[53:60], 53, TABLE)], range(7))
+    first.logits([Span([3] * 11, 53, TABLE)], [10])
+    # Not a number behind the tail, as after garbage was written.
+    tail = first._offload._blocks[:, TABLE[3]].copy()
+    shape = (SPEC.num_layers, SPEC.num_kv_heads, 2)
+    if kv_dtype == "bf16":
+        values = tail.view(np.uint16).reshape(*shape, 8, -1, 2)
+        values[:, :, 1, 3:] = values[:, :, 1, 2, :, 1] = 0x7FC0
+    else:
+        tail.view(np.float32).reshape(*shape, -1)[..., -16 + 5 :] = np.nan
+    first._offload._blocks[:, TABLE[3]] = tail
+    second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
+    assert recorder_of(second).restore() == sorted([*BLOCKS, TAIL])
+    assert (second.logits([Span(TOKENS[53:60], 53, TABLE)], range(7)) == expected).all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("chunks", [(53,), (7, 9, 30, 7), (1,) * 53, (48, 1, 1, 1, 1, 1)])
+def test_steps_add_up_the_checksums_of_what_is_in_the_blocks(
+    descriptor: int, tmp_path: Path, kv_dtype: str, chunks: tuple[int, ...]
+) -> None:
+    model = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
+    at = 0
+    for size in chunks:
+        model.logits([Span(TOKENS[at : at + size], at, TABLE)], [size - 1])
+        at += size
+    sizes = (TABLE, [16, 16, 16, 5])
+    added = list(model._blocks.checksums(*sizes))
+    model._blocks.forget(TABLE)
+    assert list(model._blocks.checksums(*sizes)) == added
+    assert len(set(added)) == 4
+
+
+def test_a_copied_block_and_a_loaded_block_have_the_checksum_of_their_contents(
+    descriptor: int, tmp_path: Path
+) -> None:
+    model = model_on(descriptor, tmp_path, num_slots=1)
+    model.logits([Span(TOKENS[:53], 0, TABLE)], [52])
+    model.logits([Span(TOKENS[20:41], 0, [7, 8])], [20])
+    source, other = model._blocks.checksums([TABLE[3], 8], [5, 5])
+    assert source != other
+    model.copy([TABLE[3]], [8])
+    assert list(model._blocks.checksums([8], [5])) == [source]
+    model.save([TABLE[3]], [0])
+    model.load([0], [7])
+    assert list(model._blocks.checksums([7], [5])) == [source]
+
+
+def test_an_entry_with_more_tokens_than_a_block_is_not_used(
+    descriptor: int, tmp_path: Path
+) -> None:
+    model = model_on(descriptor, tmp_path)
+    for num_tokens in (0, 17, 65535):
+        entry = RecordedBlock(hashed(3, num_tokens=num_tokens), 0)
+        model._shared.record([entry])  # pyright: ignore[reportOptionalMemberAccess]
+        assert recorder_of(model).restore() == []
 
 
 def test_another_data_type_begins_anew(descriptor: int, tmp_path: Path) -> None:
@@ -212,7 +279,7 @@ def test_processes_that_complete_no_step_cost_the_blocks_in_the_end(
     descriptor: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Blocks that take every engine down must not do so for ever."""
-    entries = [RecordedBlock(published(3), 1)]
+    entries = [RecordedBlock(hashed(3), 1)]
     SharedKV(descriptor, IDENTITY, SHAPE).record(entries)
     for _ in range(2 * MAX_STARTS):
         shared = SharedKV(descriptor, IDENTITY, SHAPE)

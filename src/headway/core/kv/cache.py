@@ -8,13 +8,24 @@ so methods that change a table take the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headway.core.executor import HashedBlock
 from headway.core.kv.pool import BlockPool
-from headway.core.kv.prefix import extend_chain
-from headway.core.plan import BlockCopy
+from headway.core.kv.prefix import (
+    BlockHash,
+    RunningHash,
+    chain_start,
+    extend_chain,
+    hash_token,
+    hash_tokens,
+)
+from headway.core.plan import BlockCopy, StepPlan
 from headway.core.request import Request
+
+make_tuple = tuple[object, ...].__new__
+"""Makes a named tuple without its Python constructor, for every request in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,9 @@ class BlockTable:
     block_s: float = 0.0
     """Blocks held times seconds, up to `accrued_at`."""
     accrued_at: float = 0.0
+    tail_end: int = 0
+    tail_hash: RunningHash | None = None
+    """Hash of the tokens of the last block, up to `tail_end`."""
 
     def accrue(self, now: float) -> float:
         """Add the block-seconds since `accrued_at` and return them.
@@ -81,6 +95,11 @@ class KVCache:
         self._block_s: dict[str, float] = {}
         """Preempted request -> block-seconds of its former tables."""
         self._copies: list[BlockCopy] = []
+        self._is_recorded = False
+        self._published: list[HashedBlock] = []
+        """Blocks to record: published since the last record."""
+        self._has_tails = False
+        """Whether tails of an earlier engine process were restored."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that `num_tokens` tokens occupy."""
@@ -101,9 +120,13 @@ class KVCache:
             if block_id is None:
                 break
             block_ids.append(block_id)
-        if not block_ids:
-            return NO_MATCH
-        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
+        num_tokens = len(block_ids) * self.block_size
+        if self._has_tails and len(block_ids) == max_blocks and num_tokens < request.num_tokens - 1:
+            tail_hash = self._hash_tail(request, request.num_tokens - 1).digest()
+            tail_id = self.pool.find(BlockHash(tail_hash))
+            if tail_id is not None:
+                return PrefixMatch((*block_ids, tail_id), request.num_tokens - 1)
+        return PrefixMatch(tuple(block_ids), num_tokens) if block_ids else NO_MATCH
 
     def has_cached_prefix(self, request: Request) -> bool:
         """Return whether `match` finds at least one block."""
@@ -126,6 +149,8 @@ class KVCache:
         """Allocate a table for `num_tokens` tokens that starts with the matched blocks."""
         # Share before allocating: the allocation could evict the matched blocks.
         self.pool.add_references(match.block_ids)
+        if match.num_tokens % self.block_size:
+            self.pool.withdraw(match.block_ids[-1])
         num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
         block_ids = [*match.block_ids, *self.pool.allocate(max(0, num_new))]
         num_published = match.num_tokens // self.block_size
@@ -190,9 +215,55 @@ class KVCache:
         self._hash_full_blocks(request)
         group = request.terms.cache_group
         for position in range(table.num_published, num_full):
-            self.pool.publish(table.block_ids[position], request.block_hashes[position], group)
+            block_id, block_hash = table.block_ids[position], request.block_hashes[position]
+            if self.pool.publish(block_id, block_hash, group) and self._is_recorded:
+                self._published.append(HashedBlock(block_id, block_hash, group, self.block_size))
         table.num_published = num_full
         return True
+
+    # ------------------------------------------------- blocks that outlive the process
+
+    def restore(self, blocks: Sequence[HashedBlock]) -> None:
+        """Begin with the blocks of an earlier engine process; have `take_records` return blocks."""
+        self.pool.restore(blocks)
+        self._has_tails = any(block.num_tokens < self.block_size for block in blocks)
+        self._is_recorded = self.enable_prefix_caching
+
+    def take_records(self, plan: StepPlan, requests: Mapping[str, Request]) -> list[HashedBlock]:
+        """Return the blocks to record after a step: published blocks, and tails that it wrote."""
+        if not self._is_recorded:
+            return []
+        blocks, self._published = self._published, []
+        block_size = self.block_size
+        for item in plan.scheduled:
+            table = self.tables.get(item.request_id)
+            if table is None:  # finished or preempted
+                continue
+            request = requests[item.request_id]
+            end = request.num_computed
+            num_full, num_tokens = divmod(end, block_size)
+            if num_tokens == 0:
+                continue
+            tail_hash = table.tail_hash
+            if tail_hash is not None and table.tail_end == end - 1 and num_tokens > 1:
+                hash_token(tail_hash, request.token_ids[end - 1])
+            else:
+                tail_hash = table.tail_hash = self._hash_tail(request, end)
+            table.tail_end = end
+            group = request.terms.cache_group
+            fields = (table.block_ids[num_full], tail_hash.digest(), group, num_tokens)
+            blocks.append(make_tuple(HashedBlock, fields))
+        return blocks
+
+    def _hash_tail(self, request: Request, end: int) -> RunningHash:
+        """Return the hash of the tokens before `end` in the block that `end` is in."""
+        self._hash_full_blocks(request)
+        num_full = end // self.block_size
+        hashes, group = request.block_hashes, request.terms.cache_group
+        parent = hashes[num_full - 1] if num_full else chain_start(group)
+        return hash_tokens(parent, request.token_ids[num_full * self.block_size : end])
+
+    # ------------------------------------------------------------------ freeing
 
     def free(self, request: Request, now: float = 0.0) -> float:
         """Free the blocks of a request; return the block-seconds since the last change."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from headway.core.executor import PublishedBlock
+from headway.core.executor import HashedBlock
 from headway.core.kv.eviction import CachedBlocks
 from headway.core.kv.prefix import BlockHash, PrefixIndex
 
@@ -33,9 +33,6 @@ class BlockPool:
         """Cache group of each indexed block."""
         self._cached = CachedBlocks()
         self._index = PrefixIndex()
-        self.is_recorded = False
-        """Whether published blocks are kept for `take_published`."""
-        self._published: list[PublishedBlock] = []
 
     @property
     def num_free(self) -> int:
@@ -96,21 +93,20 @@ class BlockPool:
         """Return the block with this prefix, owned or cached."""
         return self._index.find(block_hash)
 
-    def publish(self, block_id: int, block_hash: BlockHash, group: str = "") -> None:
-        """Add a full, owned block to the prefix index, for a cache group."""
-        if self._index.insert(block_hash, block_id):
+    def publish(self, block_id: int, block_hash: BlockHash, group: str = "") -> bool:
+        """Add a full, owned block to the prefix index; return False if its content is there."""
+        is_new = self._index.insert(block_hash, block_id)
+        if is_new:
             self._groups[block_id] = group
-            if self.is_recorded:
-                self._published.append(PublishedBlock(block_id, block_hash, group))
+        return is_new
 
-    def take_published(self) -> list[PublishedBlock]:
-        """Return the blocks published since the last call."""
-        published, self._published = self._published, []
-        return published
+    def withdraw(self, block_id: int) -> None:
+        """Remove an owned block from the prefix index, because its owner will write it."""
+        self._index.remove(block_id)
 
-    def restore(self, blocks: Iterable[PublishedBlock]) -> None:
+    def restore(self, blocks: Iterable[HashedBlock]) -> None:
         """Index blocks of an earlier engine process as cached blocks; all blocks are empty yet."""
-        for block_id, block_hash, group in blocks:
+        for block_id, block_hash, group, _ in blocks:
             if self._index.insert(BlockHash(block_hash), block_id):
                 self._groups[block_id] = group
                 self._cached.add(block_id, group)

@@ -9,20 +9,41 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
-from typing import NewType
+from sys import byteorder
+from typing import NewType, Protocol
 
 BlockHash = NewType("BlockHash", bytes)
 
 
+@lru_cache(maxsize=1024)
 def chain_start(salt: str) -> BlockHash:
     """Return the parent hash of the first block of a chain."""
     return BlockHash(sha256(b"headway:" + salt.encode()).digest())
 
 
+class RunningHash(Protocol):
+    """A hash that can be read and then extended."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+def hash_tokens(parent: BlockHash, token_ids: Sequence[int]) -> RunningHash:
+    """Return the hash of a block with these tokens that follows `parent`, to be extended."""
+    return sha256(parent + array("q", token_ids).tobytes())
+
+
+def hash_token(running: RunningHash, token_id: int) -> None:
+    """Add one more token of the same block."""
+    running.update(token_id.to_bytes(8, byteorder))
+
+
 def chain_next(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """Return the hash of a full block that follows `parent`."""
-    return BlockHash(sha256(parent + array("q", token_ids).tobytes()).digest())
+    return BlockHash(hash_tokens(parent, token_ids).digest())
 
 
 def extend_chain(

@@ -13,7 +13,6 @@ import logging
 import math
 from array import array
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from headway.core.executor import BlockRecorder
 from headway.core.plan import Failure, Sample
 from headway.errors import ModelLoadError
 from headway.executors.cpu import kernels
+from headway.executors.cpu.kernel_blocks import KernelBlocks
 from headway.executors.cpu.offload_store import OffloadStore
 from headway.executors.cpu.packing import Packer, no_threads
 from headway.executors.cpu.sampling import Samplings
@@ -80,8 +80,10 @@ class CompiledModel:
         self.num_slots = options.num_slots
         self._offload = OffloadStore(blocks, options.num_slots)
         self._engine = _create_engine(library, self._model, options)
-        checksums = partial(_checksums, library, self._engine)
-        self.recorder: BlockRecorder | None = KVRecorder(shared, checksums) if shared else None
+        self._blocks = KernelBlocks(library, self._engine)
+        self.recorder: BlockRecorder | None = (
+            KVRecorder(shared, self._blocks, options.block_size) if shared else None
+        )
 
     def _map_shared(
         self, descriptor: int | None, options: ModelOptions, shape: tuple[int, int, int]
@@ -179,19 +181,13 @@ class CompiledModel:
 
     def load(self, slot_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         self._offload.load(slot_ids, block_ids)
+        self._blocks.forget(block_ids)
 
     def profile(self) -> dict[str, float]:
         """Return seconds by part since the last call, on the thread of the engine."""
         seconds = (ctypes.c_double * len(kernels.PARTS))()
         self._library.hw_profile(self._engine, seconds)
         return dict(zip(kernels.PARTS, seconds, strict=True))
-
-
-def _checksums(library: ctypes.CDLL, engine: int, block_ids: Sequence[int]) -> array[int]:
-    """Return a checksum of the contents of each block."""
-    ids, checksums = array("i", block_ids), array("Q", bytes(8 * len(block_ids)))
-    library.hw_checksum_blocks(engine, _at(ids), len(ids), _at(checksums))
-    return checksums
 
 
 def _create_engine(library: ctypes.CDLL, model: kernels.Model, options: ModelOptions) -> int:

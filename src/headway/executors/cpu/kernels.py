@@ -181,7 +181,9 @@ def load_kernels() -> ctypes.CDLL | None:
         POINTER(Logprobs),
     ]
     library.hw_copy_blocks.argtypes = [pointer, pointer, pointer, c_int32]
-    library.hw_checksum_blocks.argtypes = [pointer, pointer, c_int32, pointer]
+    library.hw_checksum_blocks.argtypes = [pointer, pointer, pointer, c_int32, pointer]
+    library.hw_forget_blocks.argtypes = [pointer, pointer, c_int32]
+    library.hw_clear_tails.argtypes = [pointer, pointer, pointer, c_int32]
     library.hw_profile.argtypes = [pointer, POINTER(c_double)]
     return library
 

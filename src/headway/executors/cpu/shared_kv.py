@@ -1,13 +1,13 @@
-"""KV blocks in memory that outlives the engine process, with a record of published blocks.
+"""KV blocks in memory that outlives the engine process, with a record of their tokens.
 
 The API process owns the memory, a memfd, and passes it to each engine process. The record has one
-entry per block: the hash of its tokens and a checksum of its contents. The next engine process puts
+entry per block: the hash of its tokens and a checksum of their KV. The next engine process puts
 the recorded blocks into its prefix index, so that requests continue without computing their tokens
 again. Contents decide: a block that was overwritten, in part or by accident, has another checksum
 and is not used. So the order of writes does not matter, and a write may be torn.
 
     header    identity of the model, its sizes, and starts that failed
-    entries   [num_blocks][128]: hash, checksum, cache group, checksum of the entry
+    entries   [num_blocks][128]: hash, checksum, tokens, cache group, checksum of the entry
     blocks    the KV store of the kernels
 """
 
@@ -17,10 +17,10 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from headway.core.executor import PublishedBlock
+from headway.core.executor import HashedBlock
 from headway.executors.cpu.large_pages import LARGE_PAGE, AlignedMapping
 
 _HEADER_BYTES = 64
@@ -28,17 +28,19 @@ _HEADER = struct.Struct("<32sQQQ")
 """Followed by the number of processes that began with these blocks and completed no step."""
 MAX_STARTS = 3
 """Processes in a row that may complete no step; the next begins without blocks."""
-_ENTRY = struct.Struct("<32sQB79sI4x")
-_MAX_GROUP_BYTES = 79
+_FIELDS = struct.Struct("<32sQHB81s")
+_CRC = struct.Struct("<I")
+_ENTRY = struct.Struct("<32sQHB81sI")
+_MAX_GROUP_BYTES = 81
 
 
 logger = logging.getLogger(__name__)
 
 
 class RecordedBlock(NamedTuple):
-    """A published block and the checksum of its contents."""
+    """A block and the checksum of its tokens' KV."""
 
-    block: PublishedBlock
+    block: HashedBlock
     checksum: int
 
 
@@ -97,14 +99,13 @@ class SharedKV:
 
     def record(self, blocks: Sequence[RecordedBlock]) -> None:
         """Write the entries of blocks. A block of a group with a long name gets none."""
-        for (block_id, block_hash, group), checksum in blocks:
+        for (block_id, block_hash, group, num_tokens), checksum in blocks:
             name = group.encode()
             if len(name) > _MAX_GROUP_BYTES:
                 entry = bytes(_ENTRY.size)
             else:
-                entry = _ENTRY.pack(block_hash, checksum, len(name), name, 0)
-                crc = zlib.crc32(block_id.to_bytes(8, "little") + entry)
-                entry = _ENTRY.pack(block_hash, checksum, len(name), name, crc)
+                entry = _FIELDS.pack(block_hash, checksum, num_tokens, len(name), name)
+                entry += _CRC.pack(zlib.crc32(entry, block_id))
             at = _HEADER_BYTES + block_id * _ENTRY.size
             self._memory[at : at + _ENTRY.size] = entry
 
@@ -113,37 +114,62 @@ class SharedKV:
         found: list[RecordedBlock] = []
         end = _HEADER_BYTES + self._shape[1] * _ENTRY.size
         entries = _ENTRY.iter_unpack(bytes(self._memory[_HEADER_BYTES:end]))
-        for block_id, (block_hash, checksum, length, name, crc) in enumerate(entries):
-            if crc == 0 or length > _MAX_GROUP_BYTES:
+        for block_id, (*fields, crc) in enumerate(entries):
+            if crc == 0 or zlib.crc32(_FIELDS.pack(*fields), block_id) != crc:
                 continue
-            entry = _ENTRY.pack(block_hash, checksum, length, name, 0)
-            if zlib.crc32(block_id.to_bytes(8, "little") + entry) != crc:
-                continue
+            block_hash, checksum, num_tokens, length, name = fields
             try:
                 group = name[:length].decode()
             except UnicodeDecodeError:
                 continue
-            found.append(RecordedBlock(PublishedBlock(block_id, block_hash, group), checksum))
+            block = HashedBlock(block_id, block_hash, group, num_tokens)
+            found.append(RecordedBlock(block, checksum))
         return found
 
 
+class BlockContents(Protocol):
+    """The KV blocks themselves."""
+
+    def checksums(self, block_ids: Sequence[int], num_tokens: Sequence[int]) -> Sequence[int]:
+        """Return a checksum of the first tokens of each block."""
+        ...
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Have the next checksum of each block read the block."""
+        ...
+
+    def clear_tails(self, block_ids: Sequence[int], num_tokens: Sequence[int]) -> None:
+        """Clear what follows the first tokens of each block."""
+        ...
+
+
 class KVRecorder:
-    """Records published blocks with checksums of their contents, and finds the intact ones."""
+    """Records blocks with checksums of their contents, and finds the intact ones."""
 
-    def __init__(
-        self, shared: SharedKV, checksums: Callable[[Sequence[int]], Sequence[int]]
-    ) -> None:
+    def __init__(self, shared: SharedKV, contents: BlockContents, block_size: int) -> None:
         self._shared = shared
-        self._checksums = checksums
+        self._contents = contents
+        self._block_size = block_size
 
-    def record(self, blocks: Sequence[PublishedBlock]) -> None:
+    def record(self, blocks: Sequence[HashedBlock]) -> None:
         self._shared.confirm()
         if blocks:
-            checksums = self._checksums([block.block_id for block in blocks])
+            checksums = self._contents.checksums(*_sizes(blocks))
             self._shared.record(list(map(RecordedBlock, blocks, checksums)))
 
-    def restore(self) -> list[PublishedBlock]:
-        recorded = self._shared.recorded()
-        checksums = self._checksums([one.block.block_id for one in recorded])
+    def restore(self) -> list[HashedBlock]:
+        recorded = [
+            one for one in self._shared.recorded() if 0 < one.block.num_tokens <= self._block_size
+        ]
+        block_ids, num_tokens = _sizes([one.block for one in recorded])
+        self._contents.forget(block_ids)
+        checksums = self._contents.checksums(block_ids, num_tokens)
         pairs = zip(recorded, checksums, strict=True)
-        return [one.block for one, checksum in pairs if one.checksum == checksum]
+        intact = [one.block for one, checksum in pairs if one.checksum == checksum]
+        # An unfinished step may have written behind the last token.
+        self._contents.clear_tails(*_sizes(intact))
+        return intact
+
+
+def _sizes(blocks: Sequence[HashedBlock]) -> tuple[list[int], list[int]]:
+    return [one.block_id for one in blocks], [one.num_tokens for one in blocks]
