@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import headway.engine.supervise.supervisor as supervisor_module
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.clock import SystemClock
 from headway.core.executor import Capacity
@@ -122,7 +123,8 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     assert num_launches == 3
 
 
-async def test_a_standby_takes_over_and_is_replaced() -> None:
+async def test_a_standby_takes_over_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "STANDBY_DELAY_S", 0.0)
     launched: list[Process] = []
     standbys: list[Process] = []
 

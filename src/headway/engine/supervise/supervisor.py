@@ -38,6 +38,8 @@ MAX_LOAD_STALL_S = 120.0
 """Time without load progress after which a loading process counts as hung."""
 
 MAX_BACKOFF_S = 10.0
+STANDBY_DELAY_S = 2.0
+"""Time after which an engine process gets a standby, so that requests that continue go first."""
 
 Launch = Callable[[EngineInfo | None], EngineProcess]
 """Starts a process, with the resolved settings of the process before it."""
@@ -131,7 +133,6 @@ class Supervisor:
         """Serve the owner, replacing failed processes, until the restart budget is spent."""
         try:
             while True:
-                self._start_standby()
                 await self._replace(await self._serve(owner), owner)
         except EngineError as error:
             logger.error("%s", error)
@@ -177,8 +178,11 @@ class Supervisor:
             return ReportError(f"a report cannot be handled: {type(error).__name__}: {error}")
 
     async def _read_reports(self, owner: EngineOwner) -> EngineError:
+        standby_at = self._clock.now() + STANDBY_DELAY_S
         while True:
             report = await self._process.receive(TICK_S)
+            if self._clock.now() >= standby_at:
+                self._start_standby()
             if report is None:
                 has_work = owner.has_work_in_engine()
                 self._hang_detector.advance(self._clock.now(), has_work, self._process.cpu_s())
