@@ -29,7 +29,7 @@ from multiprocessing import Pool
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.sim.routing_load import NAMES, Load
+from benchmarks.sim.routing_load import MEASURED, NAMES, Load
 from benchmarks.support.records import write_record
 from headway.bench.steal import StealMeter
 from headway.config import SchedulerConfig
@@ -96,6 +96,8 @@ def measure(run: Run) -> Outcome:
     load.send(fleet)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]
+    if load.name in MEASURED:
+        records = [one for one in records if one.terms.tenant == MEASURED[load.name]]
     # A request that had no token by the end counts with the time it has waited.
     ttfts = [load.until_s + DRAIN_S if one.ttft_s is None else one.ttft_s for one in records]
     num_prompt = sum(len(one.token_ids) for one in records)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from headway.core.terms import Terms
 from headway.sim import SMOLLM2_135M, StepProfile
 from headway.sim.fleet import FleetRecord, VirtualFleet
 from headway.workload.trace import read_trace
@@ -22,9 +23,11 @@ NUM_SYSTEM_PROMPTS = 24
 MEAN_TURNS = 4.0
 THINK_S = 5.0
 MAX_TOKENS = 3500
-HOT_SHARE = 0.6
+HOT_SHARES = {"hot": 0.6, "unique": 0.0, "shares": 0.25}
 MOONCAKE_SCALE = 8
-NAMES = ("chat", "hot", "unique", "slow", "mooncake")
+NAMES = ("chat", "hot", "unique", "slow", "mooncake", "shares")
+MEASURED = {"shares": "pinned"}
+"""Tenant whose requests count, by load; all count in the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,13 @@ def _send_prompts(load: Load, fleet: VirtualFleet) -> None:
         if at >= load.until_s:
             return
         number = next(numbers)
-        own = [10_000 + number] * _length(draw, 256 if load.name == "unique" else 128, 16, 2048)
-        is_hot = load.name == "hot" and draw.random() < HOT_SHARE
+        is_hot = draw.random() < HOT_SHARES[load.name]
+        is_long = load.name != "hot" and not is_hot
+        own = [10_000 + number] * _length(draw, 256 if is_long else 128, 16, 2048)
+        tenant = ("pinned" if is_hot else "flood") if load.name == "shares" else ""
+        terms = Terms(tenant=tenant, cache_group=tenant)
         token_ids = [*hot, *own] if is_hot else own
-        fleet.send(FleetRecord(f"r{number}", token_ids, _length(draw, 48, 4, 256), arrived_at=at))
+        fleet.send(FleetRecord(f"r{number}", token_ids, _length(draw, 48, 4, 256), terms, at))
 
 
 def _send_trace(load: Load, fleet: VirtualFleet) -> None:

@@ -7,6 +7,7 @@ the same code. Must not know links, threads or asyncio. In reading order:
     requests.py  one request in the router
     prefixes.py  which engines have which prefixes
     engines.py   one engine: speed, requests, predicted TTFT
+    loads.py     engines in order of their load
     rules.py     how an engine is chosen
     shares.py    fair shares over the fleet
     router.py    Router: assigned early, sent late

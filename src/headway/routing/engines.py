@@ -6,6 +6,7 @@ an engine that sends no reports, because it is idle, is known to be idle.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
@@ -31,21 +32,16 @@ class EngineLimits:
     has_prefix_cache: bool = True
 
 
-@dataclass(slots=True)
-class _Queued:
-    """Totals of the requests that wait in the router for one engine, ordinary or spot."""
-
-    num_seqs: int = 0
-    num_tokens: int = 0
-    work_s: float = 0.0
-
-
 class EngineQueue:
     """Requests that are assigned to one engine and not sent, in fair order."""
 
     def __init__(self, accounts: Accounts) -> None:
         self.requests = FairQueue(accounts)
-        self._totals = {False: _Queued(), True: _Queued()}
+        self.num_seqs = 0
+        self.num_tokens = 0
+        self.work_s = 0.0
+        self._spot_s = 0.0
+        """The part of `work_s` that is of spot requests."""
         self._tenant_s: dict[str, float] = {}
         """Seconds of work by tenant, ordinary requests only."""
         self._weights: dict[str, float] = {}
@@ -56,18 +52,6 @@ class EngineQueue:
 
     def __len__(self) -> int:
         return len(self.requests)
-
-    @property
-    def num_seqs(self) -> int:
-        return self._totals[False].num_seqs + self._totals[True].num_seqs
-
-    @property
-    def work_s(self) -> float:
-        return self._totals[False].work_s + self._totals[True].work_s
-
-    @property
-    def num_tokens(self) -> int:
-        return self._totals[False].num_tokens + self._totals[True].num_tokens
 
     def push(self, one: RoutedRequest) -> None:
         one.queued_before_s = self._taken_s
@@ -86,12 +70,13 @@ class EngineQueue:
 
     def _count(self, one: RoutedRequest, sign: int) -> None:
         terms = one.request.terms
-        total = self._totals[terms.is_spot]
-        total.num_seqs += sign * one.num_seqs
-        total.num_tokens += sign * one.num_left
-        total.work_s += sign * one.work_s
-        if not total.num_seqs:
-            total.work_s = 0.0  # without the rounding errors of the sum
+        self.num_seqs += sign * one.num_seqs
+        self.num_tokens += sign * one.num_left
+        self.work_s += sign * one.work_s
+        if not self.num_seqs:  # without the rounding errors of the sums
+            self.work_s = self._spot_s = 0.0
+        elif terms.is_spot:
+            self._spot_s += sign * one.work_s
         if terms.is_spot:
             return
         tenant = terms.tenant
@@ -108,11 +93,10 @@ class EngineQueue:
         Tenants take turns by weight, so a request waits for its tenant's earlier work and for as
         much of the others; a spot request waits for everything.
         """
+        if not self.num_seqs:
+            return 0.0, 0.0, 0.0
         terms = one.request.terms
-        total = self._totals[False]
-        total_s = total.work_s
-        if terms.is_spot:
-            total_s = self.work_s
+        total_s = self.work_s if terms.is_spot else self.work_s - self._spot_s
         if is_here:
             total_s = min(total_s, one.queued_before_s - self._left_s)
         if total_s <= 0.0:
@@ -130,8 +114,16 @@ class RoutedEngine:
     """What the router knows of one engine."""
 
     def __init__(
-        self, number: int, name: str, limits: EngineLimits, cost: StepCost, accounts: Accounts
+        self,
+        number: int,
+        name: str,
+        limits: EngineLimits,
+        cost: StepCost,
+        accounts: Accounts,
+        on_load: Callable[[RoutedEngine], None],
     ) -> None:
+        """Start without requests; `on_load` is called when `load_s` has changed."""
+        self._on_load = on_load
         self.number = number
         self.name = name
         self.limits = limits
@@ -150,6 +142,10 @@ class RoutedEngine:
         self.load_s = 0.0
         """Seconds until a typical request would have its first token."""
         self._budget = limits.token_budget
+        self._room = 1
+        """Prefill tokens of a step, beside the decodes."""
+        self._overhead_s = 0.0
+        """Seconds of a step without prefill."""
         self._num_prefill_tokens = 0
         self._prefill_s = 0.0
         self._num_context = 0
@@ -259,8 +255,14 @@ class RoutedEngine:
         return -(-(one.request.num_tokens - one.num_cached) // self.limits.block_size)
 
     def update_load(self) -> None:
-        """Compute `load_s` anew."""
-        cost = self.cost
+        """Compute anew what predictions are made of."""
+        cost, num_decodes = self.cost, self.num_decodes + self.num_other_seqs
+        self._room = max(self._budget // 4, self._budget - num_decodes, 1)
+        self._overhead_s = (
+            cost.constant_s
+            + cost.per_decode_s * num_decodes
+            + cost.per_context_token_s * self._num_context
+        )
         num_tokens = self._num_prefill_tokens + self.queue.num_tokens + TYPICAL_PROMPT
         num_steps = 1 + num_tokens // self._room
         self.load_s = (
@@ -269,23 +271,9 @@ class RoutedEngine:
             + self.queue.work_s
             + cost.per_prefill_token_s * TYPICAL_PROMPT
         )
+        self._on_load(self)
 
     # -------------------------------------------------------------- predictions
-
-    @property
-    def _room(self) -> int:
-        """Prefill tokens of a step, beside the decodes."""
-        return max(self._budget // 4, self._budget - self.num_decodes - self.num_other_seqs, 1)
-
-    @property
-    def _overhead_s(self) -> float:
-        """Seconds of a step without prefill."""
-        cost, num_decodes = self.cost, self.num_decodes + self.num_other_seqs
-        return (
-            cost.constant_s
-            + cost.per_decode_s * num_decodes
-            + cost.per_context_token_s * self._num_context
-        )
 
     @property
     def step_s(self) -> float:

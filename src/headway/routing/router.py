@@ -10,13 +10,11 @@ The caller passes the time, and calls `tick` after every other call: it returns 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import count, islice
 from math import inf
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from headway.core.events import Stepped
@@ -27,6 +25,7 @@ from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS
 from headway.core.waiting.aging import AgingTimer
 from headway.routing.engines import EngineLimits, RoutedEngine
+from headway.routing.loads import EnginesByLoad
 from headway.routing.prefixes import AssignedPrefixes, PrefixHolders, bits
 from headway.routing.requests import Reason, RoutedRequest
 from headway.routing.rules import Offer, PredictedTtft, Rule
@@ -34,8 +33,10 @@ from headway.routing.shares import FleetShares
 
 MAX_CANDIDATES = 8
 """Engines looked at for their load, and as many for what they have cached."""
-MAX_LOOKS = 2
+MAX_LOOKS = 1
 """Waiting requests that a tick looks at for a better engine, and for any engine."""
+NUM_OTHERS = 3
+"""Engines that a waiting request may move to: those with the least load."""
 MOVE_GAIN = 0.3
 """Part of its predicted TTFT that a waiting request must save to be moved."""
 AHEAD_STEPS = 1.0
@@ -109,6 +110,8 @@ class Router:
         self._prefixes = AssignedPrefixes()
         self._engines: dict[str, RoutedEngine] = {}
         self._by_number: dict[int, RoutedEngine] = {}
+        self._by_load = EnginesByLoad()
+        self._block_sizes: Counter[int] = Counter()
         self._requests: dict[str, RoutedRequest] = {}
         self._waiting: OrderedDict[str, RoutedRequest] = OrderedDict()
         """Requests not sent, the next to look at first."""
@@ -142,8 +145,10 @@ class Router:
         if name in self._engines:
             raise ValueError(f"engine {name} has joined already")
         number = next(n for n in count() if n not in self._by_number)
-        engine = RoutedEngine(number, name, limits, cost or StepCost(), self.shares.accounts)
+        accounts, on_load = self.shares.accounts, self._by_load.change
+        engine = RoutedEngine(number, name, limits, cost or StepCost(), accounts, on_load)
         self._engines[name] = self._by_number[number] = engine
+        self._block_sizes[limits.block_size] += 1
         self._prefixes.add_engine(number, limits.num_blocks if limits.has_prefix_cache else 0)
 
     def engine_lost(self, name: str, now: float) -> list[str]:
@@ -159,6 +164,8 @@ class Router:
             self.shares.close(one.request)
         waiting = self._take_queue(engine)
         self._prefixes.remove_engine(engine.number)
+        self._by_load.remove(engine)
+        self._block_sizes = +(self._block_sizes - Counter([engine.limits.block_size]))
         for one in waiting:
             self._assign(one, now)
         return [one.id for one in waiting if one.engine is not None]
@@ -355,12 +362,11 @@ class Router:
 
     def _holders(self, one: RoutedRequest) -> dict[int, PrefixHolders]:
         """Return the engines that have the start of a prompt, by block size."""
-        sizes = {engine.limits.block_size for engine in self._engines.values()}
-        return {size: self._prefixes.match(one.matchable(size)) for size in sizes}
+        return {size: self._prefixes.match(one.matchable(size)) for size in self._block_sizes}
 
     def _likely(self, holders: dict[int, PrefixHolders]) -> list[RoutedEngine]:
         """Return the engines with the least load, and those with the most of the prefix."""
-        by_load = nsmallest(4 * MAX_CANDIDATES, self._engines.values(), attrgetter("load_s"))
+        by_load = list(islice(self._by_load, 4 * MAX_CANDIDATES))
         chosen = {engine.number: engine for engine in by_load[:MAX_CANDIDATES]}
         for match in holders.values():
             num_left = MAX_CANDIDATES
@@ -389,12 +395,11 @@ class Router:
                 continue
             size = engine.limits.block_size
             num_cached = size * holders[size].num_blocks(engine.number)
-            ttft_s = 0.0
-            if one.engine is engine:
-                num_cached = one.num_cached
             if self._rule.needs_ttft:
                 ttft_s = engine.ttft_s(one, num_cached, num_output, now)
-            offers.append(Offer(engine, num_cached, ttft_s))
+                offers.append(Offer(engine, num_cached, ttft_s, engine.work_s(one, num_cached)))
+            else:
+                offers.append(Offer(engine, num_cached))
         return offers
 
     # ------------------------------------------------------------------- targets
@@ -525,14 +530,14 @@ class Router:
     def _move(self, one: RoutedRequest, engine: RoutedEngine, now: float) -> None:
         """Move a waiting request to an engine that is clearly better for itself, if there is one.
 
-        What it delays does not count: those behind it may wait for the prefix that it computes.
+        Only the engines with the least load are looked at. What it delays does not count: those
+        behind it may wait for the prefix that it computes.
         """
-        offers = self._offers(one, now)
+        others = [other for other in islice(self._by_load, NUM_OTHERS) if other is not engine]
+        offers = self._make_offers(one, others, self._holders(one), now) if others else []
         if not offers:
             return
         best = self._rule.choose(one, offers)
-        if best.engine is engine:
-            return
         limit_s = inf
         if self._allowed.may_assign(one.request, engine.name):
             num_output = self._expected_output(one.request)

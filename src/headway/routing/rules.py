@@ -38,6 +38,8 @@ class Offer:
     num_cached: int
     ttft_s: float = 0.0
     """Predicted TTFT; 0 for rules that do not use it."""
+    work_s: float = 0.0
+    """Seconds of prefill that the engine would have to do."""
 
     @property
     def num_seqs(self) -> int:
@@ -56,24 +58,25 @@ class Rule(Protocol):
 
 
 class PredictedTtft:
-    """Least predicted TTFT, plus the work added times the requests that it delays."""
+    """Least predicted TTFT, plus the work added times the requests that it delays.
+
+    It delays those that the engine has and, on an idle engine too, one that is yet to come: a burst
+    of one new prefix would scatter over idle engines otherwise.
+    """
 
     needs_all = False
     needs_ttft = True
 
-    def __init__(self, delay_share: float = DELAY_SHARE, num_later: int = 1) -> None:
+    def __init__(self, delay_share: float = DELAY_SHARE) -> None:
         self._delay_share = delay_share
-        self._num_later = num_later
 
     def choose(self, one: RoutedRequest, offers: Sequence[Offer]) -> Offer:
         return min(offers, key=lambda offer: (self.cost_s(one, offer), offer.engine.number))
 
     def cost_s(self, one: RoutedRequest, offer: Offer) -> float:
         """Return the cost of an engine for a request, in seconds."""
-        work_s = offer.engine.work_s(one, offer.num_cached)
         num_delayed = offer.num_seqs - (one.num_seqs if one.engine is offer.engine else 0)
-        num_delayed += self._num_later
-        return offer.ttft_s + self._delay_share * work_s * num_delayed
+        return offer.ttft_s + self._delay_share * offer.work_s * (num_delayed + 1)
 
 
 class RoundRobin:

@@ -20,19 +20,22 @@ def chain_start(salt: str) -> BlockHash:
     return BlockHash(sha256(b"headway:" + salt.encode()).digest())
 
 
-def chain_next(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Return the hash of a full block that follows `parent`."""
-    return BlockHash(sha256(parent + array("q", token_ids).tobytes()).digest())
+def chain_next(parent: BlockHash, block: bytes) -> BlockHash:
+    """Return the hash of a full block that follows `parent`; a token takes eight bytes."""
+    return BlockHash(sha256(parent + block).digest())
 
 
 def extend_chain(
     hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, salt: str
 ) -> None:
     """Append the hashes of the full blocks that `hashes` does not cover yet."""
+    start, end = len(hashes) * block_size, len(token_ids) // block_size * block_size
+    if start >= end:
+        return
     parent = hashes[-1] if hashes else chain_start(salt)
-    for index in range(len(hashes), len(token_ids) // block_size):
-        start = index * block_size
-        parent = chain_next(parent, token_ids[start : start + block_size])
+    blocks, num_bytes = array("q", token_ids[start:end]).tobytes(), 8 * block_size
+    for at in range(0, len(blocks), num_bytes):
+        parent = chain_next(parent, blocks[at : at + num_bytes])
         hashes.append(parent)
 
 
