@@ -49,6 +49,7 @@ class RoutedRequest:
     queued_before_s: float = 0.0
     """Seconds of work that the engine's queue had ever taken, before this request."""
     is_sent: bool = False
+    is_admitted: bool = False
     has_first_token: bool = False
     charged_s: float = 0.0
     _hashes: dict[int, list[BlockHash]] = field(default_factory=dict[int, list[BlockHash]])

@@ -102,8 +102,8 @@ class Router:
         move_gain: float = MOVE_GAIN,
     ) -> None:
         """With `ahead_steps` of infinity, requests are sent at once."""
-        self._rule = rule or PredictedTtft()
-        self._allowed = allowed or AllEngines()
+        self._rule = PredictedTtft() if rule is None else rule
+        self._allowed = AllEngines() if allowed is None else allowed
         self._ahead_steps = ahead_steps
         self._move_gain = move_gain
         self.shares = FleetShares()
@@ -137,6 +137,10 @@ class Router:
         """Return the engine that a request is assigned or was sent to."""
         one = self._requests.get(request_id)
         return None if one is None or one.engine is None else one.engine.name
+
+    def is_sent(self, request_id: str) -> bool:
+        one = self._requests.get(request_id)
+        return one is not None and one.is_sent
 
     # ------------------------------------------------------------------ engines
 
@@ -223,14 +227,12 @@ class Router:
         return None if one.engine is None else one.engine.name
 
     def admitted(self, request_id: str, num_cached_tokens: int) -> None:
-        """Correct what is known of an engine's cache by what it found there."""
+        """Correct what is known of an engine's cache by what it found there, at first admission."""
         one = self._requests.get(request_id)
-        if one is None or one.engine is None or not one.is_sent:
+        if one is None or one.engine is None or not one.is_sent or one.is_admitted:
             return
-        engine = one.engine
-        size = engine.limits.block_size
-        if not one.has_first_token:
-            self._correct_prefixes(engine, one, num_cached_tokens // size)
+        one.is_admitted, engine = True, one.engine
+        self._correct_prefixes(engine, one, num_cached_tokens // engine.limits.block_size)
         engine.admit(one, num_cached_tokens)
         self._ready[engine.name] = None
 
