@@ -11,6 +11,7 @@ as they do elsewhere; `ttft` holds requests back. Variants of `ttft` show what e
     ttft           assigned early, sent late, moved if 30 % better, delays counted by a quarter
     ttft-at-once   sent at once
     ttft-unmoved   never moved
+    ttft-restless  moved if at all better
     ttft-selfish   delays of other requests not counted
     ttft-delay-1   delays of other requests counted in full
 
@@ -51,6 +52,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "ttft": Router,
     "ttft-at-once": lambda: Router(ahead_steps=inf),
     "ttft-unmoved": lambda: Router(move_gain=1.0),
+    "ttft-restless": lambda: Router(move_gain=0.0),
     "ttft-selfish": lambda: Router(PredictedTtft(delay_share=0.0)),
     "ttft-delay-1": lambda: Router(PredictedTtft(delay_share=1.0)),
     **{
@@ -93,7 +95,7 @@ def measure(run: Run) -> Outcome:
     load = run.load
     profiles = load.profiles(run.num_engines)
     fleet = VirtualFleet(ROUTERS[run.rule](), profiles, CONFIG, CAPACITY, load.seed)
-    load.send(fleet)
+    load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]
     if load.name in MEASURED:

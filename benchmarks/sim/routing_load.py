@@ -5,12 +5,16 @@ hot       60 % of requests share one prefix of 1,024 tokens
 unique    no two prompts share anything
 slow      chat, with a quarter of the machines 2.5 times slower
 mooncake  a Mooncake trace, lengths divided by 8
+joining   unique, with half of the engines joining after half of the time
+shares    two tenants: a quarter of the requests share a prefix of 1,024 tokens and are measured,
+          the others are like `unique`
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -23,9 +27,9 @@ NUM_SYSTEM_PROMPTS = 24
 MEAN_TURNS = 4.0
 THINK_S = 5.0
 MAX_TOKENS = 3500
-HOT_SHARES = {"hot": 0.6, "unique": 0.0, "shares": 0.25}
+HOT_SHARES = {"hot": 0.6, "unique": 0.0, "joining": 0.0, "shares": 0.25}
 MOONCAKE_SCALE = 8
-NAMES = ("chat", "hot", "unique", "slow", "mooncake", "shares")
+NAMES = ("chat", "hot", "unique", "slow", "mooncake", "joining", "shares")
 MEASURED = {"shares": "pinned"}
 """Tenant whose requests count, by load; all count in the others."""
 
@@ -42,11 +46,13 @@ class Load:
 
     def profiles(self, num_engines: int) -> list[StepProfile]:
         """Return the step profiles of so many engines."""
+        if self.name == "joining":
+            return [SMOLLM2_135M] * (num_engines // 2)
         num_slow = num_engines // 4 if self.name == "slow" else 0
         slow = SMOLLM2_135M.scaled(2.5)
         return [slow] * num_slow + [SMOLLM2_135M] * (num_engines - num_slow)
 
-    def send(self, fleet: VirtualFleet) -> None:
+    def send(self, fleet: VirtualFleet, num_engines: int) -> None:
         """Have all requests of this load arrive."""
         if self.name in ("chat", "slow"):
             _Chat(self, fleet).send()
@@ -54,6 +60,9 @@ class Load:
             _send_trace(self, fleet)
         else:
             _send_prompts(self, fleet)
+        if self.name == "joining":
+            for profile in self.profiles(num_engines):
+                fleet.at(self.until_s / 2, partial(fleet.add_engine, profile))
 
 
 def _length(draw: random.Random, median: float, low: int, high: int) -> int:

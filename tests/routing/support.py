@@ -28,6 +28,7 @@ def request(
     targets: Targets = NO_TARGETS,
     priority: int = 0,
     is_spot: bool = False,
+    max_kv_share: float = 1.0,
 ) -> Request:
     """Return a request; a number of tokens makes a prompt that is like no other."""
     number = next(_numbers)
@@ -38,6 +39,7 @@ def request(
         cache_group=tenant if group is None else group,
         targets=targets,
         is_spot=is_spot,
+        max_kv_share=max_kv_share,
     )
     return Request(
         id=name or f"r{number}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.core.kv.prefix import BlockHash, extend_chain
@@ -75,6 +75,7 @@ def test_a_removed_engine_is_forgotten():
 CHAINS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 2), CHAINS, st.sampled_from("nrd")), max_size=40))
 def test_a_block_is_never_there_without_those_before_it(actions):
     known = prefixes(3, max_blocks=5)

@@ -272,6 +272,15 @@ def test_a_cancelled_request_is_not_sent():
     made.check()
 
 
+def test_a_request_cancelled_before_its_prefill_leaves_no_prefix():
+    made = router(2)
+    one = request(prompt(*range(8)))
+    send(made, one)
+    made.cancel(one.id)
+    made.arrive(request(prompt(*range(8))), 0.0)
+    assert [sending.num_cached for sending in made.tick(0.0)] == [0]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_sends_every_request(rule):
     made = router(3, rule=RULES[rule]())

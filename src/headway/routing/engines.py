@@ -156,6 +156,8 @@ class RoutedEngine:
         self._new_blocks: dict[str, int] = {}
         self._step_s = 0.0
         self._stepped_at = 0.0
+        self._suspended: set[str] = set()
+        """Tenants that are passed over."""
         self.update_load()
 
     @property
@@ -179,6 +181,8 @@ class RoutedEngine:
         self._num_blocks_used = stepped.num_blocks_used
         num_decodes = self.num_decodes + self.num_other_seqs
         self._progress(stepped.num_tokens - min(num_decodes, stepped.num_scheduled))
+        for one in self.prefilling.values():
+            one.num_passes += 1
         num_known = stepped.num_running + stepped.num_waiting
         self.num_other_seqs = max(0, num_known - self.num_seqs)
         self.update_load()
@@ -250,6 +254,22 @@ class RoutedEngine:
             self._num_context -= one.num_seqs * one.request.num_tokens
         self.update_load()
 
+    def suspend_stuck(self) -> None:
+        """Pass over the tenants at their KV quota here, and no others.
+
+        A tenant without a quota is never suspended: it waits for what others hold.
+        """
+        stuck = {
+            one.request.terms.tenant
+            for one in self.prefilling.values()
+            if one.is_stuck and one.request.terms.max_kv_share < 1.0
+        }
+        for tenant in self._suspended - stuck:
+            self.queue.requests.resume(tenant)
+        for tenant in stuck - self._suspended:
+            self.queue.requests.suspend(tenant)
+        self._suspended = stuck
+
     def num_new_blocks(self, one: RoutedRequest) -> int:
         """Return the KV blocks that a request adds when it is admitted."""
         return -(-(one.request.num_tokens - one.num_cached) // self.limits.block_size)
@@ -318,8 +338,11 @@ class RoutedEngine:
         """
         if not self.sent:
             return True
-        if self.num_seqs + self.num_other_seqs + one.num_seqs > self.limits.max_num_seqs:
-            return False
+        num_seqs = self.num_seqs + self.num_other_seqs + one.num_seqs
+        if num_seqs > self.limits.max_num_seqs:
+            num_seqs -= sum(other.num_seqs for other in self.prefilling.values() if other.is_stuck)
+            if num_seqs > self.limits.max_num_seqs:
+                return False
         num_blocks = self._num_blocks_used + self._num_new_blocks + self.num_new_blocks(one)
         if num_blocks > self.limits.num_blocks:
             return False

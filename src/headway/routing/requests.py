@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from headway.routing.engines import RoutedEngine
 
 
+MAX_PASSES = 2
+"""Steps within which an engine admits a request that it can begin: the one that runs, and the
+next."""
+
+
 class Reason(StrEnum):
     """Why a request went to its engine."""
 
@@ -50,6 +55,8 @@ class RoutedRequest:
     """Seconds of work that the engine's queue had ever taken, before this request."""
     is_sent: bool = False
     is_admitted: bool = False
+    num_passes: int = 0
+    """Steps that the engine has ended since the request was sent, without admitting it."""
     has_first_token: bool = False
     charged_s: float = 0.0
     _hashes: dict[int, list[BlockHash]] = field(default_factory=dict[int, list[BlockHash]])
@@ -57,6 +64,11 @@ class RoutedRequest:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine has had the chance to admit the request and has not."""
+        return not self.is_admitted and self.num_passes > MAX_PASSES
 
     @property
     def num_seqs(self) -> int:

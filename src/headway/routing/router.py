@@ -183,7 +183,9 @@ class Router:
 
     def observe(self, name: str, stepped: Stepped, now: float) -> None:
         """Take over an engine's state after a step; call it before the step's other events."""
-        self._engines[name].observe(stepped, now)
+        engine = self._engines[name]
+        engine.observe(stepped, now)
+        engine.suspend_stuck()
         self._ready[name] = None
 
     def idle(self, name: str, num_blocks_used: int) -> None:
@@ -234,6 +236,7 @@ class Router:
         one.is_admitted, engine = True, one.engine
         self._correct_prefixes(engine, one, num_cached_tokens // engine.limits.block_size)
         engine.admit(one, num_cached_tokens)
+        engine.suspend_stuck()
         self._ready[engine.name] = None
 
     def first_token(self, request_id: str) -> None:
@@ -258,7 +261,10 @@ class Router:
         if one.has_first_token and engine.limits.has_prefix_cache:
             chain = one.extended(list(output_ids), engine.limits.block_size)
             self._prefixes.note(engine.number, chain, next(self._orders))
+        elif engine.limits.has_prefix_cache:
+            self._retract(one, engine)
         engine.remove(one)
+        engine.suspend_stuck()
         self.shares.close(one.request)
         self._ready[engine.name] = None
 
@@ -347,10 +353,14 @@ class Router:
         engine.queue.remove(one)
         engine.update_load()
         if engine.limits.has_prefix_cache:
-            chain = one.hashes(engine.limits.block_size)
-            self._prefixes.retract(engine.number, chain[len(one.known_orders) :], one.order)
+            self._retract(one, engine)
         one.engine = None
         self._ready[engine.name] = None
+
+    def _retract(self, one: RoutedRequest, engine: RoutedEngine) -> None:
+        """Forget the blocks that an engine would have computed for a request alone."""
+        chain = one.hashes(engine.limits.block_size)
+        self._prefixes.retract(engine.number, chain[len(one.known_orders) :], one.order)
 
     def _offers(self, one: RoutedRequest, now: float) -> list[Offer]:
         """Return the engines that may have a request: the likely ones, or all."""
@@ -399,7 +409,8 @@ class Router:
             num_cached = size * holders[size].num_blocks(engine.number)
             if self._rule.needs_ttft:
                 ttft_s = engine.ttft_s(one, num_cached, num_output, now)
-                offers.append(Offer(engine, num_cached, ttft_s, engine.work_s(one, num_cached)))
+                work_s = engine.work_s(one, num_cached) + self._decode_s(one, engine, num_output)
+                offers.append(Offer(engine, num_cached, ttft_s, work_s))
             else:
                 offers.append(Offer(engine, num_cached))
         return offers
@@ -495,10 +506,12 @@ class Router:
         num_tokens = 0
         for other in engine.prefilling.values():
             others = other.request.terms
+            is_own = others.tenant == terms.tenant and others.is_spot == terms.is_spot
             if others.is_spot == terms.is_spot:
                 is_later = self.shares.counter(other.request) > counter
-                num_tokens += 0 if is_later and others.tenant != terms.tenant else other.num_left
-            elif terms.is_spot:
+            else:
+                is_later = others.is_spot
+            if is_own or not (is_later or other.is_stuck):
                 num_tokens += other.num_left
         return num_tokens
 

@@ -39,7 +39,7 @@ class Offer:
     ttft_s: float = 0.0
     """Predicted TTFT; 0 for rules that do not use it."""
     work_s: float = 0.0
-    """Seconds of prefill that the engine would have to do."""
+    """Seconds of prefill and of expected decodes that the request adds to the engine's steps."""
 
     @property
     def num_seqs(self) -> int:

@@ -61,13 +61,16 @@ class FleetRecord:
 class _Engine:
     """An engine core of the fleet, and the requests on their way to it."""
 
-    def __init__(self, name: str, core: EngineCore, executor: TimedExecutor) -> None:
+    def __init__(
+        self, name: str, core: EngineCore, executor: TimedExecutor, events: list[Event]
+    ) -> None:
         self.name = name
         self.core = core
         self.executor = executor
         self.joining: list[Request] = []
         self.is_stepping = False
-        self.events: list[Event] = []
+        self.events = events
+        """What the core has emitted since the last report."""
 
 
 class VirtualFleet:
@@ -88,23 +91,28 @@ class VirtualFleet:
         self._engines: dict[str, _Engine] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        for number, profile in enumerate(profiles):
-            name = f"engine-{number}"
-            executor = TimedExecutor(CannedExecutor(capacity), profile, 1000 * seed + number)
-            events: list[Event] = []
-            scheduler = Scheduler(config, capacity, True)
-            engine = _Engine(
-                name, EngineCore(scheduler, executor, self.clock, events.extend), executor
-            )
-            engine.events = events
-            self._engines[name] = engine
-            limits = EngineLimits(
-                capacity.num_blocks,
-                capacity.block_size,
-                config.max_num_seqs,
-                config.max_num_batched_tokens,
-            )
-            router.engine_joined(name, limits)
+        self._config = config
+        self._capacity = capacity
+        self._seed = seed
+        for profile in profiles:
+            self.add_engine(profile)
+
+    def add_engine(self, profile: StepProfile) -> None:
+        """Add an engine with these step times, now."""
+        number, capacity, config = len(self._engines), self._capacity, self._config
+        executor = TimedExecutor(CannedExecutor(capacity), profile, 1000 * self._seed + number)
+        events: list[Event] = []
+        scheduler = Scheduler(config, capacity, True)
+        core = EngineCore(scheduler, executor, self.clock, events.extend)
+        name = f"engine-{number}"
+        self._engines[name] = _Engine(name, core, executor, events)
+        limits = EngineLimits(
+            capacity.num_blocks,
+            capacity.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        self.router.engine_joined(name, limits)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Have something happen at a time."""

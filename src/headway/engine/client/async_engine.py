@@ -487,9 +487,18 @@ class AsyncEngine:
             replica.aborting.update(ends)
             await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
         await self._end_broken()
-        may_send = self._placement.observe(replica, report, self._clock.now())
-        if may_send or any(one.suspects.is_under_way for one in self._replicas):
+        if self._observe(replica, report) or any(
+            one.suspects.is_under_way for one in self._replicas
+        ):
             await self._resume_sending()
+
+    def _observe(self, replica: EngineReplica, report: EventBatch) -> bool:
+        """Have the placement take over a report; return whether requests may be sent now."""
+        try:
+            return self._placement.observe(replica, report, self._clock.now())
+        except Exception:
+            logger.exception("a report of engine %s cannot be used", replica.link.name)
+            return True
 
     def _estimate(self, update: Callable[[], None]) -> None:
         """Run an update of the forecast; an exception in it must not end a request."""
