@@ -22,6 +22,7 @@ from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import Terms
 from headway.engine.client.async_engine import AsyncEngine, FailoverRules
+from headway.engine.client.replica import EngineReplica
 from headway.engine.client.routed_placement import RoutedPlacement
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import AbortRequests, AddRequest, EngineInfo, batch_events
@@ -171,6 +172,47 @@ async def rig(tokenizer: Tokenizer, rule: str = "ttft") -> AsyncIterator[Rig]:
 
 def prompt(*parts: int) -> list[int]:
     return [part for part in parts for _ in range(16)]
+
+
+class AnyEngine:
+    """Lets every engine have every request."""
+
+    def may_wait_for(self, stream: RequestStream, replica: object) -> bool:
+        return True
+
+    def may_send(self, stream: RequestStream, replica: object) -> bool:
+        return True
+
+
+def test_what_was_to_be_sent_to_a_lost_engine_is_sent_to_another(tokenizer):
+    placement = RoutedPlacement(AnyEngine(), "ttft")  # pyright: ignore
+    params = SamplingParams(max_tokens=4)
+    commands = [AddRequest(f"r{n}", prompt(n, n), params, 0, 0.0) for n in range(6)]
+    streams = [RequestStream(command, tokenizer) for command in commands]
+    first, second = (
+        EngineReplica(StepLink(name), None, 10.0)  # pyright: ignore
+        for name in "ab"
+    )
+    placement.engine_changed(first, True, 0.0)
+    for stream in streams:
+        placement.add(stream, 0.0)
+    placed = placement.next_send(0.0)
+    assert placed is not None and placed.replica is first
+    assert len(placement) == 5
+    # The others are about to be sent to the first engine too.
+    placement.engine_changed(first, False, 0.1)
+    placement.engine_changed(second, True, 0.1)
+    for stream in streams:
+        if stream not in placement:
+            placement.add(stream, 0.1)
+    sent = []
+    while (placed := placement.next_send(0.2)) is not None:
+        assert placed.replica is second
+        sent.append(placed.stream.request_id)
+    assert len(sent) == len(set(sent)) >= MAX_NUM_SEQS
+    for stream in streams:
+        placement.remove(stream)
+    assert len(placement) == 0 and not placement._streams and not placement._router._requests
 
 
 def test_every_setting_is_a_rule():
