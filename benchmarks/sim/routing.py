@@ -41,8 +41,8 @@ from headway.sim.fleet import VirtualFleet
 
 CAPACITY = Capacity(num_blocks=2000, block_size=16, max_model_len=4096)
 CONFIG = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, scheduling_policy="fair")
-WARM_UP_S = 15.0
-DRAIN_S = 120.0
+WARM_UP_S = 10.0
+DRAIN_S = 60.0
 MAX_P99_S = 1.0
 MAX_TTFT_S = 1.0
 FIRST_RATE = 4.0

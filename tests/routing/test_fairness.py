@@ -9,7 +9,7 @@ import pytest
 from headway.core.request import Request
 from headway.routing import Router
 from headway.routing.shares import SERVICE_PER_S
-from tests.routing.support import LIMITS, request, router, serve, step
+from tests.routing.support import COST, LIMITS, request, router, serve, step
 
 
 def work(made: Router, num_rounds: int) -> Counter[str]:
@@ -99,6 +99,40 @@ def test_the_charge_follows_the_output():
         made.finished(one.id, [7] * num_output)
         served[num_output] = made.shares.accounts.of(one).served
     assert served[30] - served[1] == pytest.approx(SERVICE_PER_S * 29 * (0.3e-3 + 64e-6))
+
+
+def test_a_prefill_that_is_cut_off_is_charged_as_far_as_it_came():
+    made = router(1)
+    served: dict[int, float] = {}
+    for num_steps in (0, 1, 2):
+        one = request(1024, f"t{num_steps}")
+        made.arrive(one, 0.0)
+        made.tick(0.0)
+        made.admitted(one.id, 0)
+        for _ in range(num_steps):
+            made.observe("e0", step(512, num_running=1), 0.1)
+        made.cancel(one.id)
+        served[num_steps] = made.shares.accounts.of(one).served
+    assert served[0] == pytest.approx(0.0)
+    assert served[1] == pytest.approx(served[2] / 2)
+    assert served[2] == pytest.approx(SERVICE_PER_S * COST.prefill_s(1024))
+
+
+def test_a_miss_is_charged():
+    made = router(1)
+    served: dict[int, float] = {}
+    for num_cached in (32, 0):
+        tenant = f"t{num_cached}"
+        for name in (f"{tenant}-first", f"{tenant}-second"):
+            one = request([5] * 64, tenant, name=name)
+            made.arrive(one, 0.0)
+            made.tick(0.0)
+            serve(made, name, num_cached if name.endswith("second") else 0)
+            made.finished(name, [7])
+        served[num_cached] = made.shares.accounts.of(one).served
+    assert served[0] - served[32] == pytest.approx(
+        SERVICE_PER_S * (COST.prefill_s(64) - COST.prefill_s(32, 32))
+    )
 
 
 def test_priorities_hold_within_a_tenant():

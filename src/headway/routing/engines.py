@@ -211,9 +211,8 @@ class RoutedEngine:
             self._prefill_s = 0.0
 
     def _left_s(self, one: RoutedRequest) -> float:
-        """Return the seconds of prefill left, by the cost at the time of assignment."""
-        num_prefill = one.request.num_tokens - one.num_cached
-        return one.work_s * one.num_left / max(1, num_prefill)
+        """Return the seconds of prefill left, by the cost when the work was last computed."""
+        return one.work_s * one.num_left / max(1, one.num_uncached)
 
     def send(self, one: RoutedRequest) -> None:
         """Count a request as sent."""
@@ -229,8 +228,13 @@ class RoutedEngine:
         """Correct the work of a request that the engine has admitted."""
         self._num_new_blocks -= self._new_blocks.pop(one.id, 0)
         if one.id in self.prefilling:
-            missed = one.num_cached - num_cached
-            self._set_left(one, max(0, min(one.request.num_tokens, one.num_left + missed)))
+            self._prefill_s -= self._left_s(one)
+            self._num_prefill_tokens -= one.num_left
+            num_done = one.num_uncached - one.num_left
+            one.num_cached, one.work_s = num_cached, self.work_s(one, num_cached)
+            one.num_left = max(0, one.num_uncached - num_done)
+            self._num_prefill_tokens += one.num_left
+            self._prefill_s += self._left_s(one)
         self.update_load()
 
     def start_decode(self, one: RoutedRequest) -> None:
@@ -272,7 +276,7 @@ class RoutedEngine:
 
     def num_new_blocks(self, one: RoutedRequest) -> int:
         """Return the KV blocks that a request adds when it is admitted."""
-        return -(-(one.request.num_tokens - one.num_cached) // self.limits.block_size)
+        return -(-one.num_uncached // self.limits.block_size)
 
     def update_load(self) -> None:
         """Compute anew what predictions are made of."""

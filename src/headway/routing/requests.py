@@ -42,11 +42,11 @@ class RoutedRequest:
     engine: RoutedEngine | None = None
     reason: Reason = Reason.LOAD
     num_cached: int = 0
-    """Prompt tokens that the engine is expected to have cached."""
+    """Prompt tokens that the engine is expected to have cached, or has found at admission."""
     num_left: int = 0
     """Prompt tokens that the engine has yet to compute."""
     work_s: float = 0.0
-    """Seconds of prefill in the engine, when the request was assigned."""
+    """Seconds of prefill in the engine, by its cost at assignment or admission."""
     order: int = 0
     """Number of the assignment; the prefixes of the engine are noted under it."""
     known_orders: list[int] = field(default_factory=list[int])
@@ -64,6 +64,10 @@ class RoutedRequest:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def num_uncached(self) -> int:
+        return self.request.num_tokens - self.num_cached
 
     @property
     def is_stuck(self) -> bool:

@@ -293,11 +293,14 @@ class Router:
             self._prefixes.drop_older(engine.number, missed_order)
 
     def _settle(self, one: RoutedRequest, engine: RoutedEngine, num_output: int) -> None:
-        """Charge what a request has cost beyond what was expected, or refund the rest."""
+        """Charge what a request has cost beyond what was expected, or refund the rest.
+
+        A prefill that was cut off is charged as far as it came.
+        """
         request = one.request
         if not one.is_resent:
-            spent_s = one.work_s if one.has_first_token else 0.0
-            spent_s += self._decode_s(one, engine, num_output)
+            left = 0.0 if one.has_first_token else one.num_left / max(1, one.num_uncached)
+            spent_s = one.work_s * max(0.0, 1.0 - left) + self._decode_s(one, engine, num_output)
             self.shares.charge(request, spent_s - one.charged_s)
         if num_output:
             self._num_output += OUTPUT_FOLLOWING * (num_output - self._num_output)
