@@ -129,6 +129,14 @@ def test_a_lost_engine_gives_back_what_was_not_sent():
     made.check()
 
 
+def test_a_resent_request_does_not_wait_for_sent_prompts():
+    made = router(1)
+    send(made, request(2048))
+    one = request(64)
+    made.arrive(one, 0.0, is_resent=True)
+    assert [sending.request for sending in made.tick(0.0)] == [one]
+
+
 def test_requests_wait_for_an_engine_to_join():
     made = Router()
     one = request()

@@ -501,9 +501,9 @@ class Router:
         """Return the prefill tokens sent that the engine computes before a request.
 
         A tenant with less service goes before the prompts of others, in the engine too. A request
-        with targets is for the engine to order.
+        with targets, and one whose stream has paused, is for the engine to order.
         """
-        if one.request.start_by < inf:
+        if one.is_resent or one.request.start_by < inf:
             return 0
         counter, terms = self.shares.counter(one.request), one.request.terms
         num_tokens = 0
