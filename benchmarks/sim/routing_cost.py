@@ -71,7 +71,7 @@ class Rig:
     def make(self) -> Request:
         self._number += 1
         system = self._draw.randrange(NUM_SYSTEMS)
-        own = self._draw.choices(range(1000, 50_000), k=NUM_PROMPT // 2)
+        own = [1000 + byte for byte in self._draw.randbytes(NUM_PROMPT // 2)]
         return Request(
             id=f"r{self._number}",
             token_ids=[system] * (NUM_PROMPT // 2) + own,

@@ -551,16 +551,21 @@ class Router:
         Only the engines with the least load are looked at. What it delays does not count: those
         behind it may wait for the prefix that it computes.
         """
-        others = [other for other in islice(self._by_load, NUM_OTHERS) if other is not engine]
+        num_output, num_most = self._expected_output(one.request), one.request.num_tokens - 1
+        limit_s = inf
+        if self._allowed.may_assign(one.request, engine.name):
+            here_s = engine.ttft_s(one, one.num_cached, num_output, now)
+            limit_s = (1.0 - self._move_gain) * here_s
+        others = [
+            other
+            for other in islice(self._by_load, NUM_OTHERS)
+            # As if all were cached there: most engines are ruled out without a look at prefixes.
+            if other is not engine and other.ttft_s(one, num_most, num_output, now) < limit_s
+        ]
         offers = self._make_offers(one, others, self._holders(one), now) if others else []
         if not offers:
             return
         best = self._rule.choose(one, offers)
-        limit_s = inf
-        if self._allowed.may_assign(one.request, engine.name):
-            num_output = self._expected_output(one.request)
-            here_s = engine.ttft_s(one, one.num_cached, num_output, now)
-            limit_s = (1.0 - self._move_gain) * here_s
         if best.ttft_s < limit_s:
             self._withdraw(one)
             self._place(one, best, offers, has_moved=True)
