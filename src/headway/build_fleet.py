@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import zmq.asyncio
@@ -15,6 +16,7 @@ from headway.clock import SystemClock
 from headway.config import Config, FrontendConfig, weights_cache_dir
 from headway.core.waiting.policies import make_queue
 from headway.engine.client.async_engine import AsyncEngine, FailoverRules
+from headway.engine.client.routed_placement import RoutedPlacement
 from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart
 from headway.executors.source import locate
 from headway.executors.weights import open_checkpoint
@@ -87,7 +89,8 @@ def run_frontend(config: Config) -> int:
 def frontend_engine(config: FrontendConfig, tokenizer: Tokenizer) -> AsyncEngine:
     """Return an engine without links; an EngineSet adds them."""
     failover = FailoverRules(config.failover == "any", config.failover_s)
-    return AsyncEngine([], tokenizer, SystemClock(), failover=failover)
+    placement = partial(RoutedPlacement, rule=config.routing)
+    return AsyncEngine([], tokenizer, SystemClock(), make_placement=placement, failover=failover)
 
 
 def link_parts(config: FrontendConfig, key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:

@@ -32,6 +32,7 @@ A setting may have the name that the second pattern matches, so that pattern als
 """
 MODES = ("auto", "latency", "throughput", "fixed")
 FAILOVERS = ("identical", "any")
+ROUTINGS = ("ttft", "cache-aware", "least-loaded", "round-robin")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -317,8 +318,16 @@ class FrontendConfig:
     failover_s: float = setting(
         30.0, "Seconds that a request may be without an engine before it fails."
     )
+    routing: str = setting(
+        "ttft",
+        "How a request finds its engine: ttft (least predicted time to the first token), "
+        "cache-aware (most of the prompt cached, if loads are balanced), least-loaded (fewest "
+        "sequences) or round-robin.",
+    )
 
     def __post_init__(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise ConfigError(f"routing must be one of {', '.join(ROUTINGS)}, got {self.routing!r}")
         if self.failover not in FAILOVERS:
             raise ConfigError(
                 f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"

@@ -45,7 +45,8 @@ class Trio:
             self.fleet.start_engine(
                 {"engine_hang_s": 2.0}, step_s=2 * STEP_S, num_blocks=NUM_BLOCKS
             )
-        self.server = self.fleet.start_frontend()
+        # Every engine has requests: by predicted TTFT, engines of one fake speed are all the same.
+        self.server = self.fleet.start_frontend(routing="least-loaded")
         self.requests = requests
         self.references: list[History] = []
 

@@ -111,7 +111,7 @@ async def test_streams_survive_an_engine_that_hangs(trio: Trio, target: str) -> 
 
 async def test_a_frontend_that_stops_or_dies_harms_nobody(trio: Trio) -> None:
     await trio.mend()
-    second = trio.fleet.start_frontend()
+    second = trio.fleet.start_frontend(routing="least-loaded")
     await wait_up(trio.fleet, second)
     hosts = [psutil.Process(engine.process.pid) for engine in trio.fleet.engines]
     num_gone = [engine.log.count("is gone") for engine in trio.fleet.engines]

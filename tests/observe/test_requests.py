@@ -13,6 +13,7 @@ from headway.core.events import (
     Finished,
     Preempted,
     Resent,
+    Routed,
 )
 from headway.core.request import FinishReason
 from headway.observe.trace.account import ENGINE_RESTART, UNRECORDED
@@ -105,6 +106,18 @@ def test_every_cause_of_the_core_is_known_here() -> None:
             [Finished("r-1", 1.0, STOP, 0)],
         )
         assert f"1.0 s {cause}" not in paragraph(story.only)
+
+
+def test_time_in_the_router_has_a_cause_of_its_own() -> None:
+    waited = causes(executor_busy=1.6, kv_blocks=0.4)  # the engine counts from the arrival
+    story = Story(
+        [Arrived("r-1", 0.0, 5, A)],
+        [Routed("r-1", 1.5, "tcp://e", "prefix", 1.5, 0)],
+        [Admitted("r-1", 2.0, 2.0, 0, 5, False, waited, "b")],
+        [Finished("r-1", 3.0, STOP, 0)],
+    )
+    assert seconds_of(story.only) == {"router": 1.5, "executor_busy": 0.1, "kv_blocks": 0.4}
+    assert "1.5 s in the router, until an engine could begin it" in paragraph(story.only)
 
 
 def test_a_preemption_and_what_it_cost() -> None:

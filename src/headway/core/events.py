@@ -162,6 +162,23 @@ class Resent:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request was sent to the engine that a router chose.
+
+    The owner of the requests emits this event, not an engine.
+    """
+
+    request_id: str
+    at: float
+    engine: str
+    reason: str
+    waited_s: float
+    """Seconds in the router."""
+    num_cached_tokens: int
+    """Prompt tokens that the engine was expected to have cached."""
+
+
 Event = (
     Arrived
     | Refused
@@ -174,5 +191,6 @@ Event = (
     | Idled
     | EngineLost
     | Resent
+    | Routed
 )
 Sink = Callable[[Sequence[Event]], None]

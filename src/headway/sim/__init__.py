@@ -7,6 +7,7 @@ reading order:
     engine.py      VirtualEngine: an EngineCore on a virtual clock
     records.py     one record per request
     simulation.py  Simulation: a run of recorded requests
+    fleet.py       VirtualFleet: several engine cores behind a router
 """
 
 from headway.sim.engine import VirtualEngine

@@ -41,19 +41,22 @@ def hash_token(running: RunningHash, token_id: int) -> None:
     running.update(token_id.to_bytes(8, byteorder))
 
 
-def chain_next(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Return the hash of a full block that follows `parent`."""
-    return BlockHash(hash_tokens(parent, token_ids).digest())
+def chain_next(parent: BlockHash, block: bytes) -> BlockHash:
+    """Return the hash of a full block that follows `parent`; a token takes eight bytes."""
+    return BlockHash(sha256(parent + block).digest())
 
 
 def extend_chain(
     hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, salt: str
 ) -> None:
     """Append the hashes of the full blocks that `hashes` does not cover yet."""
+    start, end = len(hashes) * block_size, len(token_ids) // block_size * block_size
+    if start >= end:
+        return
     parent = hashes[-1] if hashes else chain_start(salt)
-    for index in range(len(hashes), len(token_ids) // block_size):
-        start = index * block_size
-        parent = chain_next(parent, token_ids[start : start + block_size])
+    blocks, num_bytes = array("q", token_ids[start:end]).tobytes(), 8 * block_size
+    for at in range(0, len(blocks), num_bytes):
+        parent = chain_next(parent, blocks[at : at + num_bytes])
         hashes.append(parent)
 
 

@@ -10,7 +10,9 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     forecast_reader.py  early refusals of requests that cannot meet their targets
     link.py             the port to one engine, here or on another machine
     replica.py          one engine: its link, its requests, its forecast
-    placement.py        which engine gets a request
+    eligible.py         which engines may have a request
+    placement.py        which engine gets a request, and when
+    routed_placement.py the same by a router, for a frontend with several engines
     listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort, failover
 """

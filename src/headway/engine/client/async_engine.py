@@ -23,11 +23,12 @@ from headway.core import events
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
+from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.link import EngineLink
 from headway.engine.client.listeners import EventListeners, Listener, total_steps
 from headway.engine.client.outputs import SampleDelta
-from headway.engine.client.placement import LeastLoaded, Placement
+from headway.engine.client.placement import LeastLoaded, Placed, Placement
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.waiting_streams import WaitingStreams
@@ -67,15 +68,16 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         clock: Clock,
         max_forecast_age_s: float = RestartLimits().hang_s,
-        placement: Placement | None = None,
+        make_placement: Callable[[EligibleEngines], Placement] = LeastLoaded,
         failover: FailoverRules | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._clock = clock
         self._max_forecast_age_s = max_forecast_age_s
-        self._placement = placement or LeastLoaded()
         self._failover = failover or FailoverRules()
         self._replicas: list[EngineReplica] = []
+        self._eligible = EligibleEngines(self._replicas, self._failover.may_change_numerics)
+        self._placement = make_placement(self._eligible)
         self._tasks: dict[EngineReplica, asyncio.Task[None]] = {}
         self._is_started = False
         self._up = asyncio.Event()
@@ -84,8 +86,6 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._stream_of: dict[str, RequestStream] = {}
         self._waiting = WaitingStreams()
-        self._unsent: list[RequestStream] = []
-        """Requests that no engine has, except suspects, in order of arrival."""
         self._broken: list[RequestStream] = []
         """Requests with an event that could not be handled; each ends with an error."""
         self.num_admitted = 0
@@ -157,6 +157,7 @@ class AsyncEngine:
         for replica in self._replicas:
             if replica.link.name == name:
                 replica.is_retired = True
+                self._placement.engine_changed(replica, replica.link.is_up, self._clock.now())
 
     async def start(self, progress: Progress | None = None) -> None:
         """Wait until an engine is up; raise EngineError if the only engine fails to load."""
@@ -201,15 +202,18 @@ class AsyncEngine:
         for replica in list(self._replicas):
             if replica.is_retired and not replica.streams and not replica.suspects.is_under_way:
                 self._replicas.remove(replica)
+                self._placement.engine_changed(replica, False, self._clock.now())
                 await self._leave(replica)
 
     async def fail_overdue(self) -> None:
         """Fail the requests that have been without an engine for too long."""
+        await self._resume_sending()
         limit_s, now = self._failover.max_wait_s, self._clock.now()
         if limit_s is None:
             return
         for stream in list(self._streams.values()):
-            if stream.lost_at is not None and now - stream.lost_at > limit_s:
+            is_overdue = stream.lost_at is not None and now - stream.lost_at > limit_s
+            if is_overdue and not self._placement.has_engine(stream):
                 message = f"no engine continued this request within {limit_s:.0f} s (failover_s)"
                 stream.fail(EngineDeadError(message))
                 await self.abort(stream, FinishReason.ERROR, message)
@@ -239,12 +243,12 @@ class AsyncEngine:
             terms=terms,
         )
         self._quarantine.check(command)
-        self._check_targets(command)
+        self._eligible.find_feasible(command)
         stream = RequestStream(command, self.tokenizer)
+        self._placement.add(stream, command.arrived_at)
         self._streams[request_id] = stream
         self._waiting.add(stream)
         self._stream_of.update(dict.fromkeys(stream.samples, stream))
-        self._unsent.append(stream)
         arrived = events.Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
         self._listeners.notify(EventBatch(arrived=[arrived]))
         try:
@@ -252,20 +256,9 @@ class AsyncEngine:
         except BaseException:
             await self.abort(stream)
             raise
-        stream.is_awaiting_engine = not stream.is_sent
+        has_engine = stream.is_sent or self._placement.has_engine(stream)
+        stream.is_awaiting_engine = not has_engine
         return stream
-
-    def _check_targets(self, command: AddRequest) -> None:
-        """Raise DeadlineError if no engine can meet the targets of a request."""
-        engines = [one for one in self._replicas if one.link.is_up and one.fits(command)]
-        if engines and not self._feasible(command, engines):
-            _check_forecast(engines[0], command)
-
-    def _feasible(
-        self, command: AddRequest, engines: Sequence[EngineReplica]
-    ) -> list[EngineReplica]:
-        """Return the engines whose forecast does not rule out the targets of a request."""
-        return [one for one in engines if _may_meet_targets(one, command)]
 
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
         """Yield the deltas of a request; leaving early aborts the request."""
@@ -309,33 +302,13 @@ class AsyncEngine:
                     await self._send(stream, replica)
                 if not group:
                     break
-        unsent, self._unsent = self._unsent, []
-        for number, stream in enumerate(unsent):
-            replica = self._choose(stream)
-            if replica is not None:
-                await self._send(stream, replica)
-            elif not self.is_up:
-                self._unsent = [*unsent[number:], *self._unsent]
-                return
-            else:
-                self._unsent.append(stream)
+        while (placed := self._placement.next_send(self._clock.now())) is not None:
+            await self._send_placed(placed)
 
-    def _choose(self, stream: RequestStream) -> EngineReplica | None:
-        """Return the engine to send a request to; None if it has to wait."""
-        engines = [
-            one for one in self._replicas if one.may_take(stream) and self._keeps(stream, one)
-        ]
-        # An engine on which suspects are tried may fail again.
-        engines = [one for one in engines if not one.suspects.is_under_way] or engines
-        if len(engines) > 1 and not stream.is_awaiting_engine:
-            engines = self._feasible(stream.command, engines) or engines
-        return self._placement.choose(stream.command, engines) if engines else None
-
-    def _keeps(self, stream: RequestStream, replica: EngineReplica) -> bool:
-        """Return whether a request may continue in an engine, by the numerics of its tokens."""
-        if not stream.num_output_tokens or self._failover.may_change_numerics:
-            return True
-        return replica.info is not None and replica.info.numerics == stream.numerics
+    async def _send_placed(self, placed: Placed) -> None:
+        if placed.routed is not None and placed.stream.request_id in self._streams:
+            self._listeners.notify(EventBatch(routed=[placed.routed]))
+        await self._send(placed.stream, placed.replica)
 
     async def _send(self, stream: RequestStream, replica: EngineReplica) -> None:
         """Send a request with its output so far; an exception ends this request only."""
@@ -375,7 +348,7 @@ class AsyncEngine:
 
     async def _resume_sending(self) -> None:
         """Send requests that waited for a trial or for room, if that has changed."""
-        if self._unsent or any(one.suspects.is_under_way for one in self._replicas):
+        if len(self._placement) or any(one.suspects.is_under_way for one in self._replicas):
             await self._send_next()
 
     def _replica_of(self, stream: RequestStream) -> EngineReplica | None:
@@ -385,6 +358,7 @@ class AsyncEngine:
     # ------------------------------------------------------- calls from engines
 
     async def on_engine_up(self, replica: EngineReplica) -> None:
+        self._placement.engine_changed(replica, True, self._clock.now())
         for other in self._replicas:
             if not other.link.is_connected:
                 self._move_suspects(other, replica)
@@ -404,15 +378,22 @@ class AsyncEngine:
         for stream in sent:
             stream.lose_engine(now)
         self._place_suspects(replica)
-        self._unsent = [
-            one
-            for one in self._streams.values()
-            if not one.is_sent and not any(one in other.suspects for other in self._replicas)
-        ]
+        self._placement.engine_changed(replica, False, now)
+        for stream in self._streams.values():
+            if not stream.is_sent and not any(stream in one.suspects for one in self._replicas):
+                self._place_again(stream, now)
         ids = tuple(name for one in sent for name in one.unfinished_ids)
         self._listeners.notify(EventBatch(finished=lost, lost=[events.EngineLost(now, ids)]))
         await self._send_next()
         return len(sent)
+
+    def _place_again(self, stream: RequestStream, now: float) -> None:
+        """Have a request that no engine has wait for one, unless it does."""
+        if stream not in self._placement:
+            stream.is_awaiting_engine = True
+            self._placement.add(stream, now)
+        elif not self._placement.has_engine(stream):
+            stream.is_awaiting_engine = True
 
     def _place_suspects(self, replica: EngineReplica) -> None:
         """Decide where the suspects of a lost engine are tried.
@@ -430,12 +411,12 @@ class AsyncEngine:
 
     def _move_suspects(self, replica: EngineReplica, target: EngineReplica) -> None:
         """Have the suspects of one engine tried in another."""
-        groups = replica.suspects.take_groups()
+        groups, keeps = replica.suspects.take_groups(), self._eligible.keeps_numerics
         target.suspects.add_groups(
-            [[one for one in group if self._keeps(one, target)] for group in groups]
+            [[one for one in group if keeps(one, target)] for group in groups]
         )
         replica.suspects.add_groups(
-            [[one for one in group if not self._keeps(one, target)] for group in groups]
+            [[one for one in group if not keeps(one, target)] for group in groups]
         )
 
     def _quarantine_stream(self, stream: RequestStream) -> list[events.Finished]:
@@ -453,6 +434,7 @@ class AsyncEngine:
     def _remove_stream(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._waiting.pop(stream.request_id)
+        self._placement.remove(stream)
         for replica in self._replicas:
             replica.forecast_reader.remove(stream.request_id)
             replica.remove(stream)
@@ -498,15 +480,25 @@ class AsyncEngine:
                 await self._finish(event)
             except Exception:
                 self._note_broken(event.request_id)
-        self._listeners.notify(total_steps(report, [one.last_step for one in self._replicas]))
+        last_steps = [one.last_step for one in self._replicas]
+        self._listeners.notify(total_steps(report, last_steps, len(self._placement)))
         if stopped:
             ends = {name: events.Finished(name, at, FinishReason.STOP, 0) for name in stopped}
             replica.aborting.update(ends)
             await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
         await self._end_broken()
-        # With each report, all requests that wait would be looked at: only if there is room now.
-        if report.finished or any(one.suspects.is_under_way for one in self._replicas):
+        if self._observe(replica, report) or any(
+            one.suspects.is_under_way for one in self._replicas
+        ):
             await self._resume_sending()
+
+    def _observe(self, replica: EngineReplica, report: EventBatch) -> bool:
+        """Have the placement take over a report; return whether requests may be sent now."""
+        try:
+            return self._placement.observe(replica, report, self._clock.now())
+        except Exception:
+            logger.exception("a report of engine %s cannot be used", replica.link.name)
+            return True
 
     def _estimate(self, update: Callable[[], None]) -> None:
         """Run an update of the forecast; an exception in it must not end a request."""
@@ -628,17 +620,3 @@ class AsyncEngine:
             logger.exception("request %s: its output cannot be written", stream.request_id)
             stream.fail(HeadwayError("the output of this request cannot be written"))
             await self.abort(stream, FinishReason.ERROR)
-
-
-def _may_meet_targets(replica: EngineReplica, command: AddRequest) -> bool:
-    try:
-        _check_forecast(replica, command)
-    except DeadlineError:
-        return False
-    return True
-
-
-def _check_forecast(replica: EngineReplica, command: AddRequest) -> None:
-    """Raise DeadlineError if the engine's forecast rules out the targets of a request."""
-    if replica.info is not None:
-        replica.forecast_reader.check(command, replica.info, command.arrived_at)

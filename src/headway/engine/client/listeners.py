@@ -34,13 +34,15 @@ class EventListeners:
                 logger.exception("an event listener failed")
 
 
-def total_steps(report: EventBatch, last_steps: Sequence[Stepped | None]) -> EventBatch:
+def total_steps(
+    report: EventBatch, last_steps: Sequence[Stepped | None], num_unsent: int = 0
+) -> EventBatch:
     """Return a report whose steps count the requests and blocks of all engines.
 
-    `last_steps` has the last step of each engine, or None.
+    `last_steps` has the last step of each engine, or None. `num_unsent` requests wait for engines.
     """
     steps = [one for one in last_steps if one is not None]
-    if len(steps) < 2:
+    if len(steps) < 2 and not num_unsent:
         return report
     num_running = sum(one.num_running for one in steps)
     if report.idled and num_running:
@@ -51,7 +53,7 @@ def total_steps(report: EventBatch, last_steps: Sequence[Stepped | None]) -> Eve
         report.stepped[-1],
         max_num_seqs=sum(one.max_num_seqs for one in steps),
         num_running=num_running,
-        num_waiting=sum(one.num_waiting for one in steps),
+        num_waiting=sum(one.num_waiting for one in steps) + num_unsent,
         num_blocks_used=sum(one.num_blocks_used for one in steps),
         num_blocks=sum(one.num_blocks for one in steps),
     )

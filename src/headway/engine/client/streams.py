@@ -74,7 +74,7 @@ class RequestStream:
         self.is_sent = False
         """Whether the current engine has this request."""
         self._is_resent = False
-        """Whether an earlier engine had this request."""
+        """Whether an engine has had this request: the next one gets it as resent."""
         self.is_awaiting_engine = False
         """Whether this request waits, or waited, for an engine to be sent to."""
         self.lost_at: float | None = None
@@ -128,6 +128,11 @@ class RequestStream:
     def is_unproven(self) -> bool:
         """Whether the current engine has computed too few tokens to clear this request."""
         return self.num_tokens_in_engine < NUM_CLEARING_TOKENS
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether an engine has, or had, this request."""
+        return self._is_resent
 
     @property
     def is_admitted(self) -> bool:

@@ -22,6 +22,7 @@ from headway.core.events import (
     Preempted,
     Refused,
     Resent,
+    Routed,
     Stepped,
     TokensEmitted,
 )
@@ -131,6 +132,7 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     stepped: list[Stepped] = []
     lost: list[EngineLost] = []
     resent: list[Resent] = []
+    routed: list[Routed] = []
 
 
 Command = AddRequest | AbortRequests | Shutdown
@@ -148,6 +150,7 @@ _FIELD_OF = {
     Idled: "idled",
     EngineLost: "lost",
     Resent: "resent",
+    Routed: "routed",
 }
 
 
@@ -165,6 +168,7 @@ def all_events(batch: EventBatch) -> list[Event]:
         *batch.arrived,
         *batch.lost,
         *batch.resent,
+        *batch.routed,
         *batch.refused,
         *batch.preempted,
         *batch.admitted,

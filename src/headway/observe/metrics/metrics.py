@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from headway.core.events import Arrived, Idled, Preempted, Refused, Stepped
+from headway.core.events import Arrived, Idled, Preempted, Refused, Routed, Stepped
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
@@ -75,6 +75,8 @@ class Metrics:
                     self._discarded_tokens.inc(event.num_tokens_lost)
                 case Refused():
                     self.count_refusal(event.reason)
+                case Routed():
+                    self._route(event)
                 case _:
                     pass
         for admission in changes.admitted:
@@ -162,6 +164,11 @@ class Metrics:
             self._by_tenant.set_model_error(event.forecast.speed.cost.error)
         if not event.num_running:
             self._set_idle_shares()
+
+    def _route(self, event: Routed) -> None:
+        self._routed.labels(**self._labels, reason=event.reason).inc()
+        self._expected_hits.inc(event.num_cached_tokens)
+        self._router_wait.observe(event.waited_s)
 
     def _set_idle(self, num_blocks_used: int) -> None:
         self._running.set(0)
@@ -263,7 +270,21 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._routed = Counter(
+            "headway_requests_routed",
+            "Requests sent to the engine that the router chose, by reason.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+        self._expected_hits = self._counter(
+            "headway_expected_prefix_hits",
+            "Prompt tokens that the router expected in the prefix cache of their engine.",
+        )
+
     def _make_histograms(self) -> None:
+        self._router_wait = self._histogram(
+            "headway_router_wait_seconds", "Time in the router, in seconds.", TTFT_BUCKETS
+        )
         self._step_tokens = self._histogram(
             "vllm:iteration_tokens_total", "Tokens per step.", STEP_TOKEN_BUCKETS
         )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.events import Admitted, Finished, Forked, Preempted
+from headway.core.events import Admitted, Finished, Forked, Preempted, Routed
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.trace.account import (
     ENGINE_RESTART,
+    ROUTER,
     UNRECORDED,
     CauseShare,
     Entry,
@@ -214,6 +215,11 @@ class RequestPart:
         lost_at = self.waiting_since if self.lost_at is None else self.lost_at
         self.explained.append((ENGINE_RESTART, at - lost_at))
         self.lost_at, self.unexplained_since = None, at
+
+    def route(self, event: Routed) -> None:
+        """Record the time in the router; a wait for a lost engine is counted by `resend`."""
+        if self.waiting_since is not None and self.lost_at is None and not self.explained:
+            self.explained.append((ROUTER, min(event.waited_s, event.at - self.waiting_since)))
 
     def finish(self, event: Finished) -> tuple[CauseShare, ...]:
         """End the part; return the causes of its wait, if it waited."""

@@ -26,6 +26,7 @@ from headway.core.events import (
     Forked,
     Preempted,
     Resent,
+    Routed,
     TokensEmitted,
 )
 from headway.core.terms import Terms
@@ -141,6 +142,9 @@ class RequestTable:
             case Resent():
                 if found := self._parts.get(event.request_id):
                     found[1].resend(event.at)
+            case Routed():
+                if found := self._parts.get(event.request_id):
+                    found[1].route(event)
             case _:
                 pass
 

@@ -14,6 +14,8 @@ from headway.core.causes import WaitCause
 
 ENGINE_RESTART = "engine_restart"
 """Cause: from an engine failure until the request was resent."""
+ROUTER = "router"
+"""Cause: in the router, until an engine could begin the request."""
 UNRECORDED = "unrecorded"
 """Cause: the engine that knew the cause of this wait is gone."""
 OTHER_TENANT = "another tenant"

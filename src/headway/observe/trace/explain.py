@@ -11,6 +11,7 @@ import msgspec
 from headway.core.causes import PreemptionMethod, WaitCause
 from headway.observe.trace.account import (
     ENGINE_RESTART,
+    ROUTER,
     UNRECORDED,
     CauseShare,
     Entry,
@@ -32,6 +33,7 @@ _CAUSES: dict[str, str] = {
     WaitCause.TIER_ORDER: "because requests of a higher tier went first",
     WaitCause.DEADLINE_ORDER: "because requests with less time left went first",
     ENGINE_RESTART: "for a new engine after one failed",
+    ROUTER: "in the router, until an engine could begin it",
     UNRECORDED: "for a cause that was not recorded",
 }
 _HOLDERS: dict[str, str] = {

@@ -1,0 +1,196 @@
+"""Compares rules of the router: real schedulers behind a real router, on a virtual clock.
+
+    python -m benchmarks.sim.routing [--loads chat hot unique slow] [--engines 8] [--share 0.85]
+        [--rules ttft least-loaded ...] [--seeds 3] [--seconds 60] [--json FILE]
+    python -m benchmarks.sim.routing --loads mooncake --trace FILE
+
+First the rate is found that the rule `ttft` carries: the highest at which its p99 TTFT stays within
+MAX_P99_S. Then every rule runs at a share of that rate. Rules of others send each request at once,
+as they do elsewhere; `ttft` holds requests back. Variants of `ttft` show what each part gives:
+
+    ttft           assigned early, sent late, moved if 30 % better, delays counted by a quarter
+    ttft-at-once   sent at once
+    ttft-unmoved   never moved
+    ttft-restless  moved if at all better
+    ttft-selfish   delays of other requests not counted
+    ttft-delay-1   delays of other requests counted in full
+
+TTFT is in seconds, over the requests that arrive after the warm-up; hit rate is the share of prompt
+tokens found in prefix caches; goodput the share of requests with a TTFT of at most 1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from multiprocessing import Pool
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.sim.routing_load import MEASURED, NAMES, Load
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
+from headway.config import SchedulerConfig
+from headway.core.executor import Capacity
+from headway.routing import RULES, PredictedTtft, Router
+from headway.sim import percentile
+from headway.sim.fleet import VirtualFleet
+
+CAPACITY = Capacity(num_blocks=2000, block_size=16, max_model_len=4096)
+CONFIG = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, scheduling_policy="fair")
+WARM_UP_S = 10.0
+DRAIN_S = 60.0
+MAX_P99_S = 1.0
+MAX_TTFT_S = 1.0
+FIRST_RATE = 4.0
+"""Requests per second and engine at which the search for the carried rate begins."""
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "ttft": Router,
+    "ttft-at-once": lambda: Router(ahead_steps=inf),
+    "ttft-unmoved": lambda: Router(move_gain=1.0),
+    "ttft-restless": lambda: Router(move_gain=0.0),
+    "ttft-selfish": lambda: Router(PredictedTtft(delay_share=0.0)),
+    "ttft-delay-1": lambda: Router(PredictedTtft(delay_share=1.0)),
+    **{
+        name: lambda make=make: Router(make(), ahead_steps=inf)
+        for name, make in RULES.items()
+        if name != "ttft"
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: a rule, a load, a number of engines."""
+
+    rule: str
+    load: Load
+    num_engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run measured."""
+
+    rule: str
+    load: str
+    rate: float
+    seed: int
+    num_requests: int
+    p50_s: float
+    p99_s: float
+    hit_rate: float
+    expected_hit_rate: float
+    goodput: float
+    wait_p99_s: float
+    """Wait in the router."""
+
+
+def measure(run: Run) -> Outcome:
+    """Run a load on a fleet."""
+    load = run.load
+    profiles = load.profiles(run.num_engines)
+    fleet = VirtualFleet(ROUTERS[run.rule](), profiles, CONFIG, CAPACITY, load.seed)
+    load.send(fleet, run.num_engines)
+    fleet.run(load.until_s + DRAIN_S)
+    records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]
+    if load.name in MEASURED:
+        records = [one for one in records if one.terms.tenant == MEASURED[load.name]]
+    # A request that had no token by the end counts with the time it has waited.
+    ttfts = [load.until_s + DRAIN_S if one.ttft_s is None else one.ttft_s for one in records]
+    num_prompt = sum(len(one.token_ids) for one in records)
+    return Outcome(
+        run.rule,
+        load.name,
+        load.rate,
+        load.seed,
+        len(records),
+        percentile(ttfts, 50) or 0.0,
+        percentile(ttfts, 99) or 0.0,
+        sum(one.num_cached for one in records) / num_prompt,
+        sum(one.predicted_cached for one in records) / num_prompt,
+        sum(ttft <= MAX_TTFT_S for ttft in ttfts) / len(records),
+        percentile([one.waited_s for one in records], 99) or 0.0,
+    )
+
+
+def carried_rate(job: tuple[str, int, float, Path | None]) -> float:
+    """Return the highest rate that `ttft` carries, to 3 %."""
+    name, num_engines, until_s, trace = job
+
+    def is_carried(rate: float) -> bool:
+        outcome = measure(Run("ttft", Load(name, rate, until_s, 0, trace), num_engines))
+        print(f"{name}: {rate:.1f}/s p99 {outcome.p99_s:.2f} s", file=sys.stderr)
+        return outcome.p99_s <= MAX_P99_S
+
+    low = FIRST_RATE * num_engines
+    while not is_carried(low):
+        low /= 2
+    high = 1.5 * low
+    while is_carried(high):
+        low, high = high, 1.5 * high
+    while high / low > 1.03:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_carried(middle) else (low, middle)
+    return low
+
+
+def print_table(outcomes: Sequence[Outcome], rates: dict[str, float]) -> None:
+    """Print means over the seeds, one row per rule."""
+    names = list(dict.fromkeys(one.load for one in outcomes))
+    rules = list(dict.fromkeys(one.rule for one in outcomes))
+    print("p50 / p99 TTFT in s (hit rate, goodput)")
+    heads = [f"{name} {rates[name]:.0f}/s" for name in names]
+    print("| rule | " + " | ".join(heads) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for rule in rules:
+        cells = []
+        for name in names:
+            found = [one for one in outcomes if one.rule == rule and one.load == name]
+            p50, p99 = fmean(one.p50_s for one in found), fmean(one.p99_s for one in found)
+            hit, good = fmean(one.hit_rate for one in found), fmean(one.goodput for one in found)
+            cells.append(f"{p50:.2f} / {p99:.2f} ({hit:.2f}, {good:.3f})")
+        print(f"| {rule} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--loads", nargs="+", choices=NAMES, default=NAMES[:4])
+    parser.add_argument("--rules", nargs="+", choices=list(ROUTERS), default=list(ROUTERS))
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--share", type=float, default=0.85, help="of the carried rate")
+    parser.add_argument("--rates", type=float, nargs="+", help="carried rates, if known")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--trace", type=Path, help="trace file of the load mooncake")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="also write the outcomes here")
+    args = parser.parse_args()
+    meter = StealMeter()
+    with Pool(args.processes) as pool:
+        jobs = [(name, args.engines, args.seconds, args.trace) for name in args.loads]
+        carried = args.rates or pool.map(carried_rate, jobs)
+        rates = {name: args.share * rate for name, rate in zip(args.loads, carried, strict=True)}
+        print({name: round(rate, 1) for name, rate in zip(args.loads, carried, strict=True)})
+        runs = [
+            Run(rule, Load(name, rates[name], args.seconds, seed, args.trace), args.engines)
+            for name in args.loads
+            for rule in args.rules
+            for seed in range(args.seeds)
+        ]
+        outcomes: list[Outcome] = []
+        for outcome in pool.imap(measure, runs):
+            outcomes.append(outcome)
+            text = f"{len(outcomes)} of {len(runs)}: {outcome.load} {outcome.rule} "
+            print(text + f"p99 {outcome.p99_s:.2f} s", file=sys.stderr)
+    print_table(outcomes, rates)
+    report = {"engines": args.engines, "share": args.share, "carried": carried}
+    write_record({**report, "outcomes": [asdict(one) for one in outcomes]}, meter, args.json)
+
+
+if __name__ == "__main__":
+    main()

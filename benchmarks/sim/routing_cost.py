@@ -1,0 +1,171 @@
+"""Measures the router's time per decision, with many engines and many waiting requests.
+
+    python -m benchmarks.sim.routing_cost [--engines 8 64 1000] [--waiting 0 10000] [--json FILE]
+
+A decision is an arrival and the tick after it; a report is the state after an engine's step, the
+end of one of its requests, and the tick after it. Prompts have 1,024 tokens and begin with one of
+24 system prompts, which most engines have. The time to hash a prompt, which grows with its length,
+is part of a decision and also shown alone. The processor time of the thread counts, because other
+processes run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import thread_time
+
+from benchmarks.support.records import write_record
+from headway.bench.steal import StealMeter
+from headway.core.events import Stepped
+from headway.core.params import SamplingParams
+from headway.core.request import Request
+from headway.core.slo.forecast import EngineSpeed, Forecast
+from headway.core.slo.steptime import StepCost
+from headway.core.terms import Terms
+from headway.routing import EngineLimits, Router
+from headway.routing.requests import RoutedRequest
+from headway.sim import percentile
+
+NUM_PROMPT = 1024
+NUM_SYSTEMS = 24
+NUM_TENANTS = 100
+COST = StepCost(num_steps=100)
+STEP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Microseconds of each kind of call."""
+
+    engines: int
+    waiting: int
+    arrive_p50_us: float
+    arrive_p99_us: float
+    report_p50_us: float
+    report_p99_us: float
+    hash_p50_us: float
+
+
+class Rig:
+    """A router whose engines are full, with as many waiting requests as asked for."""
+
+    def __init__(self, num_engines: int, num_waiting: int) -> None:
+        self._draw = random.Random(0)
+        self.router = Router()
+        self.now = 0.0
+        self.sent: dict[str, list[str]] = {}
+        self._number = 0
+        for number in range(num_engines):
+            limits = EngineLimits(2000, 16, 64)
+            self.router.engine_joined(f"e{number}", limits, COST)
+            self.sent[f"e{number}"] = []
+        # Three requests for each engine, so that engines have work of ours.
+        while self.router.num_waiting < num_waiting or self._number < 3 * num_engines:
+            self.arrive()
+
+    def make(self) -> Request:
+        self._number += 1
+        system = self._draw.randrange(NUM_SYSTEMS)
+        own = [1000 + byte for byte in self._draw.randbytes(NUM_PROMPT // 2)]
+        return Request(
+            id=f"r{self._number}",
+            token_ids=[system] * (NUM_PROMPT // 2) + own,
+            params=SamplingParams(max_tokens=128),
+            seed=0,
+            arrived_at=self.now,
+            terms=Terms(tenant=f"t{self._draw.randrange(NUM_TENANTS)}", cache_group="all"),
+        )
+
+    def arrive(self) -> float:
+        """Have a request arrive; return the seconds of the decision."""
+        request = self.make()
+        began = thread_time()
+        self.router.arrive(request, self.now)
+        sendings = self.router.tick(self.now)
+        took_s = thread_time() - began
+        self._note(sendings)
+        self.now += 0.0001
+        return took_s
+
+    def report(self) -> float:
+        """Have an engine end a step and a request; return the seconds that it takes."""
+        name = self._draw.choice([name for name, ids in self.sent.items() if ids])
+        ended = self.sent[name].pop(0)
+        num_left = len(self.sent[name])
+        forecast = Forecast(EngineSpeed(COST, STEP_S, 0.15))
+        stepped = Stepped(
+            0, self.now, STEP_S, 512, 512, 1, 64, num_left + 1, 0, 1000, 2000, 0.0, forecast
+        )
+        began = thread_time()
+        self.router.observe(name, stepped, self.now)
+        self.router.first_token(ended)
+        self.router.finished(ended, [7] * 64)
+        sendings = self.router.tick(self.now)
+        took_s = thread_time() - began
+        self._note(sendings)
+        return took_s
+
+    def _note(self, sendings) -> None:
+        for sending in sendings:
+            self.sent[sending.engine].append(sending.request.id)
+
+    def hash(self) -> float:
+        one = RoutedRequest(self.make(), 0.0)
+        began = thread_time()
+        one.hashes(16)
+        return thread_time() - began
+
+
+def measure(num_engines: int, num_waiting: int, num_rounds: int) -> Row:
+    """Time arrivals and reports in turn, so that the number of waiting requests stays."""
+    rig = Rig(num_engines, num_waiting)
+    gc.collect()
+    arrivals: list[float] = []
+    reports: list[float] = []
+    for _ in range(num_rounds):
+        arrivals.append(1e6 * rig.arrive())
+        reports.append(1e6 * rig.report())
+    hashes = [1e6 * rig.hash() for _ in range(200)]
+    rig.router.check()
+    return Row(
+        num_engines,
+        num_waiting,
+        percentile(arrivals, 50) or 0.0,
+        percentile(arrivals, 99) or 0.0,
+        percentile(reports, 50) or 0.0,
+        percentile(reports, 99) or 0.0,
+        percentile(hashes, 50) or 0.0,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--engines", type=int, nargs="+", default=[8, 64, 1000])
+    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10_000])
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    args = parser.parse_args()
+    meter = StealMeter()
+    rows: list[Row] = []
+    print("| engines | waiting | arrival p50 / p99 us | report p50 / p99 us | hashing us |")
+    print("|---|---|---|---|---|")
+    for num_engines in args.engines:
+        for num_waiting in args.waiting:
+            print(f"{num_engines} engines, {num_waiting} waiting", file=sys.stderr)
+            row = measure(num_engines, num_waiting, args.rounds)
+            rows.append(row)
+            print(
+                f"| {row.engines} | {row.waiting} "
+                f"| {row.arrive_p50_us:.0f} / {row.arrive_p99_us:.0f} "
+                f"| {row.report_p50_us:.0f} / {row.report_p99_us:.0f} | {row.hash_p50_us:.0f} |"
+            )
+    write_record({"rows": [asdict(row) for row in rows]}, meter, args.json)
+
+
+if __name__ == "__main__":
+    main()

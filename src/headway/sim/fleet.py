@@ -1,0 +1,190 @@
+"""A fleet on a virtual clock: real engine cores and a real router, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from headway.clock import VirtualClock
+from headway.config import SchedulerConfig
+from headway.core.engine import EngineCore
+from headway.core.events import Admitted, Event, Finished, Idled, Stepped, TokensEmitted
+from headway.core.executor import Capacity
+from headway.core.params import SamplingParams
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.core.terms import NO_TERMS, Terms
+from headway.routing import EngineLimits, NoEngineInTime, Router
+from headway.sim.steps import STOP_TOKEN, CannedExecutor, StepProfile, TimedExecutor
+
+DELAY_S = 0.001
+"""Time that a message takes between router and engine."""
+
+
+@dataclass(slots=True, eq=False)
+class FleetRecord:
+    """One request of a fleet from its arrival to its end."""
+
+    id: str
+    token_ids: list[int]
+    num_output: int
+    terms: Terms = NO_TERMS
+    arrived_at: float = 0.0
+    engine: str = ""
+    num_cached: int = 0
+    predicted_cached: int = 0
+    waited_s: float = 0.0
+    """Seconds in the router."""
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    is_refused: bool = False
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    def make_request(self) -> Request:
+        """Return a new request with this prompt and output."""
+        return Request(
+            id=self.id,
+            token_ids=list(self.token_ids),
+            params=SamplingParams(max_tokens=self.num_output, stop_token_ids=(STOP_TOKEN,)),
+            seed=0,
+            arrived_at=self.arrived_at,
+            terms=self.terms,
+        )
+
+
+class _Engine:
+    """An engine core of the fleet, and the requests on their way to it."""
+
+    def __init__(
+        self, name: str, core: EngineCore, executor: TimedExecutor, events: list[Event]
+    ) -> None:
+        self.name = name
+        self.core = core
+        self.executor = executor
+        self.joining: list[Request] = []
+        self.is_stepping = False
+        self.events = events
+        """What the core has emitted since the last report."""
+
+
+class VirtualFleet:
+    """Engines of unequal speed behind one router; every message takes DELAY_S."""
+
+    def __init__(
+        self,
+        router: Router,
+        profiles: Sequence[StepProfile],
+        config: SchedulerConfig,
+        capacity: Capacity,
+        seed: int = 0,
+    ) -> None:
+        self.router = router
+        self.clock = VirtualClock()
+        self.records: dict[str, FleetRecord] = {}
+        self.on_finish: Callable[[FleetRecord], None] = lambda _record: None
+        self._engines: dict[str, _Engine] = {}
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._config = config
+        self._capacity = capacity
+        self._seed = seed
+        for profile in profiles:
+            self.add_engine(profile)
+
+    def add_engine(self, profile: StepProfile) -> None:
+        """Add an engine with these step times, now."""
+        number, capacity, config = len(self._engines), self._capacity, self._config
+        executor = TimedExecutor(CannedExecutor(capacity), profile, 1000 * self._seed + number)
+        events: list[Event] = []
+        scheduler = Scheduler(config, capacity, True)
+        core = EngineCore(scheduler, executor, self.clock, events.extend)
+        name = f"engine-{number}"
+        self._engines[name] = _Engine(name, core, executor, events)
+        limits = EngineLimits(
+            capacity.num_blocks,
+            capacity.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        self.router.engine_joined(name, limits)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Have something happen at a time."""
+        heappush(self._agenda, (max(time, self.clock.now()), next(self._numbers), action))
+
+    def send(self, record: FleetRecord) -> None:
+        """Have a request arrive at its time."""
+        self.at(record.arrived_at, partial(self._arrive, record))
+
+    def run(self, until_s: float) -> None:
+        """Let everything happen that is due before a time."""
+        while self._agenda and self._agenda[0][0] <= until_s:
+            time, _, action = heappop(self._agenda)
+            self.clock.advance_to(time)
+            action()
+
+    def _arrive(self, record: FleetRecord) -> None:
+        self.records[record.id] = record
+        outcome = self.router.arrive(record.make_request(), self.clock.now())
+        record.is_refused = isinstance(outcome, NoEngineInTime)
+        self._tick()
+
+    def _tick(self) -> None:
+        for sending in self.router.tick(self.clock.now()):
+            record = self.records[sending.request.id]
+            record.engine, record.waited_s = sending.engine, sending.waited_s
+            record.predicted_cached = sending.num_cached
+            engine = self._engines[sending.engine]
+            self.at(self.clock.now() + DELAY_S, partial(self._join, engine, record.make_request()))
+
+    def _join(self, engine: _Engine, request: Request) -> None:
+        engine.joining.append(request)
+        if not engine.is_stepping:
+            self._begin(engine)
+
+    def _begin(self, engine: _Engine) -> None:
+        for request in engine.joining:
+            engine.core.add(request)
+        engine.joining.clear()
+        engine.is_stepping = engine.core.begin_step() is not None
+        if engine.is_stepping:
+            self.at(self.clock.now() + engine.executor.step_s, partial(self._end, engine))
+
+    def _end(self, engine: _Engine) -> None:
+        engine.core.end_step()
+        events = list(engine.events)
+        engine.events.clear()
+        self.at(self.clock.now() + DELAY_S, partial(self._report, engine, events))
+        self._begin(engine)
+
+    def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
+        now, router = self.clock.now(), self.router
+        for event in events:
+            if isinstance(event, Stepped):
+                router.observe(engine.name, event, now)
+            elif isinstance(event, Idled):
+                router.idle(engine.name, event.num_blocks_used)
+        ended: list[FleetRecord] = []
+        for event in events:
+            if isinstance(event, Admitted) and not event.is_resumed:
+                self.records[event.request_id].num_cached = event.num_cached_tokens
+                router.admitted(event.request_id, event.num_cached_tokens)
+            elif isinstance(event, TokensEmitted):
+                record = self.records[event.request_id]
+                if record.first_token_at is None:
+                    record.first_token_at = now
+                    router.first_token(record.id)
+            elif isinstance(event, Finished):
+                record = self.records[event.request_id]
+                record.finished_at = now
+                router.finished(record.id, [7] * event.num_output_tokens)
+                ended.append(record)
+        self._tick()
+        for record in ended:
+            self.on_finish(record)
