@@ -301,7 +301,7 @@ async def test_a_link_without_a_socket_tries_again(monkeypatch: pytest.MonkeyPat
         await link.stop()
         with pytest.raises(ConnectionLostError, match="cannot be connected to"):
             connection.EngineConnection(
-                engine.context, Endpoint("*", 1), None, "test", SystemClock()
+                engine.context, Endpoint("*", 1), None, Hello(1, "test"), SystemClock()
             )
 
 

@@ -3,6 +3,7 @@
 Owns the live requests of the API process. Must not know HTTP or tenants' quotas. In reading order:
 
     inputs.py           checks a prompt and resolves its parameters
+    transcript.py       output of a resumable request so far, and how far it was read
     outputs.py          tokens to text, per sample
     streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
@@ -11,6 +12,7 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     link.py             the port to one engine, here or on another machine
     replica.py          one engine: its link, its requests, its forecast
     placement.py        which engine gets a request
+    adoption.py         requests of other frontends that this process continues
     listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort, failover
 """

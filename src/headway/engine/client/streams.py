@@ -12,12 +12,20 @@ from headway.core.events import Finished
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
-from headway.engine.process.messages import AddRequest
-from headway.errors import HeadwayError, SlowReaderError
+from headway.engine.client.transcript import Cursor, Transcript
+from headway.engine.process.messages import AddRequest, Handover, Past, SampleRecord
+from headway.errors import (
+    HeadwayError,
+    InvalidRequestError,
+    ReaderReplacedError,
+    SlowReaderError,
+)
 from headway.text import Tokenizer
 
 MAX_UNREAD_BYTES = 2**20
 """Unread output after which a consumer counts as a slow reader."""
+MAX_PAST_SIZE = 2**19
+"""Tokens and log-probabilities that are sent again with a resumable request."""
 NUM_TRIAL_TOKENS = 2
 """Tokens after which a request has survived its prefill and a decode."""
 NUM_CLEARING_TOKENS = 8
@@ -92,10 +100,19 @@ class RequestStream:
         self._num_unread_bytes = 0
         self._error: HeadwayError | None = None
         self._wake = asyncio.Event()
+        self.transcript = Transcript(command.params.n) if command.note else None
+        """Output so far, if the request is resumable."""
+        self.num_readers = 1
+        """Readers since the request arrived; only the newest gets output."""
 
     @property
     def params(self) -> SamplingParams:
         return self.command.params
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request ended with an error."""
+        return self._error is not None
 
     @property
     def unfinished_ids(self) -> list[str]:
@@ -163,6 +180,7 @@ class RequestStream:
             ]
         else:
             params = replace(command.params, n=1)
+            note, pasts = self._pasts()
             commands = [
                 AddRequest(
                     id=name,
@@ -177,6 +195,8 @@ class RequestStream:
                     is_resent=True,
                     waited_s=self._queue_times.waited_s(name),
                     attempt=self._num_attempts,
+                    note=note,
+                    past=pasts.get(sample.index),
                 )
                 for name, sample in self.samples.items()
                 if not sample.is_finished
@@ -188,6 +208,69 @@ class RequestStream:
         self.lost_at = None
         self._num_attempts += 1
         return commands
+
+    def _pasts(self) -> tuple[bytes, dict[int, Past]]:
+        """Return note and earlier output for the commands of unfinished samples, by index.
+
+        The first has the output of the finished samples too. Too much output is not sent: then no
+        other frontend can continue this request.
+        """
+        transcript = self.transcript
+        if transcript is None or transcript.size > MAX_PAST_SIZE:
+            return b"", {}
+        indices = [one.index for one in self.samples.values() if not one.is_finished]
+        records = {index: [transcript.sample(index)] for index in indices}
+        ended = [one for one in self.samples.values() if one.is_finished]
+        records[indices[0]] += [self._ended_record(transcript, one) for one in ended]
+        num_samples = transcript.num_samples
+        return self.command.note, {at: Past(num_samples, one) for at, one in records.items()}
+
+    def _ended_record(self, transcript: Transcript, sample: SampleStream) -> SampleRecord:
+        """Return the record of a sample that has ended, here or also in the engine."""
+        record = transcript.sample(sample.index)
+        reason = FinishReason.STOP if record.reason is None else record.reason
+        return msgspec.structs.replace(record, reason=reason)
+
+    @classmethod
+    def adopt(cls, handover: Handover, tokenizer: Tokenizer, now: float) -> RequestStream:
+        """Return the stream of a request that another frontend had.
+
+        Raises InvalidRequestError if there is no such request.
+        """
+        command = handover.command
+        if command is None:
+            raise InvalidRequestError("there is no request in this handover")
+        stream = cls(command, tokenizer)
+        if command.params.stop:  # the engine knows no text, and went on after a stop string
+            for sample in sample_streams(command.params, tokenizer, command.token_ids):
+                for one in handover.samples:
+                    if one.index == sample.index:
+                        _cut(one, sample.num_tokens_to_stop(one))
+        stream.transcript = Transcript(command.params.n, handover.samples)
+        stream._num_attempts = command.attempt + 1
+        stream.num_cached_tokens = handover.num_cached_tokens
+        stream.is_sent = stream._is_resent = True
+        stream.rewind(Cursor(), tokenizer)
+        unfinished = stream.unfinished_ids if stream.num_output_tokens else [stream.request_id]
+        stream._num_tokens_in_engine = dict.fromkeys(unfinished, 0)
+        if handover.num_cached_tokens is None:
+            stream._queue_times.begin(stream.request_id, now)
+        if not handover.is_running:
+            stream.lose_engine(now)
+        return stream
+
+    def rewind(self, cursor: Cursor, tokenizer: Tokenizer) -> None:
+        """Have a new reader get the output after a cursor; earlier readers get no more."""
+        self.num_readers += 1
+        self._unread, self._num_unread_bytes = [], 0
+        command, transcript = self.command, self.transcript or Transcript(self.params.n)
+        for sample in sample_streams(command.params, tokenizer, command.token_ids):
+            sample.numerics = self.numerics
+            sample.start_after(cursor.of(sample.index))
+            record = transcript.samples.get(sample.index, SampleRecord(sample.index))
+            self._unread += sample.replay(record)
+            self.samples[sample_id(command.id, sample.index)] = sample
+        self._wake.set()
 
     def set_numerics(self, numerics: str) -> None:
         """Set the numerics class of the tokens from now on."""
@@ -248,9 +331,14 @@ class RequestStream:
         self._error = error
         self._wake.set()
 
-    async def take(self) -> list[SampleDelta]:
-        """Return all unread deltas; wait until there are some."""
-        while not self._unread:
+    async def take(self, reader: int = 1) -> list[SampleDelta]:
+        """Return all unread deltas to a reader; wait until there are some.
+
+        Raises ReaderReplacedError if there is a newer reader.
+        """
+        while not self._unread or reader != self.num_readers:
+            if reader != self.num_readers:
+                raise ReaderReplacedError("another client reads this stream now")
             if self._error is not None:
                 raise self._error
             self._wake.clear()
@@ -258,6 +346,12 @@ class RequestStream:
         unread, self._unread = self._unread, []
         self._num_unread_bytes = 0
         return unread
+
+
+def _cut(record: SampleRecord, num_tokens: int) -> None:
+    del record.token_ids[num_tokens:]
+    if record.logprobs is not None:
+        del record.logprobs[num_tokens:]
 
 
 def _size(delta: SampleDelta) -> int:

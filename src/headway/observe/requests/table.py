@@ -19,6 +19,7 @@ import msgspec
 
 from headway.core.events import (
     Admitted,
+    Adopted,
     Arrived,
     EngineLost,
     Event,
@@ -134,6 +135,8 @@ class RequestTable:
                 self._fork(event)
             case Preempted():
                 self._preempt(event)
+            case Adopted():
+                self._adopt(event)
             case EngineLost():
                 ids = self._parts if event.request_ids is None else event.request_ids
                 for found in [self._parts[one] for one in ids if one in self._parts]:
@@ -199,6 +202,17 @@ class RequestTable:
         self._add(
             request, RequestPart(event.request_id, event.at, num_tokens, waiting_since=event.at)
         )
+
+    def _adopt(self, event: Adopted) -> None:
+        """Follow a sample of a request that another frontend had."""
+        request_id = split_id(event.request_id)[0]
+        request = self._live.get(request_id)
+        if request is None:
+            # The rows of frontends before have lower revisions: this one replaces them.
+            self._recent.pop(request_id, None)
+            request = TrackedRequest(request_id, event.terms, revision=event.attempt)
+            self._live[request_id] = request
+        self._add(request, RequestPart.adopt(event))
 
     def _add(self, request: TrackedRequest, part: RequestPart) -> None:
         request.parts[part.id] = part
