@@ -162,22 +162,25 @@ class Battery:
         self.unwritten: set[str] = set()
         """Requests that ended at a frontend in the moment before it was killed."""
 
-    async def start(self) -> None:
-        """Run all loads without a fault."""
-        await self._wait_up()
-        for requests in self._loads:
-            before = await self._count()
-            streams, _ = await run_streams(self._servers, requests)
-            errors = [error for one in streams for error in one.history.errors]
-            if errors:
-                raise RuntimeError(errors[0])
-            self.streams += streams
-            self._references.append([one.history for one in streams])
-            self._num_computed.append(await self._count() - before)
+    async def _run_undisturbed(self, requests: Sequence[dict[str, Any]]) -> None:
+        before = await self._count()
+        streams, _ = await run_streams(self._servers, requests)
+        errors = [error for one in streams for error in one.history.errors]
+        if errors:
+            raise RuntimeError(errors[0])
+        self.streams += streams
+        self._references.append([one.history for one in streams])
+        self._num_computed.append(await self._count() - before)
 
     async def kill(self) -> Round:
-        """Kill a random frontend under one of the loads, and start another in its place."""
+        """Kill a random frontend under one of the loads."""
+        for number, server in enumerate(self._servers):
+            if server.process.poll() is not None:
+                self._servers[number] = self._start_frontend()
+        await self._wait_up()
         number = len(self.rounds) % len(self._loads)
+        if number == len(self._references):
+            await self._run_undisturbed(self._loads[number])
         before = await self._count()
         victim = self._draw.randrange(NUM_FRONTENDS)
 
@@ -207,8 +210,6 @@ class Battery:
                 has_stops=bool(number),
             )
         )
-        self._servers[victim] = self._start_frontend()
-        await self._wait_up()
         return self.rounds[-1]
 
     async def _wait_up(self) -> None:
@@ -279,7 +280,6 @@ def failures_in(figures: dict[str, Any]) -> list[str]:
 
 
 async def run(battery: Battery, num_kills: int, ledger: Path) -> dict[str, Any]:
-    await battery.start()
     for number in range(num_kills):
         one = await battery.kill()
         print(

@@ -50,12 +50,18 @@ NUM_TOKENS = 100
 class Engine:
     """A listener, and the engine process behind it as an object."""
 
-    def __init__(self, key: ClusterKey | None = None, identity: EngineIdentity = IDENTITY) -> None:
+    def __init__(
+        self,
+        key: ClusterKey | None = None,
+        identity: EngineIdentity = IDENTITY,
+        orphan_s: float = 30.0,
+    ) -> None:
         self.process = LocalProcess(ScriptExecutor([65] * NUM_TOKENS, 0), "fcfs")
         limits = RestartLimits(max_restarts=0)
         supervisor = Supervisor(lambda _: self.process, SystemClock(), limits)  # pyright: ignore
         endpoint = Endpoint("127.0.0.1", 0)
-        self.listener = EngineListener(endpoint, key, supervisor, identity, SystemClock())
+        clock = SystemClock()
+        self.listener = EngineListener(endpoint, key, supervisor, identity, clock, orphan_s)
         self.supervisor = supervisor
         self.context = zmq.asyncio.Context()
 

@@ -136,13 +136,15 @@ async def paused(made: Any) -> AsyncIterator[None]:
     ],
 )
 async def test_the_rest_of_a_stream_is_exactly_what_was_missing(local, fields: Any) -> None:
-    """After every event there is: no token twice, none missing, one end, one role."""
+    """After whichever event: no token twice, none missing, one end."""
     async with serving(local, SCRIPT) as made:
         whole = post(made, **fields)
         await whole.end()
         everything = whole.events
         usage = everything[-2][1]["usage"]
-        for number, (name, _) in enumerate(everything[:-1]):
+        ends = (0, 1, len(everything) - 3, len(everything) - 2)
+        for number in sorted({*ends, *range(0, len(everything) - 1, 5)}):
+            name = everything[number][0]
             rest = resume(made, after=name)
             await rest.end()
             assert rest.status == 200
