@@ -321,6 +321,18 @@ def test_orphans_are_bounded_and_the_largest_tenant_loses_first() -> None:
     kept.check()
 
 
+def test_a_request_with_very_much_output_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handover is one message: it must not look like a frontend that does not read."""
+    monkeypatch.setattr(orphans, "MAX_SIZE", 100)
+    kept, own = KeptRequests(30.0, Credit()), session()
+    kept.add(own, command("r"))
+    kept.record(own, tokens("0:r", *range(100)), 1.0)
+    assert kept.find("r", "a") is not None
+    kept.record(own, tokens("0:r", 1), 1.0)
+    assert kept.find("r", "a") is None
+    kept.check()
+
+
 def test_memory_is_bounded_and_the_largest_tenant_loses_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

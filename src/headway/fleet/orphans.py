@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from msgspec.structs import replace as replace_fields
 
 from headway.core.request import FinishReason
-from headway.engine.client.transcript import Transcript
+from headway.engine.client.transcript import MAX_SIZE, Transcript
 from headway.engine.process.messages import AddRequest, EventBatch, Handover
 from headway.fleet.sessions import Session
 from headway.fleet.wire import Credit, split_wire_id
@@ -153,6 +153,8 @@ class KeptRequests:
                 self._size -= kept.transcript.size
                 kept.transcript.emit(index, tokens)
                 self._size += kept.transcript.size
+                if kept.transcript.size > MAX_SIZE:
+                    self._evict([kept])  # a handover must be small beside the unread reports
         for end in (*events.refused, *events.finished):
             kept, index = self._locate(session, end.request_id)
             if kept is None:

@@ -105,12 +105,18 @@ class ResumableStreams:
             return None
         return None if stream.generation.has_failed else stream
 
-    async def attach(self, stream: ResumableStream, cursor: Cursor) -> int:
-        """Give a stream to a new reader, from a cursor on; return the number of the reader."""
+    async def attach(self, stream: ResumableStream, cursor: Cursor) -> int | None:
+        """Give a stream to a new reader, from a cursor on; return the number of the reader.
+
+        Returns None if the stream has ended without its whole answer meanwhile.
+        """
         stream.num_readers += 1
+        reader = stream.num_readers
         await self._stop_drain(stream)
+        if stream.is_lost:
+            return None
         stream.generation.rewind(cursor)
-        return stream.num_readers
+        return reader
 
     async def leave(self, stream: ResumableStream, reader: int) -> None:
         """Record that a reader is gone; the stream waits for another."""
@@ -139,7 +145,8 @@ class ResumableStreams:
     async def _stop_drain(self, stream: ResumableStream) -> None:
         drain, stream.drain = stream.drain, None
         if drain is not None:
-            drain.cancel()
+            if not stream.is_lost:  # else it is about to end the request
+                drain.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await drain
 
@@ -159,6 +166,6 @@ class ResumableStreams:
             tenant = max(sizes, key=lambda name: sizes[name])
             victim = next(one for one in left if one.tenant == tenant)
             self._forget(victim)
-            victim.is_lost = True
             await self._stop_drain(victim)
+            victim.is_lost = True
             await victim.generation.close()

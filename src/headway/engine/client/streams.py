@@ -12,7 +12,7 @@ from headway.core.events import Finished
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
-from headway.engine.client.transcript import Cursor, Transcript
+from headway.engine.client.transcript import MAX_SIZE, Cursor, Transcript
 from headway.engine.process.messages import AddRequest, Handover, Past, SampleRecord
 from headway.errors import (
     HeadwayError,
@@ -24,8 +24,6 @@ from headway.text import Tokenizer
 
 MAX_UNREAD_BYTES = 2**20
 """Unread output after which a consumer counts as a slow reader."""
-MAX_PAST_SIZE = 2**19
-"""Tokens and log-probabilities that are sent again with a resumable request."""
 NUM_TRIAL_TOKENS = 2
 """Tokens after which a request has survived its prefill and a decode."""
 NUM_CLEARING_TOKENS = 8
@@ -216,7 +214,7 @@ class RequestStream:
         other frontend can continue this request.
         """
         transcript = self.transcript
-        if transcript is None or transcript.size > MAX_PAST_SIZE:
+        if transcript is None or transcript.size > MAX_SIZE:
             return b"", {}
         indices = [one.index for one in self.samples.values() if not one.is_finished]
         records = {index: [transcript.sample(index)] for index in indices}
@@ -259,8 +257,11 @@ class RequestStream:
             stream.lose_engine(now)
         return stream
 
-    def rewind(self, cursor: Cursor, tokenizer: Tokenizer) -> None:
-        """Have a new reader get the output after a cursor; earlier readers get no more."""
+    def rewind(self, cursor: Cursor, tokenizer: Tokenizer) -> int:
+        """Have a new reader get the output after a cursor; earlier readers get no more.
+
+        Returns the number of tokens that it gets again.
+        """
         self.num_readers += 1
         self._unread, self._num_unread_bytes = [], 0
         command, transcript = self.command, self.transcript or Transcript(self.params.n)
@@ -271,6 +272,7 @@ class RequestStream:
             self._unread += sample.replay(record)
             self.samples[sample_id(command.id, sample.index)] = sample
         self._wake.set()
+        return sum(len(delta.token_ids) for delta in self._unread)
 
     def set_numerics(self, numerics: str) -> None:
         """Set the numerics class of the tokens from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core.events import TokensEmitted
 from headway.core.params import MAX_SAMPLES
@@ -15,11 +16,12 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.engine.process.messages import SampleRecord
 
+MAX_SIZE = 2**17
+"""Tokens and log-probabilities of a request that another frontend may continue."""
 _POSITION = re.compile(r"(?:([0-9]{1,9})(e?))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far one sample was delivered."""
 
     num_tokens: int = 0
@@ -29,7 +31,9 @@ class Position:
     """Whether anything was delivered, be it without a token."""
 
     def __str__(self) -> str:
-        return f"{self.num_tokens}{'e' if self.is_ended else ''}" if self.is_open else ""
+        if self.is_ended:
+            return f"{self.num_tokens}e"
+        return str(self.num_tokens) if self.is_open else ""
 
 
 START = Position(is_open=False)

@@ -206,16 +206,18 @@ class _OpenChoice:
 
     index: int
     has_logprobs: bool
-    position: Position = START
-    """How far this choice is written."""
     num_tokens: int = 0
     """Tokens so far, written or not."""
+    num_written: int = 0
+    """Tokens that the client has, or had before it came back."""
+    is_open: bool = False
+    is_ended: bool = False
     texts: list[str] = field(default_factory=list[str])
     tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
-        self.num_tokens += len(delta.skipped_ids) + len(delta.token_ids)
+        self.num_tokens += len(delta.token_ids)
         if delta.text:
             self.texts.append(delta.text)
         if self.has_logprobs:
@@ -236,14 +238,13 @@ class _OpenChoice:
         tokens = self.tokens if self.has_logprobs else None
         piece = ChoicePart(self.index, "".join(self.texts), tokens, self.finish_reason)
         self.texts, self.tokens = [], []
-        num_written = max(self.num_tokens, self.position.num_tokens)
-        self.position = Position(num_written, self.finish_reason is not None)
+        self.num_written = max(self.num_written, self.num_tokens)
+        self.is_ended = self.finish_reason is not None
         return piece
 
-    def open(self) -> None:
-        """Record that the choice has begun, be it without a token."""
-        if not self.position.is_open:
-            self.position = Position()
+    @property
+    def position(self) -> Position:
+        return Position(self.num_written, self.is_ended, self.is_open)
 
 
 class ResponseWriter:
@@ -259,6 +260,7 @@ class ResponseWriter:
         self._format = job.make_format()
         self._generation = generation
         self._cursor = cursor
+        self._is_resumable = job.is_resumable
         self._choices: dict[int, _OpenChoice] = {}
         self._numerics: dict[str, None] = {}
         """Numerics classes of the engines so far, in order of their first token."""
@@ -293,8 +295,10 @@ class ResponseWriter:
                         is_begun = True
                         yield events
             if self._job.includes_usage:
-                chunk = {**self._envelope(self._format.object_names[1]), "choices": []}
-                yield sse.event({**chunk, "usage": self._generation.usage()}, self._event_id())
+                chunk: dict[str, Any] = self._envelope(self._format.object_names[1])
+                chunk["choices"] = []
+                chunk["usage"] = self._generation.usage()
+                yield sse.event(chunk, self._event_id() if self._is_resumable else "")
         except (SlowReaderError, ReaderReplacedError):
             raise
         except Exception as error:
@@ -307,11 +311,12 @@ class ResponseWriter:
     def _events(self, delta: SampleDelta) -> bytes:
         events = b""
         choice = self._choice(delta.index)
-        opening = None if choice.position.is_open else self._format.opening(delta.index)
-        choice.open()
+        opening = None if choice.is_open else self._format.opening(delta.index)
+        choice.is_open = True
         if opening is not None:
             events = self._chunk(opening, delta.numerics)
         if delta.skipped_ids:
+            choice.num_tokens += len(delta.skipped_ids)
             self._format.skip(delta.index, delta.skipped_ids)
         choice.add(delta)
         # Tokens without text yet (part of a character, the start of a stop string) stay in the
@@ -325,21 +330,20 @@ class ResponseWriter:
         chunk = {**envelope, "choices": [choice]}
         if self._job.includes_usage:
             chunk["usage"] = None
-        return sse.event(chunk, self._event_id())
+        return sse.event(chunk, self._event_id() if self._is_resumable else "")
 
     def _event_id(self) -> str:
-        """Return the id of the next event, from which its client can resume; empty if it cannot."""
-        if not self._job.is_resumable:
-            return ""
-        choices = [self._choice(index) for index in range(self._job.spec.params.n)]
-        return f"{self._generation.id}.{Cursor(tuple(one.position for one in choices))}"
+        """Return the id of the next event, from which its client can resume."""
+        choices = map(self._choice, range(self._job.spec.params.n))
+        return f"{self._generation.id}.{','.join([str(one.position) for one in choices])}"
 
     def _choice(self, index: int) -> _OpenChoice:
         choice = self._choices.get(index)
         if choice is None:
             has_logprobs = self._job.spec.params.logprobs is not None
-            position = START if self._cursor is None else self._cursor.of(index)
-            choice = self._choices[index] = _OpenChoice(index, has_logprobs, position)
+            at = START if self._cursor is None else self._cursor.of(index)
+            choice = self._choices[index] = _OpenChoice(index, has_logprobs)
+            choice.num_written, choice.is_ended, choice.is_open = at
         return choice
 
     def _note_numerics(self, delta: SampleDelta) -> None:

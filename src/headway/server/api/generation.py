@@ -52,7 +52,8 @@ class Generation:
         self._engine = engine
         self._spec = spec
         self._lease = lease
-        self._num_charged = 0
+        self._num_again = 0
+        """Output tokens that a rewind delivers again."""
         self._streams: list[RequestStream] = []
 
     async def start(self) -> None:
@@ -82,7 +83,7 @@ class Generation:
 
     def rewind(self, cursor: Cursor) -> None:
         """Have the next caller of `deltas` get the output after a cursor, and others no more."""
-        self._streams[0].rewind(cursor, self._engine.tokenizer)
+        self._num_again = self._streams[0].rewind(cursor, self._engine.tokenizer)
 
     @property
     def has_failed(self) -> bool:
@@ -133,15 +134,16 @@ class Generation:
         batches = self._one() if len(self._streams) == 1 else self._all()
         async with contextlib.aclosing(batches):
             async for prompt_index, batch in batches:
-                self._charge()
+                if self._lease is not None:
+                    num_tokens = sum([len(delta.token_ids) for delta in batch])
+                    self._lease.charge(num_tokens - self._take_again(num_tokens))
                 yield [self._numbered(prompt_index, delta) for delta in coalesce(batch)]
 
-    def _charge(self) -> None:
-        """Charge the output since the last call; replayed output is not charged again."""
-        if self._lease is not None:
-            num_tokens = sum([stream.num_output_tokens for stream in self._streams])
-            self._lease.charge(max(0, num_tokens - self._num_charged))
-            self._num_charged = max(num_tokens, self._num_charged)
+    def _take_again(self, num_tokens: int) -> int:
+        """Return how many of these tokens were charged when they were first delivered."""
+        num_again = min(self._num_again, num_tokens)
+        self._num_again -= num_again
+        return num_again
 
     def _numbered(self, prompt_index: int, delta: SampleDelta) -> SampleDelta:
         if delta.finish_reason is not None and delta.finish_reason not in _GOOD_ENDS:

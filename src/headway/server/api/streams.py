@@ -60,6 +60,8 @@ def streams_router(context: ServerContext) -> Routes:
         if stream is None:
             stream = await _adopt(request, context, request_id)
         reader = await context.streams.attach(stream, cursor)
+        if reader is None:
+            raise ApiError(_UNKNOWN)
         leave = partial(context.streams.leave, stream, reader)
         source = sse.EventSource(BEGIN, stream.write(cursor), leave)
         return sse.EventStream(source, context.slow_reader_timeout_s)
