@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.faults import frontend_kills
-from benchmarks.faults.frontend_kills import Stream, read_stream
+from benchmarks.faults.frontend_kills import Stream, read_ledger, read_stream
 from benchmarks.support.fleet_loads import NUM_KINDS, bodies, client_of, until_all_run
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.history import problems
@@ -102,9 +102,10 @@ async def until_resumed(streams: list[Stream], num_times: int) -> None:
 
 
 @pytest.mark.full
-async def test_a_stream_moves_between_frontends_that_live(fleet: Fleet) -> None:
-    """The client comes back elsewhere: the first frontend ends its part, and bills nothing."""
-    servers = await start(fleet)
+async def test_a_stream_moves_between_frontends_that_live(fleet: Fleet, tmp_path: Path) -> None:
+    """The client comes back elsewhere: the first frontend ends its part, and it is billed once."""
+    ledger = tmp_path / "ledger.db"
+    servers = await start(fleet, ledger_url=f"sqlite://{ledger}")
     async with clients_of(servers) as clients:
         reference = await undisturbed(clients, LONG)
         stream = Stream(LONG)
@@ -115,6 +116,10 @@ async def test_a_stream_moves_between_frontends_that_live(fleet: Fleet) -> None:
         await read_stream(clients[1:], 0, stream)
         assert not problems(stream.history, reference.history)
         await wait_log(servers[1], "is adopted from")
+        expected = {one.request_id: one.history.num_tokens for one in (reference, stream)}
+        async with asyncio.timeout(20):
+            while read_ledger(ledger) != expected:
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.full

@@ -103,7 +103,7 @@ class ResumableStreams:
         stream = self._streams.get(request_id)
         if stream is None or stream.tenant != tenant or stream.is_lost:
             return None
-        return None if stream.generation.has_failed else stream
+        return stream if stream.generation.is_resumable else None
 
     async def attach(self, stream: ResumableStream, cursor: Cursor) -> int | None:
         """Give a stream to a new reader, from a cursor on; return the number of the reader.
@@ -123,6 +123,10 @@ class ResumableStreams:
         if reader != stream.num_readers:
             return  # another has taken its place
         if self._streams.get(stream.generation.id) is not stream:
+            await stream.generation.close()
+            return
+        if not stream.generation.is_resumable:
+            self._forget(stream)
             await stream.generation.close()
             return
         stream.drain = asyncio.create_task(self._drain(stream))

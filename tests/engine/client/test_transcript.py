@@ -10,7 +10,8 @@ from headway.core.events import Finished, TokensEmitted
 from headway.core.params import MAX_SAMPLES, SamplingParams
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
-from headway.engine.client.outputs import SampleDelta
+from headway.engine.client import streams
+from headway.engine.client.outputs import REPLAY_SCORED_TOKENS, SampleDelta
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.transcript import START, Cursor, Position, Transcript
 from headway.engine.process.messages import AddRequest, Handover, SampleRecord
@@ -50,7 +51,11 @@ def end(stream: RequestStream) -> None:
 
 
 async def read(stream: RequestStream) -> list[SampleDelta]:
-    return await stream.take(stream.num_readers)
+    """Return all deltas there are."""
+    deltas: list[SampleDelta] = []
+    while stream._unread or stream._replay:
+        deltas += await stream.take(stream.num_readers)
+    return deltas
 
 
 def text_of(deltas: list[SampleDelta]) -> str:
@@ -88,6 +93,32 @@ async def test_the_text_after_n_tokens_is_the_same_however_it_was_cut(
         scores = [score for delta in rest for score in delta.logprobs or ()]
         assert [score for delta in replayed for score in delta.logprobs or ()] == scores
         assert [one for delta in replayed for one in delta.skipped_ids] == token_ids[:num_read]
+
+
+async def test_a_long_replay_comes_in_pieces(tokenizer: Tokenizer) -> None:
+    """Other streams have their turn between two pieces."""
+    stream, draw = make_stream(tokenizer), random.Random(1)
+    feed(stream, [97] * 200, draw)
+    stream.rewind(Cursor((Position(10),)), tokenizer)
+    feed(stream, [98] * 3, draw)
+    pieces = []
+    while stream._unread or stream._replay:
+        pieces.append(await stream.take(stream.num_readers))
+    assert max(len(one.token_ids) for piece in pieces for one in piece) <= REPLAY_SCORED_TOKENS
+    assert text_of([one for piece in pieces for one in piece]) == "a" * 190 + "b" * 3
+
+
+async def test_a_stream_with_very_much_output_is_not_resumable(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_SIZE", 20)
+    stream = make_stream(tokenizer)
+    event = TokensEmitted("a", (97,) * 10, None)
+    stream.record(0, event)
+    assert stream.is_resumable
+    stream.record(0, event)
+    stream.record(0, event)
+    assert not stream.is_resumable and stream.transcript is None
 
 
 async def test_a_cursor_beyond_the_output_waits_for_it(tokenizer: Tokenizer) -> None:

@@ -654,8 +654,7 @@ class AsyncEngine:
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
-        if stream.transcript is not None:
-            stream.transcript.emit(sample.index, event)
+        stream.record(sample.index, event)
         await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 

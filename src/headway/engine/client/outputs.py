@@ -13,6 +13,9 @@ from headway.engine.client.transcript import Position
 from headway.engine.process.messages import SampleRecord
 from headway.text import OutputText, StopStrings, Tokenizer
 
+REPLAY_TOKENS = 1024
+REPLAY_SCORED_TOKENS = 64
+"""Tokens in one piece of a replay, with up to 20 alternatives each."""
 PROMPT_TAIL = 8
 """Prompt tokens that the detokenizer gets as context."""
 
@@ -77,10 +80,13 @@ class SampleStream:
         self._num_to_skip, self._skips_end = position.num_tokens, position.is_ended
 
     def replay(self, record: SampleRecord) -> Iterator[SampleDelta]:
-        """Yield the deltas of recorded output."""
-        if record.token_ids:
-            logprobs = None if record.logprobs is None else tuple(record.logprobs)
-            yield self.push(TokensEmitted("", tuple(record.token_ids), logprobs))
+        """Yield the deltas of recorded output, in pieces that are quick to write."""
+        size = REPLAY_TOKENS if record.logprobs is None else REPLAY_SCORED_TOKENS
+        for at in range(0, len(record.token_ids), size):
+            piece = slice(at, at + size)
+            logprobs = None if record.logprobs is None else tuple(record.logprobs[piece])
+            if not self.is_finished:
+                yield self.push(TokensEmitted("", tuple(record.token_ids[piece]), logprobs))
         if record.reason is not None and not self.is_finished:
             yield self.finish(Finished("", 0.0, record.reason, len(record.token_ids)))
 

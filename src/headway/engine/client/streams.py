@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
-from headway.core.events import Finished
+from headway.core.events import Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
@@ -100,6 +101,8 @@ class RequestStream:
         self._wake = asyncio.Event()
         self.transcript = Transcript(command.params.n) if command.note else None
         """Output so far, if the request is resumable."""
+        self._replay: deque[SampleDelta] = deque()
+        """Output that is delivered again, before what is unread."""
         self.num_readers = 1
         """Readers since the request arrived; only the newest gets output."""
 
@@ -108,9 +111,16 @@ class RequestStream:
         return self.command.params
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the request ended with an error."""
-        return self._error is not None
+    def is_resumable(self) -> bool:
+        """Whether another reader can get the output from any token on."""
+        return self.transcript is not None and self._error is None
+
+    def record(self, index: int, event: TokensEmitted) -> None:
+        """Record tokens of a sample if the request is resumable; too many make it not so."""
+        if self.transcript is not None:
+            self.transcript.emit(index, event)
+            if self.transcript.size > MAX_SIZE:
+                self.transcript = None
 
     @property
     def unfinished_ids(self) -> list[str]:
@@ -119,7 +129,7 @@ class RequestStream:
     @property
     def has_more(self) -> bool:
         """Whether deltas, an error or unfinished samples are left to read."""
-        return bool(self._unread or self._error or self.unfinished_ids)
+        return bool(self._unread or self._replay or self._error or self.unfinished_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -264,15 +274,16 @@ class RequestStream:
         """
         self.num_readers += 1
         self._unread, self._num_unread_bytes = [], 0
+        self._replay.clear()
         command, transcript = self.command, self.transcript or Transcript(self.params.n)
         for sample in sample_streams(command.params, tokenizer, command.token_ids):
             sample.numerics = self.numerics
             sample.start_after(cursor.of(sample.index))
             record = transcript.samples.get(sample.index, SampleRecord(sample.index))
-            self._unread += sample.replay(record)
+            self._replay += sample.replay(record)
             self.samples[sample_id(command.id, sample.index)] = sample
         self._wake.set()
-        return sum(len(delta.token_ids) for delta in self._unread)
+        return sum(len(delta.token_ids) for delta in self._replay)
 
     def set_numerics(self, numerics: str) -> None:
         """Set the numerics class of the tokens from now on."""
@@ -338,9 +349,12 @@ class RequestStream:
 
         Raises ReaderReplacedError if there is a newer reader.
         """
-        while not self._unread or reader != self.num_readers:
+        while not self._unread or self._replay or reader != self.num_readers:
             if reader != self.num_readers:
                 raise ReaderReplacedError("another client reads this stream now")
+            if self._replay:
+                await asyncio.sleep(0)  # other streams have their turn between two pieces
+                return [self._replay.popleft()] if reader == self.num_readers else []
             if self._error is not None:
                 raise self._error
             self._wake.clear()

@@ -86,8 +86,8 @@ class Generation:
         self._num_again = self._streams[0].rewind(cursor, self._engine.tokenizer)
 
     @property
-    def has_failed(self) -> bool:
-        return any(stream.has_failed for stream in self._streams)
+    def is_resumable(self) -> bool:
+        return all(stream.is_resumable for stream in self._streams)
 
     @property
     def size(self) -> int:
