@@ -274,6 +274,8 @@ class EngineListener:
             check_tenant(message.tenant)
         except InvalidRequestError as error:
             raise WireError(str(error)) from error
+        if not self._is_up:
+            return  # the frontend has yet to hear of it, and would not read the answer
         kept = self._kept.find(message.request_id, message.tenant)
         has_room = kept is not None and session.live.has_room(len(kept.command.token_ids))
         if kept is None or kept.session is session or not has_room:

@@ -18,6 +18,7 @@ from headway.errors import OverloadedError
 
 ANSWER_S = 5.0
 """How long the engines have to answer."""
+POLL_S = 0.05
 MAX_QUESTIONS = 256
 """Requests that may be asked for at a time."""
 MAX_QUESTIONS_OF_TENANT = 64
@@ -56,14 +57,17 @@ class Adoptions:
             raise OverloadedError("too many streams are being resumed", RETRY_AFTER_S)
         question = self._questions[request_id] = _Question(tenant)
         try:
-            links = [one.link for one in replicas if one.link.is_up]
+            links = [one.link for one in replicas if one.link.is_connected]
             if not links:
                 return None
             question.num_open = len(links)
-            for link in links:
-                if not await link.adopt(request_id, tenant):
-                    self.answer(request_id, None)
             async with asyncio.timeout(ANSWER_S):
+                # Those that are up first: another may have to start again before it can answer.
+                for link in sorted(links, key=lambda one: not one.is_up):
+                    while link.is_connected and not link.is_up and not question.found.done():
+                        await asyncio.sleep(POLL_S)
+                    if not await link.adopt(request_id, tenant):
+                        self.answer(request_id, None)
                 return await question.found
         except TimeoutError:
             return None

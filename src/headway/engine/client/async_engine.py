@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from headway.clock import Clock
 from headway.core import events
 from headway.core.params import SamplingParams
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, sample_id
 from headway.core.terms import NO_TERMS, Terms
 from headway.engine.client.adoption import Adoptions, adoption_events, stopped_samples
 from headway.engine.client.inputs import draw_seed, resolve_params
@@ -301,18 +301,31 @@ class AsyncEngine:
         return await self._adoptions.ask(request_id, tenant, self._replicas)
 
     async def _take_over(self, replica: EngineReplica, handover: Handover) -> None:
-        """Continue a request that an engine has handed over, if this process still wants it."""
-        now, request_id = self._clock.now(), handover.request_id
-        if handover.command is None:
-            self._adoptions.answer(request_id, None)
-            return
+        """Continue a request that an engine has handed over; an exception ends it only."""
+        command, stream = handover.command, None
+        try:
+            if command is not None and self._adoptions.is_wanted(command):
+                stream = await self._adopt_stream(replica, handover)
+        except Exception:
+            logger.exception("request %s cannot be adopted", handover.request_id)
+        if stream is None and command is not None:
+            names = [sample_id(command.id, index) for index in range(command.params.n)]
+            await replica.link.send(AbortRequests(names, FinishReason.ABORT))
+        self._adoptions.answer(handover.request_id, stream)
+        await self._resume_sending()
+
+    async def _adopt_stream(
+        self, replica: EngineReplica, handover: Handover
+    ) -> RequestStream | None:
+        """Return the stream of a request that was handed over; None if it is here already."""
+        now = self._clock.now()
         stream = RequestStream.adopt(handover, self.tokenizer, now)
-        if not self._adoptions.is_wanted(stream.command) or request_id in self._streams:
-            await replica.link.send(AbortRequests(list(stream.samples), FinishReason.ABORT))
-            return
-        self._add_stream(stream)
-        self._listeners.notify(adoption_events(stream, handover, now))
+        events_so_far = adoption_events(stream, handover, now)
+        if stream.request_id in self._streams:
+            return None
         stream.set_numerics("" if replica.info is None else replica.info.numerics)
+        self._add_stream(stream)
+        self._listeners.notify(events_so_far)
         if handover.is_running:
             replica.add(stream)
             # A stop string may have ended a sample while no frontend read its text.
@@ -321,9 +334,8 @@ class AsyncEngine:
                 await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
         elif stream.unfinished_ids:
             self._unsent.append(stream)
-        logger.info("request %s is adopted from %s", request_id, replica.link.name)
-        self._adoptions.answer(request_id, stream)
-        await self._resume_sending()
+        logger.info("request %s is adopted from %s", stream.request_id, replica.link.name)
+        return stream
 
     async def abort(
         self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, message: str = ""
