@@ -6,10 +6,10 @@
 Two engines and two frontends, with the fake engine or with MODEL. In each round all streams run, a
 random frontend is killed with SIGKILL, and its clients ask the other frontend for the rest, by the
 id of the last event. Each stream is compared with an undisturbed one: the same tokens, each once,
-one end. A third frontend without requests counts the tokens that the engines compute: rounds
-without stop strings must compute as many as an undisturbed run. (An engine knows no text: a
-request with a stop string runs on until a frontend reads it again.) The ledger must have one row
-per request, with the tokens that its client got.
+one end. The frontend that is left has counted the tokens that the engines computed: rounds without
+stop strings must compute as many as an undisturbed run. (An engine knows no text: a request with a
+stop string runs on until a frontend reads it again.) The ledger must have one row per request, with
+the tokens that its client got.
 """
 
 from __future__ import annotations
@@ -154,7 +154,6 @@ class Battery:
         ]
         self._references: list[list[History]] = []
         self._num_computed: list[float] = []
-        self._observer = start_frontend()
         self._servers = [start_frontend() for _ in range(NUM_FRONTENDS)]
         self.streams: list[Stream] = []
         """Streams of all runs."""
@@ -163,14 +162,14 @@ class Battery:
         """Requests that ended at a frontend in the moment before it was killed."""
 
     async def _run_undisturbed(self, requests: Sequence[dict[str, Any]]) -> None:
-        before = await self._count()
+        before = await self._count(self._servers[0])
         streams, _ = await run_streams(self._servers, requests)
         errors = [error for one in streams for error in one.history.errors]
         if errors:
             raise RuntimeError(errors[0])
         self.streams += streams
         self._references.append([one.history for one in streams])
-        self._num_computed.append(await self._count() - before)
+        self._num_computed.append(await self._count(self._servers[0]) - before)
 
     async def kill(self) -> Round:
         """Kill a random frontend under one of the loads."""
@@ -181,15 +180,16 @@ class Battery:
         number = len(self.rounds) % len(self._loads)
         if number == len(self._references):
             await self._run_undisturbed(self._loads[number])
-        before = await self._count()
         victim = self._draw.randrange(NUM_FRONTENDS)
+        left = self._servers[victim - 1]
+        before = await self._count(left)
 
         def kill() -> int:
             self._servers[victim].process.kill()
             return self._servers[victim].process.wait()
 
         streams, killed_at = await run_streams(self._servers, self._loads[number], kill)
-        num_computed = await self._count() - before
+        num_computed = await self._count(left) - before
         self.streams += streams
         pairs = zip(streams, self._references[number], strict=True)
         found = [problem for one, right in pairs for problem in problems(one.history, right)]
@@ -198,7 +198,7 @@ class Battery:
         self.unwritten |= {
             one.request_id
             for one in streams[victim::NUM_FRONTENDS]
-            if 0.0 < killed_at - one.history.times[-1] < LAST_MOMENT_S
+            if not one.num_resumed and killed_at - one.history.times[-1] < LAST_MOMENT_S
         }
         self.rounds.append(
             Round(
@@ -213,16 +213,16 @@ class Battery:
         return self.rounds[-1]
 
     async def _wait_up(self) -> None:
-        for server in (self._observer, *self._servers):
+        for server in self._servers:
             await asyncio.to_thread(server.wait_ready)
             while server.log.count(" is up: ") < len(self._fleet.engines):
                 await asyncio.sleep(0.02)
 
-    async def _count(self) -> float:
-        """Return the tokens that the engines have computed, once nothing runs."""
-        await asyncio.to_thread(self._observer.wait_for, RUNNING, 0, 60.0)
-        await asyncio.to_thread(self._observer.wait_for, "headway_kv_blocks_used", 0, 60.0)
-        return await asyncio.to_thread(self._observer.metric, COMPUTED)
+    async def _count(self, server: RunningServer) -> float:
+        """Return the tokens that a frontend saw the engines compute, once nothing runs."""
+        await asyncio.to_thread(server.wait_for, RUNNING, 0, 60.0)
+        await asyncio.to_thread(server.wait_for, "headway_kv_blocks_used", 0, 60.0)
+        return await asyncio.to_thread(server.metric, COMPUTED)
 
     async def check_ledger(self, path: Path, timeout_s: float = 30.0) -> list[str]:
         """Return where the ledger differs from what the clients got."""
