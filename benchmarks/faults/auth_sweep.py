@@ -31,6 +31,7 @@ OTHER_KEY = "hw-the-key-of-somebody-else"
 LIVE = "/health/live"
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
+    "/v1/streams/cmpl-0123456789abcdef0123456789abcdef",
     "/detokenize", "/version", "/health", "/health/ready", LIVE, "/openapi.json", "/metrics",
     "/v1/responses", "/v1/embeddings", "/v1/messages", "/", "/docs", "/admin", "/no/such/path",
 )  # fmt: skip

@@ -174,6 +174,8 @@ COMPOUND = {
         "an-unknown-key": {"include_everything": True},
         "a-long-unknown-key": {"x" * 50_000: True},
         "a-number-as-usage": {"include_usage": 1},
+        "a-string-as-resumable": {"resumable": "yes"},
+        "a-number-of-seconds-as-resumable": {"resumable": 30},
     },
 }
 

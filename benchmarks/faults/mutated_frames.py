@@ -34,11 +34,13 @@ from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AddRequest
+from headway.core.terms import Terms
+from headway.engine.process.messages import AddRequest, Past, SampleRecord
 from headway.fleet.wire import (
     PROTOCOL_VERSION,
     Abort,
     Add,
+    Adopt,
     Heartbeat,
     Hello,
     decode_engine_message,
@@ -60,9 +62,24 @@ def messages(epoch: int = 1) -> list[bytes]:
     again = AddRequest(
         "cmpl-3f#1", [65] * 6, params, 7, 5.0, index=1, num_prompt_tokens=3, attempt=1
     )
+    noted = AddRequest("cmpl-4f", [65], params, 7, 5.0, terms=Terms("tenant"), note=b"note")
+    past = Past(2, [SampleRecord(1, [65, 66]), SampleRecord(0, [67], None, FinishReason.STOP)])
+    resent = AddRequest(
+        "cmpl-5f#1",
+        [65, 65, 66],
+        params,
+        7,
+        5.0,
+        index=1,
+        num_prompt_tokens=1,
+        note=b"note",
+        past=past,
+    )
     return [
         *(encode(Add(epoch, 5.5, request)) for request in (one, two, again)),
         encode(Abort(epoch, ["0:cmpl-1f"], FinishReason.STOP)),
+        *(encode(Add(epoch, 5.5, request)) for request in (noted, resent)),
+        encode(Adopt("cmpl-4f", "tenant")),
         encode(Heartbeat(10)),
         HELLO,
     ]
@@ -112,7 +129,7 @@ async def _send_session(
         return
     await dealer.send(HELLO)
     # The mutated frame may then be about a live request.
-    for frame in draw.sample(frames[:4], draw.randrange(4)):
+    for frame in draw.sample(frames[:7], draw.randrange(4)):
         await dealer.send(frame)
     parts = [mutate(draw.choice(frames), draw)]
     await dealer.send_multipart(parts * (1 if draw.random() < 0.95 else draw.randrange(2, 5)))

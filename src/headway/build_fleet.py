@@ -49,7 +49,9 @@ def run_engine(
         identity = engine_identity(config.model.model, located)
         return await host_engine(
             supervise(launcher, config.supervision),
-            lambda one: EngineListener(endpoint, key, one, identity, SystemClock()),
+            lambda one: EngineListener(
+                endpoint, key, one, identity, SystemClock(), config.listener.orphan_s
+            ),
         )
 
     try:

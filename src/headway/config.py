@@ -300,6 +300,14 @@ class ListenerConfig:
     listen: str = setting(
         "tcp://127.0.0.1:7600", "Address to wait for frontends on, as tcp://HOST:PORT."
     )
+    orphan_s: float = setting(
+        30.0,
+        "Seconds that a resumable request runs on after its frontend is lost, for another frontend "
+        "to adopt; 0: none.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 0, "orphan_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

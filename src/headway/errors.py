@@ -9,6 +9,7 @@ HeadwayError
 │       └── QuotaError      the tenant has used up a quota; `quota` names the quota (HTTP 429)
 ├── QuarantinedError        the request took the engine down twice (HTTP 500)
 ├── SlowReaderError         the client does not read its stream; the server closes the connection
+├── ReaderReplacedError     another client has resumed the stream; the server closes the connection
 ├── ConfigError             a flag, environment variable or config file is wrong
 ├── LedgerError             the ledger cannot be read or written
 ├── ModelLoadError          weights, tokenizer or template cannot be read
@@ -74,6 +75,10 @@ class QuarantinedError(HeadwayError):
 
 class SlowReaderError(HeadwayError):
     """More output waits for the client than the server buffers."""
+
+
+class ReaderReplacedError(HeadwayError):
+    """The stream was resumed over another connection, which now gets its output."""
 
 
 class ConfigError(HeadwayError, ValueError):

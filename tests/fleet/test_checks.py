@@ -15,18 +15,28 @@ from headway.clock import SystemClock
 from headway.core.events import Finished, Forked, Stepped, TokensEmitted
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import Targets, Terms
-from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.engine.process.messages import (
+    AddRequest,
+    EngineInfo,
+    EventBatch,
+    Handover,
+    Past,
+    SampleRecord,
+)
 from headway.errors import InvalidRequestError
-from headway.fleet.checks import check_engine, check_id, check_request
+from headway.fleet.checks import check_engine, check_handover, check_id, check_request
 from headway.fleet.clocks import MAX_AGE_S, age_of, localize
 from headway.fleet.sessions import Sessions
 from headway.fleet.wire import (
     Abort,
     Add,
+    Adopt,
     Credit,
     EngineUp,
+    HandedOver,
     Heartbeat,
     Hello,
     Reported,
@@ -47,6 +57,16 @@ def changed(**fields: Any) -> AddRequest:
 
 def with_terms(**fields: Any) -> AddRequest:
     return changed(terms=replace(Terms(), **fields))
+
+
+RECORD = SampleRecord(1, [3])
+
+
+def again(past: Past) -> AddRequest:
+    """Return a sample that is sent again, with this past."""
+    return changed(
+        id="cmpl-1f#1", index=1, num_prompt_tokens=2, token_ids=[1, 2, 3], note=b"x", past=past
+    )
 
 
 BAD = {
@@ -81,6 +101,16 @@ BAD = {
     "long tenant": with_terms(tenant="t" * 1000),
     "negative target": with_terms(targets=Targets(ttft_s=-1.0)),
     "target is not a number": with_terms(targets=Targets(deadline_s=math.nan)),
+    "long note": changed(note=b"x" * 5000),
+    "past without output": changed(past=Past(1, [SampleRecord(0)])),
+    "past of another sample": again(Past(2, [SampleRecord(0, [1])])),
+    "past with other tokens": again(Past(2, [SampleRecord(1, [2])])),
+    "past with unknown tokens": again(Past(2, [RECORD, SampleRecord(0, [10**6])])),
+    "past with one sample twice": again(Past(2, [RECORD, RECORD])),
+    "past beyond its samples": again(Past(2, [RECORD, SampleRecord(2, [1])])),
+    "past with too many samples": again(Past(10**6, [RECORD])),
+    "past with scores": again(Past(2, [SampleRecord(1, [3], [TokenLogprobs(-1.0, 1)])])),
+    "past that is too long": again(Past(2, [RECORD, SampleRecord(0, [1] * 100)])),
 }
 
 
@@ -93,6 +123,44 @@ def test_a_good_request_passes() -> None:
 def test_a_bad_request_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         check_request(BAD[name], INFO)
+
+
+def test_a_good_past_passes() -> None:
+    ended = SampleRecord(0, [1, 2], None, FinishReason.STOP)
+    check_request(again(Past(2, [RECORD, ended])), INFO)
+
+
+SCORED = changed(params=SamplingParams(max_tokens=9, logprobs=1), note=b"x")
+SCORE = TokenLogprobs(-1.0, 1, (5,), (-1.0,))
+BAD_HANDOVERS = {
+    "another id": Handover("cmpl-2f", GOOD),
+    "one sample": Handover("cmpl-1f", again(Past(2, [RECORD]))),
+    "a bad request": Handover("cmpl-1f", BAD["large seed"]),
+    "unknown tokens": Handover("cmpl-1f", GOOD, [SampleRecord(0, [-1])]),
+    "a sample that is not there": Handover("cmpl-1f", GOOD, [SampleRecord(1, [1])]),
+    "too many cached tokens": Handover("cmpl-1f", GOOD, num_cached_tokens=10**9),
+    "scores that nobody asked for": Handover("cmpl-1f", GOOD, [SampleRecord(0, [1], [SCORE])]),
+    "no scores": Handover("cmpl-1f", SCORED, [SampleRecord(0, [1])]),
+    "too few scores": Handover("cmpl-1f", SCORED, [SampleRecord(0, [1, 2], [SCORE])]),
+    "unknown tokens in scores": Handover(
+        "cmpl-1f", SCORED, [SampleRecord(0, [1], [replace(SCORE, top_ids=(10**9,))])]
+    ),
+    "scores that do not match": Handover(
+        "cmpl-1f", SCORED, [SampleRecord(0, [1], [replace(SCORE, top_logprobs=())])]
+    ),
+}
+
+
+def test_a_good_handover_passes() -> None:
+    check_handover(Handover("cmpl-1f"), INFO)
+    check_handover(Handover("cmpl-1f", GOOD, [SampleRecord(0, [1, 2])], 1), INFO)
+    check_handover(Handover("cmpl-1f", SCORED, [SampleRecord(0, [1], [SCORE])]), INFO)
+
+
+@pytest.mark.parametrize("name", BAD_HANDOVERS)
+def test_a_bad_handover_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_handover(BAD_HANDOVERS[name], INFO)
 
 
 @pytest.mark.parametrize("name", ["a", "cmpl-1f-2#12", "A_b.c-9"])
@@ -117,6 +185,9 @@ MESSAGES = [
     encode(Add(1, 5.5, GOOD)),
     encode(Abort(1, ["0:cmpl-1f"], FinishReason.STOP)),
     encode(Heartbeat(100)),
+    encode(Add(1, 5.5, again(Past(2, [RECORD])))),
+    encode(Adopt("cmpl-1f", "tenant")),
+    encode(HandedOver(1.0, Handover("cmpl-1f", GOOD, [SampleRecord(0, [1, 2])], 1))),
     encode(EngineUp(1, "m", "t", 1, INFO)),
     encode(Reported(1.0, EventBatch(tokens=[TokensEmitted("0:a", (1,), None)]))),
 ]
@@ -126,17 +197,19 @@ def test_a_mutated_frame_is_a_message_or_a_wire_error() -> None:
     draw, num_refused = random.Random(3), 0
     for number in range(10_000):
         frame = mutate(MESSAGES[number % len(MESSAGES)], draw)
-        decode = decode_engine_message if number % len(MESSAGES) > 3 else decode_frontend_message
+        decode = decode_engine_message if number % len(MESSAGES) > 5 else decode_frontend_message
         try:
             message = decode(frame)
         except WireError:
             num_refused += 1
             continue
-        if isinstance(message, Add):
-            try:
+        try:
+            if isinstance(message, Add):
                 check_request(message.request, INFO)
-            except InvalidRequestError:
-                num_refused += 1
+            elif isinstance(message, HandedOver):
+                check_handover(message.handover, INFO)
+        except InvalidRequestError:
+            num_refused += 1
     assert num_refused > 5_000
 
 

@@ -50,12 +50,18 @@ NUM_TOKENS = 100
 class Engine:
     """A listener, and the engine process behind it as an object."""
 
-    def __init__(self, key: ClusterKey | None = None, identity: EngineIdentity = IDENTITY) -> None:
+    def __init__(
+        self,
+        key: ClusterKey | None = None,
+        identity: EngineIdentity = IDENTITY,
+        orphan_s: float = 30.0,
+    ) -> None:
         self.process = LocalProcess(ScriptExecutor([65] * NUM_TOKENS, 0), "fcfs")
         limits = RestartLimits(max_restarts=0)
         supervisor = Supervisor(lambda _: self.process, SystemClock(), limits)  # pyright: ignore
         endpoint = Endpoint("127.0.0.1", 0)
-        self.listener = EngineListener(endpoint, key, supervisor, identity, SystemClock())
+        clock = SystemClock()
+        self.listener = EngineListener(endpoint, key, supervisor, identity, clock, orphan_s)
         self.supervisor = supervisor
         self.context = zmq.asyncio.Context()
 
@@ -301,7 +307,7 @@ async def test_a_link_without_a_socket_tries_again(monkeypatch: pytest.MonkeyPat
         await link.stop()
         with pytest.raises(ConnectionLostError, match="cannot be connected to"):
             connection.EngineConnection(
-                engine.context, Endpoint("*", 1), None, "test", SystemClock()
+                engine.context, Endpoint("*", 1), None, Hello(1, "test"), SystemClock()
             )
 
 

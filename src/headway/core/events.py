@@ -179,6 +179,26 @@ class Routed:
     """Prompt tokens that the engine was expected to have cached."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """This process took over a sample of another frontend, with its output so far.
+
+    The owner of the requests emits this event, not an engine.
+    """
+
+    request_id: str
+    at: float
+    arrived_at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    terms: Terms = NO_TERMS
+    num_cached_tokens: int | None = None
+    """Prefix hit of the first admission; None before it."""
+    attempt: int = 0
+    """Number of the attempt that begins here: higher than that of any frontend before."""
+    is_fork: bool = False
+
+
 Event = (
     Arrived
     | Refused
@@ -192,5 +212,6 @@ Event = (
     | EngineLost
     | Resent
     | Routed
+    | Adopted
 )
 Sink = Callable[[Sequence[Event]], None]

@@ -11,6 +11,7 @@ Must not know HTTP; the scheduler and the streams are in core and engine. In rea
     checks.py       checks every request that a frontend sends
     numerics.py     which engines compute the same tokens
     sessions.py     the frontends of an engine, and the requests of each
+    orphans.py      requests that outlive their frontend
     listener.py     EngineListener: the engine's side of all connections
     connection.py   one connection of a frontend to an engine
     link.py         NetworkLink: connects, connects again, and reports what happens

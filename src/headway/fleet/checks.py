@@ -7,17 +7,20 @@ taken over, and its requests must not end those of others. The same holds for th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 
-from headway.core.params import MAX_SAMPLES
+from headway.core.params import MAX_LOGPROBS, MAX_SAMPLES
+from headway.core.plan import TokenLogprobs
 from headway.core.request import sample_id
 from headway.core.terms import Terms
 from headway.engine.client.inputs import check_prompt, check_token_ids
-from headway.engine.process.messages import AddRequest, EngineInfo
+from headway.engine.process.messages import AddRequest, EngineInfo, Handover, SampleRecord
 from headway.errors import InvalidRequestError
 from headway.fleet.wire import Credit
 
 MAX_NAME_CHARS = 256
+MAX_NOTE_BYTES = 4096
 MAX_WEIGHT = 1e6
 _MAX_INT = 2**31
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -38,6 +41,27 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")
     _check_sample(command)
     _check_terms(command.terms)
+    _check(len(command.note) <= MAX_NOTE_BYTES, "note is too long")
+    if command.past is not None:
+        _check_past(command, info)
+
+
+def check_handover(handover: Handover, info: EngineInfo) -> None:
+    """Raise InvalidRequestError if a frontend must not continue a request that it was handed."""
+    command = handover.command
+    if command is None:
+        return
+    check_request(command, info)
+    is_whole = command.id == handover.request_id and not command.index
+    _check(is_whole and not command.num_prompt_tokens, "it is not a whole request")
+    num_cached = handover.num_cached_tokens or 0
+    _check(0 <= num_cached <= len(command.token_ids), "num_cached_tokens is out of range")
+    _check_records(handover.samples, command, command.params.n, info)
+
+
+def check_tenant(name: str) -> None:
+    """Raise InvalidRequestError if a text is not the name of a tenant."""
+    _check(len(name) <= MAX_NAME_CHARS, "the name of a tenant is too long")
 
 
 def check_engine(info: EngineInfo, credit: Credit) -> str:
@@ -73,6 +97,40 @@ def _check_sample(command: AddRequest) -> None:
         is_valid = 0 < command.num_prompt_tokens <= len(command.token_ids)
         _check(is_valid and command.params.n == 1, "num_prompt_tokens is out of range")
         _check(num_output < (command.params.max_tokens or 0), "the output is complete")
+
+
+def _check_past(command: AddRequest, info: EngineInfo) -> None:
+    past = command.past
+    if past is None or not command.num_prompt_tokens:
+        raise InvalidRequestError("past is for requests with output")
+    _check(0 < past.num_samples <= MAX_SAMPLES, "num_samples is out of range")
+    _check_records(past.samples, command, past.num_samples, info)
+    own = [one.token_ids for one in past.samples if one.index == command.index]
+    _check(own == [command.token_ids[command.num_prompt_tokens :]], "past is of another sample")
+
+
+def _check_records(
+    records: Sequence[SampleRecord], command: AddRequest, num_samples: int, info: EngineInfo
+) -> None:
+    indices = [one.index for one in records]
+    is_valid = len(set(indices)) == len(indices) and all(0 <= one < num_samples for one in indices)
+    _check(is_valid, "index of a record")
+    for one in records:
+        num_tokens = len(one.token_ids)
+        _check(num_tokens <= (command.params.max_tokens or 0), "a record is too long")
+        if one.token_ids:
+            check_prompt(one.token_ids, info)
+        has_scores = command.params.logprobs is not None and num_tokens > 0
+        _check((one.logprobs is not None) == has_scores, "log-probabilities of a record")
+        _check(len(one.logprobs or ()) in (0, num_tokens), "log-probabilities of a record")
+        for scores in one.logprobs or ():
+            _check_scores(scores, info)
+
+
+def _check_scores(scores: TokenLogprobs, info: EngineInfo) -> None:
+    num_top = len(scores.top_ids)
+    _check(num_top == len(scores.top_logprobs) and num_top <= MAX_LOGPROBS, "top_ids of a record")
+    _check(all(0 <= one < info.vocab_size for one in scores.top_ids), "top_ids of a record")
 
 
 def _check_terms(terms: Terms) -> None:

@@ -21,7 +21,6 @@ from headway.fleet.wire import (
     HEARTBEAT_S,
     MAX_REPORT_BYTES,
     MAX_SILENCE_S,
-    PROTOCOL_VERSION,
     SOCKET_SILENCE_MS,
     Closed,
     EngineMessage,
@@ -58,7 +57,7 @@ class EngineConnection:
         context: zmq.asyncio.Context,
         endpoint: Endpoint,
         key: ClusterKey | None,
-        name: str,
+        hello: Hello,
         clock: Clock,
     ) -> None:
         """Connect in the background, and say hello.
@@ -98,7 +97,7 @@ class EngineConnection:
         self._poller = zmq.asyncio.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._hello = Hello(PROTOCOL_VERSION, name)
+        self._hello = hello
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
     async def send(self, frame: bytes) -> None:

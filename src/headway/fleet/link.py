@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
 import zmq.asyncio
+from msgspec.structs import replace as replace_fields
 
 from headway.clock import Clock
 from headway.core.events import (
@@ -25,16 +27,19 @@ from headway.core.events import (
     Refused,
     TokensEmitted,
 )
+from headway.core.request import sample_id
 from headway.engine.process.messages import (
     AbortRequests,
     AddRequest,
     Command,
     EngineInfo,
     EventBatch,
+    Handover,
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
-from headway.fleet.checks import check_engine
-from headway.fleet.clocks import localize
+from headway.errors import InvalidRequestError
+from headway.fleet.checks import check_engine, check_handover
+from headway.fleet.clocks import age_of, localize
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.connection import ConnectionLostError, EngineConnection, SessionClosedError
 from headway.fleet.endpoints import Endpoint
@@ -44,8 +49,11 @@ from headway.fleet.wire import (
     PROTOCOL_VERSION,
     Abort,
     Add,
+    Adopt,
     EngineDown,
     EngineUp,
+    HandedOver,
+    Hello,
     Reported,
     WireError,
     encode_command,
@@ -75,6 +83,12 @@ class LinkParts:
     """Whether engines may have different weights."""
     weights: dict[NetworkLink, str] = field(default_factory=dict["NetworkLink", str])
     """Digest of the weights of every engine that is connected."""
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Random id of this process."""
+
+    @property
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, self.name, self.instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +159,16 @@ class NetworkLink:
             ids = [wire_id(one, name) for name, one in attempts.items() if one is not None]
             await self._connection.send(encode_command(Abort(self._epoch, ids, command.reason)))
 
+    def adopt(self, request_id: str, tenant: str) -> Awaitable[bool]:
+        """Ask the engine for a request of another frontend; the owner gets a Handover."""
+        return self._ask(Adopt(request_id, tenant))
+
+    async def _ask(self, message: Adopt) -> bool:
+        if self._connection is None or not self.is_up:
+            return False
+        await self._connection.send(encode_command(message))
+        return True
+
     def kill(self) -> None:
         """Do nothing: the engine serves other frontends too."""
 
@@ -158,7 +182,7 @@ class NetworkLink:
         if self._connection is None:
             parts = self._parts
             self._connection = EngineConnection(
-                parts.context, self._endpoint, parts.key, parts.name, parts.clock
+                parts.context, self._endpoint, parts.key, parts.hello, parts.clock
             )
         while not self.is_up:
             message = await self._connection.receive()
@@ -232,6 +256,9 @@ class NetworkLink:
                 message = await self._connection.receive()
                 if isinstance(message, Reported):
                     await self._report(message, owner)
+                elif isinstance(message, HandedOver):
+                    handover = await self._take(message)
+                    await owner.on_report(EventBatch(handovers=[handover]))
                 elif isinstance(message, EngineDown):
                     logger.warning("engine %s has failed, and starts again", self.name)
                     ids = frozenset(split_wire_id(name)[1] for name in message.suspect_ids)
@@ -252,6 +279,27 @@ class NetworkLink:
     async def _report(self, message: Reported, owner: EngineOwner) -> None:
         events = self._own(message.events)
         await owner.on_report(localize(events, message.sent_at, self._parts.clock.now()))
+
+    async def _take(self, message: HandedOver) -> Handover:
+        """Return a handover with times of this machine; one that is wrong holds no request."""
+        handover, now = message.handover, self._parts.clock.now()
+        command, nothing = handover.command, Handover(handover.request_id)
+        if command is None or self.info is None:
+            return nothing
+        names = {sample_id(command.id, index) for index in range(command.params.n)}
+        try:
+            check_handover(handover, self.info)
+        except InvalidRequestError as error:
+            logger.warning("engine %s handed over what is no request: %s", self.name, error)
+            ids = [wire_id(command.attempt, name) for name in names]
+            if self._connection is not None:
+                await self._connection.send(encode_command(Abort(self._epoch, ids)))
+            return nothing
+        ended = {sample_id(command.id, one.index) for one in handover.samples if one.reason}
+        if handover.is_running and names - ended:
+            self._live.adopt(command, names - ended, bool(handover.samples))
+        arrived_at = now - age_of(command.arrived_at, message.sent_at)
+        return replace_fields(handover, command=replace_fields(command, arrived_at=arrived_at))
 
     def _notify(self, kind: str, num_requests: int) -> None:
         for listener in self.restart_listeners:

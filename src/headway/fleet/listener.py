@@ -2,13 +2,14 @@
 
 EngineListener owns the socket and the sessions, and is the owner of the requests for the
 supervisor of the engine process. A frontend that is gone, silent, too slow or sends nonsense loses
-its session: its requests are aborted, and those of other frontends go on.
+its session: its requests are aborted or become orphans, and those of other frontends go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import zmq
@@ -17,16 +18,17 @@ from msgspec.structs import replace as replace_fields
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from headway.clock import Clock
-from headway.core.events import Refused
+from headway.core.events import Finished, Refused
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch
+from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError, EngineError, InvalidRequestError
-from headway.fleet.checks import check_id, check_request
+from headway.fleet.checks import check_id, check_request, check_tenant
 from headway.fleet.clocks import age_of
 from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.numerics import numerics_class, own_class
+from headway.fleet.orphans import KeptRequest, KeptRequests
 from headway.fleet.sessions import Session, Sessions
 from headway.fleet.wire import (
     DEFAULT_CREDIT,
@@ -38,11 +40,14 @@ from headway.fleet.wire import (
     SOCKET_SILENCE_MS,
     Abort,
     Add,
+    Adopt,
     Closed,
     Credit,
     EngineDown,
     EngineMessage,
     EngineUp,
+    FrontendMessage,
+    HandedOver,
     Heartbeat,
     Hello,
     Pulse,
@@ -89,6 +94,7 @@ class EngineListener:
         supervisor: Supervisor,
         identity: EngineIdentity,
         clock: Clock,
+        orphan_s: float = 0.0,
     ) -> None:
         """Bind the socket; raise ConfigError if that is not possible or not safe."""
         endpoint.check_key(key is not None, "--listen")
@@ -99,6 +105,7 @@ class EngineListener:
         self._sessions = Sessions(
             Credit(HARD_CREDIT * credit.num_requests, HARD_CREDIT * credit.num_tokens)
         )
+        self._kept = KeptRequests(orphan_s, credit)
         self._epoch = 0
         self._is_up = False
         self._info: EngineInfo | None = None
@@ -177,15 +184,7 @@ class EngineListener:
                 await self._open_session(frames[0], decode_hello(frames[1]))
                 return
             session.heard_at = self._clock.now()
-            message = decode_frontend_message(frames[1])
-            if isinstance(message, Add):
-                await self._add(session, message)
-            elif isinstance(message, Abort):
-                await self._abort(session, message)
-            elif isinstance(message, Heartbeat):
-                self._note_read(session, message.num_read_bytes)
-            else:
-                raise WireError("a second Hello")
+            await self._handle(session, decode_frontend_message(frames[1]))
         except WireError as error:
             if session is None:
                 self._sessions.end(frames[0])
@@ -196,6 +195,18 @@ class EngineListener:
             logger.exception("a message of a frontend cannot be handled")
             if session is not None:
                 await self._close_session(session, "a message cannot be handled", tells=True)
+
+    async def _handle(self, session: Session, message: FrontendMessage) -> None:
+        if isinstance(message, Add):
+            await self._add(session, message)
+        elif isinstance(message, Abort):
+            await self._abort(session, message)
+        elif isinstance(message, Adopt):
+            await self._adopt(session, message)
+        elif isinstance(message, Heartbeat):
+            self._note_read(session, message.num_read_bytes)
+        else:
+            raise WireError("a second Hello")
 
     async def _open_session(self, identity: bytes, hello: Hello) -> None:
         name = "".join(one for one in hello.frontend if one.isprintable())[:MAX_FRONTEND_CHARS]
@@ -212,19 +223,82 @@ class EngineListener:
             self._sessions.end(identity)
             await self._send_to(identity, Closed(refusal))
             return
-        session = self._sessions.open(identity, name, self._clock.now())
+        session = self._sessions.open(identity, name, self._clock.now(), hello.instance)
         logger.info("frontend %s is connected", name)
+        await self._end_orphans(self._kept.take_orphans_of(hello.instance))
         if self._is_up:
             await self._send(session, self._engine_up())
 
     async def _close_session(self, session: Session, reason: str, tells: bool = False) -> None:
         """End a session, and abort its requests; with `tells`, the frontend hears of it."""
+        self._kept.close_session(session)
         ids = self._sessions.close(session)
         logger.info("frontend %s is gone (%s); %d samples", session.frontend, reason, len(ids))
         if tells:
             await self._send_to(session.identity, Closed(reason))
+        await self._abort_samples(ids)
+
+    async def _lose_session(self, session: Session, reason: str, tells: bool = False) -> None:
+        """End a session whose frontend is out of reach; requests with a note become orphans."""
+        now = self._clock.now()
+        orphans = self._kept.lose_frontend(session, now)
+        ids = self._sessions.lose(session, orphans, now)
+        logger.info(
+            "frontend %s is gone (%s); %d samples, %d orphans",
+            session.frontend,
+            reason,
+            len(ids),
+            len(orphans),
+        )
+        if tells:
+            await self._send_to(session.identity, Closed(reason))
+        await self._abort_samples(ids)
+
+    async def _abort_samples(self, ids: list[str]) -> None:
         if ids and self._is_up:
             await self._supervisor.send(AbortRequests(ids, FinishReason.ABORT))
+
+    async def _end_orphans(self, orphans: Sequence[KeptRequest]) -> None:
+        """Abort requests that are no longer kept, if no frontend has them."""
+        lost = [one for one in orphans if one.session.lost_at is not None]
+        ids = [name for one in lost for name in self._sessions.release(one.session, one.command.id)]
+        if ids:
+            logger.info("%d orphaned samples end", len(ids))
+        await self._abort_samples(ids)
+
+    async def _adopt(self, session: Session, message: Adopt) -> None:
+        """Give a request of another frontend to this one, or say that there is none."""
+        now = self._clock.now()
+        try:
+            check_id(message.request_id)
+            check_tenant(message.tenant)
+        except InvalidRequestError as error:
+            raise WireError(str(error)) from error
+        if not self._is_up:
+            return  # the frontend has yet to hear of it, and would not read the answer
+        kept = self._kept.find(message.request_id, message.tenant)
+        has_room = kept is not None and session.live.has_room(len(kept.command.token_ids))
+        if kept is None or kept.session is session or not has_room:
+            await self._send(session, HandedOver(now, Handover(message.request_id)))
+            return
+        before, attempt = kept.session, kept.command.attempt + 1
+        ended: list[str] = []
+        if kept.is_running and kept.is_partial:
+            await self._abort_samples(self._sessions.release(before, kept.command.id))
+            kept.is_running = False
+        if kept.is_running:
+            command = replace_fields(kept.command, attempt=attempt)
+            ended = self._sessions.move(before, session, command, kept.has_forked)
+        self._kept.give(kept, session, attempt, now)
+        handover = kept.handover(attempt)
+        if not handover.is_running and not kept.transcript.is_finished:
+            self._kept.drop(kept)  # its new frontend sends it again
+        logger.info("%s adopts a request of %s", session.frontend, before.frontend)
+        await self._send(session, HandedOver(now, handover))
+        if ended and before.lost_at is None:
+            moved = "another frontend continues this request"
+            ends = [Finished(one, now, FinishReason.ABORT, 0, moved) for one in ended]
+            await self._send(before, Reported(now, EventBatch(finished=ends)))
 
     async def _add(self, session: Session, message: Add) -> None:
         info = self._info
@@ -239,6 +313,9 @@ class EngineListener:
             await self._refuse(session, command.attempt, command.id, str(error))
             return
         older = session.live.add(command)
+        replaced = self._kept.add(session, command)
+        if replaced is not None:
+            await self._end_orphans([replaced])
         if older:
             await self._supervisor.send(
                 AbortRequests([session.engine_id(name) for name in older], FinishReason.ABORT)
@@ -249,6 +326,8 @@ class EngineListener:
                 id=session.engine_id(wire_id(command.attempt, command.id)),
                 arrived_at=now - age_of(command.arrived_at, message.sent_at),
                 attempt=0,
+                note=b"",
+                past=None,
             )
         )
 
@@ -286,21 +365,22 @@ class EngineListener:
             now = self._clock.now()
             # Time in which this process itself was delayed is no silence: messages are unread.
             late_s, checked_at = now - checked_at - HEARTBEAT_S, now
+            await self._end_orphans(self._kept.take_expired(now))
             for session in self._sessions:
                 session.heard_at += max(0.0, late_s)
                 if now - session.heard_at > MAX_SILENCE_S:
-                    await self._close_session(session, "it is silent", tells=True)
+                    await self._lose_session(session, "it is silent", tells=True)
                 else:
                     await self._send(session, Pulse())
 
     async def _send(self, session: Session, message: EngineMessage) -> None:
         num_bytes = await self._send_to(session.identity, message)
         if num_bytes is None:
-            await self._close_session(session, "the connection is lost")
+            await self._lose_session(session, "the connection is lost")
             return
         session.num_sent_bytes += num_bytes
         if session.num_unread_bytes > MAX_UNREAD_BYTES:
-            await self._close_session(session, "it does not read", tells=True)
+            await self._lose_session(session, "it does not read", tells=True)
 
     async def _send_to(self, identity: bytes, message: EngineMessage) -> int | None:
         """Send a message; return its size, or None if the connection is gone."""
@@ -343,15 +423,18 @@ class EngineListener:
 
     async def on_report(self, report: EventBatch) -> None:
         for session, events in self._sessions.split(report).items():
-            await self._send(session, Reported(self._clock.now(), events))
+            self._kept.record(session, events, self._clock.now())
+            if session.lost_at is None:
+                await self._send(session, Reported(self._clock.now(), events))
 
     async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
         """Give the requests back to their frontends; return their number."""
         self._is_up = False
         num_requests = self._sessions.num_requests
-        for session in self._sessions:
-            session.live.clear()
-            names = self._sessions.ids_of(session, suspect_ids)
+        suspects = {one: self._sessions.ids_of(one, suspect_ids) for one in self._sessions}
+        self._kept.lose_engine()
+        self._sessions.lose_engine()
+        for session, names in suspects.items():
             await self._send(session, EngineDown(names, has_failed))
         return num_requests
 

@@ -64,6 +64,30 @@ class LiveRequests:
         self._num_tokens += len(command.token_ids)
         return ended
 
+    def adopt(self, command: AddRequest, open_ids: set[str], has_forked: bool) -> None:
+        """Add a request that another connection had, with the samples that have not ended."""
+        num_tokens = len(command.token_ids)
+        attempt = _Attempt(command.attempt, open_ids, num_tokens, has_forked)
+        self._attempts[command.id] = attempt
+        self._num_tokens += num_tokens
+
+    def release(self, request_id: str) -> list[str]:
+        """Remove a request that goes on elsewhere; return the wire ids of its samples."""
+        attempt = self._attempts.get(request_id)
+        if attempt is None:
+            return []
+        self._remove(request_id)
+        return self._wire_ids(attempt)
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._attempts)
+
+    def open_ids_of(self, request_id: str) -> frozenset[str]:
+        """Return the samples of a request that have not ended."""
+        attempt = self._attempts.get(request_id)
+        return frozenset() if attempt is None else frozenset(attempt.open_ids)
+
     def attempt_of(self, name: str) -> int | None:
         """Return the live attempt of a sample; None if the sample is not live."""
         attempt = self._attempts.get(_request_of(name))

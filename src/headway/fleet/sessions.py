@@ -7,7 +7,7 @@ So two frontends cannot use the same id, and no frontend can name a request of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from headway.core.events import (
@@ -18,9 +18,9 @@ from headway.core.events import (
     Refused,
     TokensEmitted,
 )
-from headway.engine.process.messages import EventBatch
+from headway.engine.process.messages import AddRequest, EventBatch
 from headway.fleet.live import LiveRequests
-from headway.fleet.wire import Credit, split_wire_id
+from headway.fleet.wire import Credit, split_wire_id, wire_id
 
 MAX_SESSIONS = 64
 MAX_ENDED = 1024
@@ -39,15 +39,23 @@ class Session:
     frontend: str
     live: LiveRequests
     heard_at: float
+    instance: str = ""
+    lost_at: float | None = None
+    """When its connection was lost; its live requests are orphans then."""
     num_sent_bytes: int = 0
     num_read_bytes: int = 0
+    engine_ids: dict[str, str] = field(default_factory=dict[str, str])
+    """Engine ids of adopted requests, by wire id."""
 
     @property
     def num_unread_bytes(self) -> int:
         return self.num_sent_bytes - self.num_read_bytes
 
     def engine_id(self, wire_id: str) -> str:
-        return f"{self.number}:{wire_id}"
+        """Return the name of a sample in the engine process."""
+        request, mark, index = wire_id.partition("#")
+        adopted = self.engine_ids.get(request)
+        return f"{self.number}:{wire_id}" if adopted is None else f"{adopted}{mark}{index}"
 
 
 class Sessions:
@@ -57,6 +65,8 @@ class Sessions:
         self._credit = credit
         self._by_identity: dict[bytes, Session] = {}
         self._by_number: dict[int, Session] = {}
+        self._adopted: dict[str, tuple[Session, str]] = {}
+        """New session and wire id of adopted requests, by engine id."""
         self._ended: dict[bytes, None] = {}
         """Connections whose session has ended or was refused, the oldest first."""
         self._num_opened = 0
@@ -73,7 +83,12 @@ class Sessions:
 
     @property
     def num_requests(self) -> int:
-        return sum(len(one.live) for one in self._by_identity.values())
+        return sum(len(one.live) for one in self._by_number.values())
+
+    @property
+    def lost(self) -> list[Session]:
+        """Sessions whose connection was lost, with their orphans."""
+        return [one for one in self._by_number.values() if one.lost_at is not None]
 
     def find(self, identity: bytes) -> Session | None:
         return self._by_identity.get(identity)
@@ -91,20 +106,77 @@ class Sessions:
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def open(self, identity: bytes, frontend: str, now: float) -> Session:
+    def open(self, identity: bytes, frontend: str, now: float, instance: str = "") -> Session:
         """Open a session for a connection."""
         self._num_opened += 1
-        session = Session(self._num_opened, identity, frontend, LiveRequests(self._credit), now)
+        live = LiveRequests(self._credit)
+        session = Session(self._num_opened, identity, frontend, live, now, instance)
         self._by_identity[identity] = session
         self._by_number[session.number] = session
         return session
 
     def close(self, session: Session) -> list[str]:
         """Close a session; return the engine ids of its live samples."""
+        self._disconnect(session)
+        self._by_number.pop(session.number, None)
+        ids = [session.engine_id(name) for name in session.live.clear()]
+        for request in session.engine_ids.values():
+            self._adopted.pop(request, None)
+        return ids
+
+    def lose(self, session: Session, orphans: Iterable[str], now: float) -> list[str]:
+        """Close a session but for its orphans; return the engine ids of its other samples."""
+        self._disconnect(session)
+        session.lost_at = now
+        kept = set(orphans)
+        others = [one for one in session.live.request_ids if one not in kept]
+        ids = [name for one in others for name in self.release(session, one)]
+        if not len(session.live):
+            self._by_number.pop(session.number, None)
+        return ids
+
+    def lose_engine(self) -> None:
+        """Remove all requests, because the engine process is gone."""
+        for session in list(self._by_number.values()):
+            session.live.clear()
+            session.engine_ids.clear()
+            if session.lost_at is not None:
+                del self._by_number[session.number]
+        self._adopted.clear()
+
+    def _disconnect(self, session: Session) -> None:
         self.end(session.identity)
         self._by_identity.pop(session.identity, None)
-        self._by_number.pop(session.number, None)
-        return [session.engine_id(name) for name in session.live.clear()]
+
+    def release(self, session: Session, request_id: str) -> list[str]:
+        """Remove a request from its session; return the engine ids of its samples."""
+        ids = [session.engine_id(name) for name in session.live.release(request_id)]
+        self._forget(session, request_id)
+        return ids
+
+    def move(
+        self, session: Session, target: Session, command: AddRequest, has_forked: bool
+    ) -> list[str]:
+        """Give a live request to another session; return the wire ids that end with it.
+
+        `command` has the attempt by which the new session knows it.
+        """
+        open_ids = session.live.open_ids_of(command.id)
+        ended = session.live.release(command.id)
+        old = wire_id(split_wire_id(ended[0])[0], command.id)
+        engine_id, new = session.engine_id(old), wire_id(command.attempt, command.id)
+        self._forget(session, command.id)
+        target.live.adopt(command, set(open_ids), has_forked)
+        target.engine_ids[new] = engine_id
+        self._adopted[engine_id] = target, new
+        return ended
+
+    def _forget(self, session: Session, request_id: str) -> None:
+        """Forget where an adopted request came from, once its session has it no more."""
+        for name in [one for one in session.engine_ids if split_wire_id(one)[1] == request_id]:
+            self._adopted.pop(session.engine_ids.pop(name), None)
+        if session.lost_at is not None and not len(session.live):
+            self._by_number.pop(session.number, None)
 
     def ids_of(self, session: Session, engine_ids: Iterable[str]) -> list[str]:
         """Return the wire ids of those engine ids that belong to a session."""
@@ -115,7 +187,7 @@ class Sessions:
         """Return the events of each session, with wire ids; the state of the engine for all."""
         parts = {
             session: EventBatch(idled=batch.idled, stepped=batch.stepped)
-            for session in self._by_identity.values()
+            for session in self._by_number.values()
         }
         self._share(batch.arrived, lambda part: part.arrived, parts)
         self._share(batch.refused, lambda part: part.refused, parts)
@@ -159,8 +231,14 @@ class Sessions:
                 attempt, sample = split_wire_id(name)
                 if session.live.is_live(attempt, sample):
                     session.live.end(sample)
+                    request_id = sample.partition("#")[0]
+                    if not session.live.open_ids_of(request_id):
+                        self._forget(session, request_id)
 
     def _locate(self, engine_id: str) -> tuple[Session | None, str]:
         """Return the session and the wire id of an engine id; None if the session has ended."""
+        request, mark, index = engine_id.partition("#")
+        if adopted := self._adopted.get(request):
+            return adopted[0], f"{adopted[1]}{mark}{index}"
         number, _, name = engine_id.partition(":")
         return self._by_number.get(int(number) if number.isdecimal() else 0), name

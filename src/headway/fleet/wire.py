@@ -14,9 +14,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch, Handover
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
 MAX_ABORTED_IDS = 65_536
@@ -55,6 +55,8 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, forbid_unknown_fields=True
     version: int
     frontend: str
     """Name for the log of the engine."""
+    instance: str = ""
+    """Random id of the frontend process: when it is back, it has no orphans."""
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -71,6 +73,14 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     epoch: int
     ids: Annotated[list[str], msgspec.Meta(max_length=MAX_ABORTED_IDS)]
     reason: FinishReason = FinishReason.ABORT
+
+
+class Adopt(msgspec.Struct, tag="adopt", frozen=True):
+    """Ask for a request of another frontend; the engine answers with HandedOver."""
+
+    request_id: str
+    tenant: str
+    """Tenant of the client that asks; the request must be of the same tenant."""
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True):
@@ -110,6 +120,13 @@ class Reported(msgspec.Struct, tag="reported", frozen=True):
     events: EventBatch
 
 
+class HandedOver(msgspec.Struct, tag="handed_over", frozen=True):
+    """The request of an Adopt, which from now on belongs to this frontend, or none."""
+
+    sent_at: float
+    handover: Handover
+
+
 class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     """The engine's side is alive."""
 
@@ -120,8 +137,8 @@ class Closed(msgspec.Struct, tag="closed", frozen=True):
     message: str
 
 
-FrontendMessage = Hello | Add | Abort | Heartbeat
-EngineMessage = EngineUp | EngineDown | Reported | Pulse | Closed
+FrontendMessage = Hello | Add | Abort | Adopt | Heartbeat
+EngineMessage = EngineUp | EngineDown | Reported | HandedOver | Pulse | Closed
 
 encode = msgspec.msgpack.Encoder().encode
 _frontend_message = msgspec.msgpack.Decoder(FrontendMessage)

@@ -29,6 +29,7 @@ from headway.server.api.health import HealthStatus, health_router, live_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
 from headway.server.api.status import metrics_router, version_router
+from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
 from headway.server.context import ServerContext
 from headway.server.http.edge import Edge
@@ -88,6 +89,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         completions_router(context, limits),
         models_router(context),
         explanations_router(context),
+        streams_router(context),
         tokenize_router(context),
         openapi_router(context, limits, has_keys=not directory.is_open),
         _unsupported_router(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
 from headway.server.schema.request import GenerationRequest
+from headway.server.streams import ResumableStreams
 from headway.tenancy import TenantRecord
 from headway.text import ChatTemplate
 
@@ -30,7 +31,8 @@ MAX_INLINE_SIZE = 4096
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    """Return 128 random bits: whoever knows the id of a stream of its tenant can read it."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class ServerContext:
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
+    streams: ResumableStreams = field(default_factory=ResumableStreams)
 
     def model_name(self, requested: str | None) -> str:
         """Return the model name for the answer; raise ApiError (404) for an unknown name."""

@@ -59,6 +59,9 @@ class StepLink:
     def has_room(self, num_tokens: int) -> bool:
         return self.room
 
+    async def adopt(self, _request_id: str, _tenant: str) -> bool:
+        return False
+
     async def load(self, progress: object = None) -> None:
         self.is_up = self.is_connected = True
 

@@ -3,6 +3,7 @@
 Owns the live requests of the API process. Must not know HTTP or tenants' quotas. In reading order:
 
     inputs.py           checks a prompt and resolves its parameters
+    transcript.py       output of a resumable request so far, and how far it was read
     outputs.py          tokens to text, per sample
     streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
@@ -13,6 +14,7 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     eligible.py         which engines may have a request
     placement.py        which engine gets a request, and when
     routed_placement.py the same by a router, for a frontend with several engines
+    adoption.py         requests of other frontends that this process continues
     listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort, failover
 """

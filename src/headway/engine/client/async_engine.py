@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from headway.clock import Clock
 from headway.core import events
 from headway.core.params import SamplingParams
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, sample_id
 from headway.core.terms import NO_TERMS, Terms
+from headway.engine.client.adoption import Adoptions, adoption_events, stopped_samples
 from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.link import EngineLink
@@ -32,7 +33,13 @@ from headway.engine.client.placement import LeastLoaded, Placed, Placement
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.waiting_streams import WaitingStreams
-from headway.engine.process.messages import AbortRequests, AddRequest, EngineInfo, EventBatch
+from headway.engine.process.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineInfo,
+    EventBatch,
+    Handover,
+)
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Progress, RestartListener
@@ -92,6 +99,7 @@ class AsyncEngine:
         """Requests admitted to the running set since the server started."""
         self._quarantine = Quarantine()
         self._listeners = EventListeners()
+        self._adoptions = Adoptions()
         self._restart_listeners: list[RestartListener] = []
         self._error: EngineError | None = None
         self.has_given_up = False
@@ -227,8 +235,12 @@ class AsyncEngine:
         params: SamplingParams,
         priority: int = 0,
         terms: Terms = NO_TERMS,
+        note: bytes = b"",
     ) -> RequestStream:
-        """Check a prompt and send it to an engine; the caller then iterates `deltas`."""
+        """Check a prompt and send it to an engine; the caller then iterates `deltas`.
+
+        A request with a note is resumable: it goes on when its consumer leaves, until `abort`.
+        """
         if self._error is not None:
             raise self._error
         eos_token_ids, share = self.tokenizer.eos_token_ids, terms.max_kv_share
@@ -241,14 +253,13 @@ class AsyncEngine:
             arrived_at=self._clock.now(),
             priority=priority,
             terms=terms,
+            note=note,
         )
         self._quarantine.check(command)
         self._eligible.find_feasible(command)
         stream = RequestStream(command, self.tokenizer)
         self._placement.add(stream, command.arrived_at)
-        self._streams[request_id] = stream
-        self._waiting.add(stream)
-        self._stream_of.update(dict.fromkeys(stream.samples, stream))
+        self._add_stream(stream)
         arrived = events.Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
         self._listeners.notify(EventBatch(arrived=[arrived]))
         try:
@@ -260,13 +271,64 @@ class AsyncEngine:
         stream.is_awaiting_engine = not has_engine
         return stream
 
+    def _add_stream(self, stream: RequestStream) -> None:
+        self._streams[stream.request_id] = stream
+        if not stream.is_admitted:
+            self._waiting.add(stream)
+        self._stream_of.update(dict.fromkeys(stream.samples, stream))
+
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
-        """Yield the deltas of a request; leaving early aborts the request."""
+        """Yield the deltas of a request; leaving early aborts it unless it is resumable."""
+        reader = stream.num_readers
         try:
             while stream.has_more:
-                yield await stream.take()
+                yield await stream.take(reader)
         finally:
-            await self.abort(stream)
+            if stream.transcript is None or not stream.unfinished_ids:
+                await self.abort(stream)
+
+    async def adopt(self, request_id: str, tenant: str) -> RequestStream | None:
+        """Take over a request of another frontend; None if no engine has it for this tenant."""
+        if request_id in self._streams:
+            return None
+        return await self._adoptions.ask(request_id, tenant, self._replicas)
+
+    async def _take_over(self, replica: EngineReplica, handover: Handover) -> None:
+        """Continue a request that an engine has handed over; an exception ends it only."""
+        command, stream = handover.command, None
+        try:
+            if command is not None and self._adoptions.is_wanted(command):
+                stream = await self._adopt_stream(replica, handover)
+        except Exception:
+            logger.exception("request %s cannot be adopted", handover.request_id)
+        if stream is None and command is not None:
+            names = [sample_id(command.id, index) for index in range(command.params.n)]
+            await replica.link.send(AbortRequests(names, FinishReason.ABORT))
+        self._adoptions.answer(handover.request_id, stream)
+        await self._resume_sending()
+
+    async def _adopt_stream(
+        self, replica: EngineReplica, handover: Handover
+    ) -> RequestStream | None:
+        """Return the stream of a request that was handed over; None if it is here already."""
+        now = self._clock.now()
+        stream = RequestStream.adopt(handover, self.tokenizer, now)
+        events_so_far = adoption_events(stream, handover, now)
+        if stream.request_id in self._streams:
+            return None
+        stream.set_numerics("" if replica.info is None else replica.info.numerics)
+        self._add_stream(stream)
+        self._listeners.notify(events_so_far)
+        if handover.is_running:
+            replica.add(stream)
+            # A stop string may have ended a sample while no frontend read its text.
+            if stopped := stopped_samples(stream, handover, now):
+                replica.aborting.update(stopped)
+                await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
+        elif stream.unfinished_ids:
+            self._placement.add(stream, now)
+        logger.info("request %s is adopted from %s", stream.request_id, replica.link.name)
+        return stream
 
     async def abort(
         self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, message: str = ""
@@ -462,6 +524,8 @@ class AsyncEngine:
         An exception over one request's event ends that request only. Every other event of the
         report is still handled, so that no stream gets a token twice or misses a token.
         """
+        for handover in report.handovers:
+            await self._take_over(replica, handover)
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._estimate(partial(replica.forecast_reader.observe, report, self._clock.now()))
         refused = [self._refuse(one, at) for one in report.refused]
@@ -594,6 +658,7 @@ class AsyncEngine:
         sample = stream.samples[event.request_id]
         if sample.is_finished:
             return False
+        stream.record(sample.index, event)
         await self._put(stream, lambda: sample.push(event))
         return sample.is_finished
 
@@ -607,6 +672,8 @@ class AsyncEngine:
         is_unforked = sample.index == 0 and sample.num_tokens == 0
         for ended in list(stream.samples.values()) if is_unforked else (sample,):
             if not ended.is_finished:
+                if stream.transcript is not None:
+                    stream.transcript.finish(ended.index, event.reason)
                 await self._put(stream, partial(ended.finish, event))
 
     async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headway.engine.process.messages import Command, EngineInfo
@@ -25,6 +25,11 @@ class EngineLink(Protocol):
     has_room: Callable[[int], bool]
     """Returns whether the engine takes one more request, of this many tokens, now."""
     restart_listeners: list[RestartListener]
+    adopt: Callable[[str, str], Awaitable[bool]]
+    """Asks the engine for a request of another frontend, by id and tenant.
+
+    Returns whether the owner will get a Handover in a report.
+    """
 
     async def load(self, progress: Progress | None = None) -> None:
         """Wait until the engine is up for the first time; raise EngineError if it never will."""

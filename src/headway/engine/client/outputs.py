@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.events import Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
+from headway.engine.client.transcript import Position
+from headway.engine.process.messages import SampleRecord
 from headway.text import OutputText, StopStrings, Tokenizer
 
+REPLAY_TOKENS = 1024
+REPLAY_SCORED_TOKENS = 64
+"""Tokens in one piece of a replay, with up to 20 alternatives each."""
 PROMPT_TAIL = 8
 """Prompt tokens that the detokenizer gets as context."""
 
@@ -29,6 +34,8 @@ class SampleDelta:
     message: str = ""
     numerics: str = ""
     """Numerics class of the engine that computed it; empty if unknown."""
+    skipped_ids: tuple[int, ...] = ()
+    """Tokens before `token_ids` that the client of a resumed stream has already."""
 
 
 class SampleStream:
@@ -36,6 +43,8 @@ class SampleStream:
 
     def __init__(self, index: int, text: OutputText) -> None:
         self.index = index
+        self._num_to_skip = 0
+        self._skips_end = False
         self.is_finished = False
         self.token_ids: list[int] = []
         self.numerics = ""
@@ -49,9 +58,12 @@ class SampleStream:
     def push(self, event: TokensEmitted) -> SampleDelta:
         """Add tokens and return their delta; a stop string makes it the last delta."""
         self.token_ids.extend(event.token_ids)
+        skipped: tuple[int, ...] = ()
+        if self._num_to_skip:
+            event, skipped = self._skip(event)
         delta = self._text.push(event.token_ids)
         self.is_finished = delta.stop is not None
-        reason = FinishReason.STOP if self.is_finished else None
+        reason = FinishReason.STOP if self.is_finished and not self._skips_end else None
         return SampleDelta(
             self.index,
             delta.text,
@@ -60,13 +72,47 @@ class SampleStream:
             reason,
             delta.stop,
             numerics=self.numerics,
+            skipped_ids=skipped,
         )
+
+    def start_after(self, position: Position) -> None:
+        """Leave out of the deltas what a client has already; before the first push."""
+        self._num_to_skip, self._skips_end = position.num_tokens, position.is_ended
+
+    def replay(self, record: SampleRecord) -> Iterator[SampleDelta]:
+        """Yield the deltas of recorded output, in pieces that are quick to write."""
+        size = REPLAY_TOKENS if record.logprobs is None else REPLAY_SCORED_TOKENS
+        for at in range(0, len(record.token_ids), size):
+            piece = slice(at, at + size)
+            logprobs = None if record.logprobs is None else tuple(record.logprobs[piece])
+            if not self.is_finished:
+                yield self.push(TokensEmitted("", tuple(record.token_ids[piece]), logprobs))
+        if record.reason is not None and not self.is_finished:
+            yield self.finish(Finished("", 0.0, record.reason, len(record.token_ids)))
+
+    def num_tokens_to_stop(self, record: SampleRecord) -> int:
+        """Return how many recorded tokens count: those up to the end of a stop string."""
+        for at, token_id in enumerate(record.token_ids):
+            if self._text.push((token_id,)).stop is not None:
+                return at + 1
+        return len(record.token_ids)
+
+    def _skip(self, event: TokensEmitted) -> tuple[TokensEmitted, tuple[int, ...]]:
+        """Return the event without the tokens that the client has, and these tokens."""
+        num_skipped = min(self._num_to_skip, len(event.token_ids))
+        self._num_to_skip -= num_skipped
+        skipped = event.token_ids[:num_skipped]
+        self._text.push(skipped)
+        logprobs = None if event.logprobs is None else event.logprobs[num_skipped:]
+        return event._replace(token_ids=event.token_ids[num_skipped:], logprobs=logprobs), skipped
 
     def finish(self, event: Finished) -> SampleDelta:
         """End the sample; return the text still buffered, with the finish reason."""
         self.is_finished = True
         delta = self._text.finish()
         reason = event.reason if delta.stop is None else FinishReason.STOP
+        if self._skips_end:
+            return SampleDelta(self.index, "", numerics=self.numerics)
         return SampleDelta(
             self.index,
             delta.text,

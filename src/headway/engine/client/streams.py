@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
-from headway.core.events import Finished
+from headway.core.events import Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
-from headway.engine.process.messages import AddRequest
-from headway.errors import HeadwayError, SlowReaderError
+from headway.engine.client.transcript import MAX_SIZE, Cursor, Transcript
+from headway.engine.process.messages import AddRequest, Handover, Past, SampleRecord
+from headway.errors import (
+    HeadwayError,
+    InvalidRequestError,
+    ReaderReplacedError,
+    SlowReaderError,
+)
 from headway.text import Tokenizer
 
 MAX_UNREAD_BYTES = 2**20
@@ -92,10 +99,28 @@ class RequestStream:
         self._num_unread_bytes = 0
         self._error: HeadwayError | None = None
         self._wake = asyncio.Event()
+        self.transcript = Transcript(command.params.n) if command.note else None
+        """Output so far, if the request is resumable."""
+        self._replay: deque[SampleDelta] = deque()
+        """Output that is delivered again, before what is unread."""
+        self.num_readers = 1
+        """Readers since the request arrived; only the newest gets output."""
 
     @property
     def params(self) -> SamplingParams:
         return self.command.params
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another reader can get the output from any token on."""
+        return self.transcript is not None and self._error is None
+
+    def record(self, index: int, event: TokensEmitted) -> None:
+        """Record tokens of a sample if the request is resumable; too many make it not so."""
+        if self.transcript is not None:
+            self.transcript.emit(index, event)
+            if self.transcript.size > MAX_SIZE:
+                self.transcript = None
 
     @property
     def unfinished_ids(self) -> list[str]:
@@ -104,7 +129,7 @@ class RequestStream:
     @property
     def has_more(self) -> bool:
         """Whether deltas, an error or unfinished samples are left to read."""
-        return bool(self._unread or self._error or self.unfinished_ids)
+        return bool(self._unread or self._replay or self._error or self.unfinished_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -168,6 +193,7 @@ class RequestStream:
             ]
         else:
             params = replace(command.params, n=1)
+            note, pasts = self._pasts()
             commands = [
                 AddRequest(
                     id=name,
@@ -182,6 +208,8 @@ class RequestStream:
                     is_resent=True,
                     waited_s=self._queue_times.waited_s(name),
                     attempt=self._num_attempts,
+                    note=note,
+                    past=pasts.get(sample.index),
                 )
                 for name, sample in self.samples.items()
                 if not sample.is_finished
@@ -193,6 +221,74 @@ class RequestStream:
         self.lost_at = None
         self._num_attempts += 1
         return commands
+
+    def _pasts(self) -> tuple[bytes, dict[int, Past]]:
+        """Return note and earlier output for the commands of unfinished samples, by index.
+
+        The first has the output of the finished samples too. Too much output is not sent: then no
+        other frontend can continue this request.
+        """
+        transcript = self.transcript
+        if transcript is None or transcript.size > MAX_SIZE:
+            return b"", {}
+        indices = [one.index for one in self.samples.values() if not one.is_finished]
+        records = {index: [transcript.sample(index)] for index in indices}
+        ended = [one for one in self.samples.values() if one.is_finished]
+        records[indices[0]] += [self._ended_record(transcript, one) for one in ended]
+        num_samples = transcript.num_samples
+        return self.command.note, {at: Past(num_samples, one) for at, one in records.items()}
+
+    def _ended_record(self, transcript: Transcript, sample: SampleStream) -> SampleRecord:
+        """Return the record of a sample that has ended, here or also in the engine."""
+        record = transcript.sample(sample.index)
+        reason = FinishReason.STOP if record.reason is None else record.reason
+        return msgspec.structs.replace(record, reason=reason)
+
+    @classmethod
+    def adopt(cls, handover: Handover, tokenizer: Tokenizer, now: float) -> RequestStream:
+        """Return the stream of a request that another frontend had.
+
+        Raises InvalidRequestError if there is no such request.
+        """
+        command = handover.command
+        if command is None:
+            raise InvalidRequestError("there is no request in this handover")
+        stream = cls(command, tokenizer)
+        if command.params.stop:  # the engine knows no text, and went on after a stop string
+            for sample in sample_streams(command.params, tokenizer, command.token_ids):
+                for one in handover.samples:
+                    if one.index == sample.index:
+                        _cut(one, sample.num_tokens_to_stop(one))
+        stream.transcript = Transcript(command.params.n, handover.samples)
+        stream._num_attempts = command.attempt + 1
+        stream.num_cached_tokens = handover.num_cached_tokens
+        stream.is_sent = stream._is_resent = True
+        stream.rewind(Cursor(), tokenizer)
+        unfinished = stream.unfinished_ids if stream.num_output_tokens else [stream.request_id]
+        stream._num_tokens_in_engine = dict.fromkeys(unfinished, 0)
+        if handover.num_cached_tokens is None:
+            stream._queue_times.begin(stream.request_id, now)
+        if not handover.is_running:
+            stream.lose_engine(now)
+        return stream
+
+    def rewind(self, cursor: Cursor, tokenizer: Tokenizer) -> int:
+        """Have a new reader get the output after a cursor; earlier readers get no more.
+
+        Returns the number of tokens that it gets again.
+        """
+        self.num_readers += 1
+        self._unread, self._num_unread_bytes = [], 0
+        self._replay.clear()
+        command, transcript = self.command, self.transcript or Transcript(self.params.n)
+        for sample in sample_streams(command.params, tokenizer, command.token_ids):
+            sample.numerics = self.numerics
+            sample.start_after(cursor.of(sample.index))
+            record = transcript.samples.get(sample.index, SampleRecord(sample.index))
+            self._replay += sample.replay(record)
+            self.samples[sample_id(command.id, sample.index)] = sample
+        self._wake.set()
+        return sum(len(delta.token_ids) for delta in self._replay)
 
     def set_numerics(self, numerics: str) -> None:
         """Set the numerics class of the tokens from now on."""
@@ -253,9 +349,17 @@ class RequestStream:
         self._error = error
         self._wake.set()
 
-    async def take(self) -> list[SampleDelta]:
-        """Return all unread deltas; wait until there are some."""
-        while not self._unread:
+    async def take(self, reader: int = 1) -> list[SampleDelta]:
+        """Return all unread deltas to a reader; wait until there are some.
+
+        Raises ReaderReplacedError if there is a newer reader.
+        """
+        while not self._unread or self._replay or reader != self.num_readers:
+            if reader != self.num_readers:
+                raise ReaderReplacedError("another client reads this stream now")
+            if self._replay:
+                await asyncio.sleep(0)  # other streams have their turn between two pieces
+                return [self._replay.popleft()] if reader == self.num_readers else []
             if self._error is not None:
                 raise self._error
             self._wake.clear()
@@ -263,6 +367,12 @@ class RequestStream:
         unread, self._unread = self._unread, []
         self._num_unread_bytes = 0
         return unread
+
+
+def _cut(record: SampleRecord, num_tokens: int) -> None:
+    del record.token_ids[num_tokens:]
+    if record.logprobs is not None:
+        del record.logprobs[num_tokens:]
 
 
 def _size(delta: SampleDelta) -> int:

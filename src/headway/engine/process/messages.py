@@ -13,6 +13,7 @@ import msgspec
 
 from headway.core.events import (
     Admitted,
+    Adopted,
     Arrived,
     EngineLost,
     Event,
@@ -28,6 +29,7 @@ from headway.core.events import (
 )
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 
@@ -53,6 +55,25 @@ class EngineInfo:
     """Instruction set of the compiled kernels; None without them."""
     numerics: str = ""
     """Numerics class: engines of the same class compute the same tokens. Empty if unknown."""
+
+
+class SampleRecord(msgspec.Struct, omit_defaults=True):
+    """Output of one sample so far: all that is needed to deliver it again."""
+
+    index: int
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token; None if the request asked for none."""
+    reason: FinishReason | None = None
+    """Why the sample ended; None while it has not."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """Output that a resumable request had before it was sent again."""
+
+    num_samples: int
+    """Samples of the whole request; each is sent alone."""
+    samples: list[SampleRecord]
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
@@ -82,6 +103,10 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """
     attempt: int = 0
     """How often this request was sent before."""
+    note: bytes = b""
+    """What a frontend needs to answer this request in place of another; empty if it must not."""
+    past: Past | None = None
+    """Output before this attempt, if the request has a note and is sent again."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
@@ -114,6 +139,19 @@ class EngineFailed(msgspec.Struct, tag="failed", frozen=True):
     message: str
 
 
+class Handover(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of an engine to a frontend that asks for a request of another frontend."""
+
+    request_id: str
+    command: AddRequest | None = None
+    """The request: its prompt, the params of all its samples, the new attempt. None: not found."""
+    samples: list[SampleRecord] = []
+    num_cached_tokens: int | None = None
+    """Prefix hit of the first admission; None before it."""
+    is_running: bool = True
+    """Whether the engine goes on with this request; if not, it must be sent again."""
+
+
 class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     """Events since the last batch, by kind; at most those of one step.
 
@@ -133,6 +171,9 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     lost: list[EngineLost] = []
     resent: list[Resent] = []
     routed: list[Routed] = []
+    adopted: list[Adopted] = []
+    handovers: list[Handover] = []
+    """Answers to this process alone; no events."""
 
 
 Command = AddRequest | AbortRequests | Shutdown
@@ -151,6 +192,7 @@ _FIELD_OF = {
     EngineLost: "lost",
     Resent: "resent",
     Routed: "routed",
+    Adopted: "adopted",
 }
 
 
@@ -166,6 +208,7 @@ def all_events(batch: EventBatch) -> list[Event]:
     """Return the events of a batch in the order possible for one request."""
     return [
         *batch.arrived,
+        *batch.adopted,
         *batch.lost,
         *batch.resent,
         *batch.routed,

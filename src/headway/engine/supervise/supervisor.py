@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headway.clock import Clock
@@ -99,6 +99,10 @@ class Supervisor:
     def has_room(self, _num_tokens: int) -> bool:
         """Return True: the queue of the API process bounds what its own engine gets."""
         return True
+
+    def adopt(self, _request_id: str, _tenant: str) -> Awaitable[bool]:
+        """Return False: the engine has no requests of other frontends."""
+        return asyncio.sleep(0, False)
 
     async def send(self, command: Command) -> None:
         """Send a command; a dead process is ignored here, because `receive` detects it."""

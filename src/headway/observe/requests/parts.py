@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.events import Admitted, Finished, Forked, Preempted, Routed
+from headway.core.events import Admitted, Adopted, Finished, Forked, Preempted, Routed
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.trace.account import (
@@ -87,6 +87,23 @@ class RequestPart:
             return False
         failed = self.reason in (FinishReason.ERROR, FinishReason.TIMEOUT)
         return self.num_output_tokens > 0 or not failed
+
+    @classmethod
+    def adopt(cls, event: Adopted) -> RequestPart:
+        """Return a part of a request that another frontend had; its earlier times are unknown."""
+        has_waited = event.num_cached_tokens is not None
+        part = cls(
+            event.request_id,
+            event.arrived_at,
+            event.num_prompt_tokens,
+            waiting_since=None if has_waited else event.arrived_at,
+            is_fork=event.is_fork,
+            num_cached_tokens=0 if event.is_fork else event.num_cached_tokens,
+            num_output_tokens=event.num_output_tokens,
+            last_token_at=event.at if event.num_output_tokens else None,
+        )
+        part._add_entry(Entry(event.at, "adopted", num_tokens=event.num_output_tokens))
+        return part
 
     # ---------------------------------- durations; None for a stage not reached
 

@@ -19,6 +19,7 @@ import msgspec
 
 from headway.core.events import (
     Admitted,
+    Adopted,
     Arrived,
     EngineLost,
     Event,
@@ -135,18 +136,27 @@ class RequestTable:
                 self._fork(event)
             case Preempted():
                 self._preempt(event)
+            case Adopted():
+                self._adopt(event)
             case EngineLost():
-                ids = self._parts if event.request_ids is None else event.request_ids
-                for found in [self._parts[one] for one in ids if one in self._parts]:
-                    found[1].lose_engine(event.at)
-            case Resent():
-                if found := self._parts.get(event.request_id):
-                    found[1].resend(event.at)
-            case Routed():
-                if found := self._parts.get(event.request_id):
-                    found[1].route(event)
+                self._lose_engine(event)
+            case Resent() | Routed():
+                self._send(event)
             case _:
                 pass
+
+    def _lose_engine(self, event: EngineLost) -> None:
+        ids = self._parts if event.request_ids is None else event.request_ids
+        for found in [self._parts[one] for one in ids if one in self._parts]:
+            found[1].lose_engine(event.at)
+
+    def _send(self, event: Resent | Routed) -> None:
+        if found := self._parts.get(event.request_id):
+            part = found[1]
+            if isinstance(event, Routed):
+                part.route(event)
+            else:
+                part.resend(event.at)
 
     def set_client_id(self, request_id: str, client_id: str) -> TrackedRequest | None:
         """Set the client's id; return the request if it has already ended."""
@@ -203,6 +213,17 @@ class RequestTable:
         self._add(
             request, RequestPart(event.request_id, event.at, num_tokens, waiting_since=event.at)
         )
+
+    def _adopt(self, event: Adopted) -> None:
+        """Follow a sample of a request that another frontend had."""
+        request_id = split_id(event.request_id)[0]
+        request = self._live.get(request_id)
+        if request is None:
+            # The rows of frontends before have lower revisions: this one replaces them.
+            self._recent.pop(request_id, None)
+            request = TrackedRequest(request_id, event.terms, revision=event.attempt)
+            self._live[request_id] = request
+        self._add(request, RequestPart.adopt(event))
 
     def _add(self, request: TrackedRequest, part: RequestPart) -> None:
         request.parts[part.id] = part

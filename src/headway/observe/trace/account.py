@@ -34,8 +34,8 @@ class CauseShare(msgspec.Struct, frozen=True, omit_defaults=True):
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of the timeline.
 
-    `kind` is arrived, waited, admitted, first_token, preempted, engine_lost or finished, and for a
-    live request also waiting.
+    `kind` is arrived, waited, admitted, first_token, preempted, engine_lost, adopted or
+    finished, and for a live request also waiting.
     """
 
     at_s: float

@@ -190,6 +190,9 @@ _LINES: dict[str, Callable[[Entry], str]] = {
         f"preempted {_by(entry)} ({entry.method}, {entry.num_tokens} tokens lost)"
     ),
     "engine_lost": lambda _: "the engine failed",
+    "adopted": lambda entry: (
+        f"taken over from another frontend with {count(entry.num_tokens, 'token')}"
+    ),
     "finished": lambda entry: f"ended ({entry.cause}) with {count(entry.num_tokens, 'token')}",
 }
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.core.terms import Terms
 from headway.engine.client.outputs import SampleDelta
-from headway.errors import InvalidRequestError, SlowReaderError
+from headway.engine.client.transcript import START, Cursor, Position
+from headway.errors import InvalidRequestError, ReaderReplacedError, SlowReaderError
 from headway.server.admission import Reservation
 from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import ScoredToken
@@ -31,6 +32,12 @@ from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import translate
 from headway.server.schema.request import GenerationRequest, RequestLimits, parse
+from headway.server.streams import (
+    NOTE_VERSION,
+    ResumableStream,
+    StreamNote,
+    encode_note,
+)
 from headway.text import Tokenizer
 
 FINGERPRINT_CHARS = 16
@@ -66,6 +73,10 @@ class ChoiceFormat(Protocol):
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]: ...
 
+    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
+        """Leave out tokens of a choice that the client of a resumed stream has."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
@@ -73,9 +84,14 @@ class GenerationJob:
 
     spec: GenerationSpec
     model: str
-    format: ChoiceFormat
+    make_format: Callable[[], ChoiceFormat]
     is_stream: bool
     includes_usage: bool
+    created: int
+
+    @property
+    def is_resumable(self) -> bool:
+        return bool(self.spec.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +119,31 @@ class GenerationEndpoint(Generic[RequestT]):
             payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
             try:
                 check_permissions(request, payload)
-                job = await self._make_job(payload, len(body), context, tenant_terms(request))
+                job = await self._make_job(payload, len(body), context, request)
                 return job, await _start(context, job, reservation)
             except InvalidRequestError as error:
                 error.param = payload.field_for(error.param)
                 raise
 
     async def _make_job(
-        self, payload: RequestT, num_bytes: int, context: ServerContext, terms: Terms
+        self, payload: RequestT, num_bytes: int, context: ServerContext, request: Request
     ) -> GenerationJob:
         model = context.model_name(payload.model)
         params = payload.params()
         prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
         request_id = f"{self.id_prefix}-{context.new_id()}"
-        priority = payload.priority or 0
-        spec = GenerationSpec(request_id, prompts, params, priority, payload.terms(terms))
-        choice_format = self.choice_format(context.engine.tokenizer, spec)
+        priority, created = payload.priority or 0, int(context.time_of_day())
+        note = b""
+        if payload.is_resumable:
+            client_id = getattr(request.state, "request_id", "")
+            usage = payload.includes_usage
+            about = StreamNote(NOTE_VERSION, self.id_prefix, model, created, usage, client_id)
+            note = encode_note(about)
+        terms = payload.terms(tenant_terms(request))
+        spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
+        make_format = partial(self.choice_format, context.engine.tokenizer, spec)
         is_stream = bool(payload.stream)
-        return GenerationJob(spec, model, choice_format, is_stream, payload.includes_usage)
+        return GenerationJob(spec, model, make_format, is_stream, payload.includes_usage, created)
 
 
 async def _start(
@@ -141,7 +164,7 @@ async def answer(
     """Return the answer to a started generation, which ends if the client leaves."""
     if context.ledger is not None:
         context.ledger.set_client_id(job.spec.id, getattr(request.state, "request_id", ""))
-    writer = ResponseWriter(job, generation, int(context.time_of_day()))
+    writer = ResponseWriter(job, generation)
     is_handed_over = False
     try:
         if not job.is_stream:
@@ -150,11 +173,27 @@ async def answer(
         rest = writer.stream()
         first = await unless_disconnected(_first(rest), request.receive)
         is_handed_over = True
-        source = sse.EventSource(first, rest, generation.close)
+        close = generation.close
+        if job.is_resumable:
+            stream = resumable_stream(context, job, generation)
+            context.streams.add(stream)
+            close = partial(context.streams.leave, stream, stream.num_readers)
+        source = sse.EventSource(first, rest, close)
         return sse.EventStream(source, context.slow_reader_timeout_s)
     finally:
         if not is_handed_over:
             await generation.close()
+
+
+def resumable_stream(
+    context: ServerContext, job: GenerationJob, generation: Generation
+) -> ResumableStream:
+    """Return a stream that later readers can continue after a cursor."""
+
+    def write(cursor: Cursor) -> AsyncGenerator[bytes, None]:
+        return ResponseWriter(job, generation, cursor).stream()
+
+    return ResumableStream(job.spec.terms.tenant, generation, write)
 
 
 async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
@@ -167,11 +206,18 @@ class _OpenChoice:
 
     index: int
     has_logprobs: bool
+    num_tokens: int = 0
+    """Tokens so far, written or not."""
+    num_written: int = 0
+    """Tokens that the client has, or had before it came back."""
+    is_open: bool = False
+    is_ended: bool = False
     texts: list[str] = field(default_factory=list[str])
     tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
+        self.num_tokens += len(delta.token_ids)
         if delta.text:
             self.texts.append(delta.text)
         if self.has_logprobs:
@@ -192,17 +238,29 @@ class _OpenChoice:
         tokens = self.tokens if self.has_logprobs else None
         piece = ChoicePart(self.index, "".join(self.texts), tokens, self.finish_reason)
         self.texts, self.tokens = [], []
+        self.num_written = max(self.num_written, self.num_tokens)
+        self.is_ended = self.finish_reason is not None
         return piece
+
+    @property
+    def position(self) -> Position:
+        return Position(self.num_written, self.is_ended, self.is_open)
 
 
 class ResponseWriter:
-    """Writes one answer; used once, for a whole answer or for a stream."""
+    """Writes one answer; used once, for a whole answer or for a stream.
 
-    def __init__(self, job: GenerationJob, generation: Generation, created: int) -> None:
+    With a cursor, the rest of a stream: its client has what comes before.
+    """
+
+    def __init__(
+        self, job: GenerationJob, generation: Generation, cursor: Cursor | None = None
+    ) -> None:
         self._job = job
-        self._format = job.format
+        self._format = job.make_format()
         self._generation = generation
-        self._created = created
+        self._cursor = cursor
+        self._is_resumable = job.is_resumable
         self._choices: dict[int, _OpenChoice] = {}
         self._numerics: dict[str, None] = {}
         """Numerics classes of the engines so far, in order of their first token."""
@@ -228,7 +286,7 @@ class ResponseWriter:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream; the events of one step are one piece."""
-        is_begun = False
+        is_begun = self._cursor is not None
         try:
             async with contextlib.aclosing(self._generation.deltas()) as batches:
                 async for batch in batches:
@@ -237,9 +295,11 @@ class ResponseWriter:
                         is_begun = True
                         yield events
             if self._job.includes_usage:
-                chunk = {**self._envelope(self._format.object_names[1]), "choices": []}
-                yield sse.event({**chunk, "usage": self._generation.usage()})
-        except SlowReaderError:
+                chunk: dict[str, Any] = self._envelope(self._format.object_names[1])
+                chunk["choices"] = []
+                chunk["usage"] = self._generation.usage()
+                yield sse.event(chunk, self._event_id() if self._is_resumable else "")
+        except (SlowReaderError, ReaderReplacedError):
             raise
         except Exception as error:
             if not is_begun:
@@ -250,11 +310,14 @@ class ResponseWriter:
 
     def _events(self, delta: SampleDelta) -> bytes:
         events = b""
-        is_first = delta.index not in self._choices
         choice = self._choice(delta.index)
-        opening = self._format.opening(delta.index) if is_first else None
+        opening = None if choice.is_open else self._format.opening(delta.index)
+        choice.is_open = True
         if opening is not None:
             events = self._chunk(opening, delta.numerics)
+        if delta.skipped_ids:
+            choice.num_tokens += len(delta.skipped_ids)
+            self._format.skip(delta.index, delta.skipped_ids)
         choice.add(delta)
         # Tokens without text yet (part of a character, the start of a stop string) stay in the
         # choice until the next text.
@@ -267,13 +330,20 @@ class ResponseWriter:
         chunk = {**envelope, "choices": [choice]}
         if self._job.includes_usage:
             chunk["usage"] = None
-        return sse.event(chunk)
+        return sse.event(chunk, self._event_id() if self._is_resumable else "")
+
+    def _event_id(self) -> str:
+        """Return the id of the next event, from which its client can resume."""
+        choices = map(self._choice, range(self._job.spec.params.n))
+        return f"{self._generation.id}.{','.join([str(one.position) for one in choices])}"
 
     def _choice(self, index: int) -> _OpenChoice:
         choice = self._choices.get(index)
         if choice is None:
             has_logprobs = self._job.spec.params.logprobs is not None
+            at = START if self._cursor is None else self._cursor.of(index)
             choice = self._choices[index] = _OpenChoice(index, has_logprobs)
+            choice.num_written, choice.is_ended, choice.is_open = at
         return choice
 
     def _note_numerics(self, delta: SampleDelta) -> None:
@@ -283,7 +353,7 @@ class ResponseWriter:
         envelope: dict[str, Any] = {
             "id": self._generation.id,
             "object": object_name,
-            "created": self._created,
+            "created": self._job.created,
             "model": self._job.model,
         }
         # As in the OpenAI API: the same seed gives the same tokens while this stays the same.

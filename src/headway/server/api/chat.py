@@ -61,6 +61,9 @@ class ChatFormat:
             "finish_reason": piece.finish_reason,
         }
 
+    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
+        """Do nothing: no entry depends on the tokens before it."""
+
     def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
         return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)
 

@@ -60,18 +60,23 @@ class CompletionFormat:
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
         return self.chunk(piece)
 
+    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
+        if self._spec.params.logprobs is not None:
+            self._writer(index).skip(token_ids)
+
     def _write_logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
-        if piece.tokens is None:
-            return None
-        writer = self._logprobs.get(piece.index)
+        return None if piece.tokens is None else self._writer(piece.index).write(piece.tokens)
+
+    def _writer(self, index: int) -> CompletionLogprobsWriter:
+        writer = self._logprobs.get(index)
         if writer is None:
-            prompt = self._spec.prompts[piece.index // self._spec.params.n]
+            prompt = self._spec.prompts[index // self._spec.params.n]
             detokenizer = self._tokenizer.detokenizer(
                 self._spec.params.skip_special_tokens, after=prompt[-PROMPT_TAIL:]
             )
             writer = CompletionLogprobsWriter(self._tokenizer, detokenizer)
-            self._logprobs[piece.index] = writer
-        return writer.write(piece.tokens)
+            self._logprobs[index] = writer
+        return writer
 
 
 COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _encode, CompletionFormat)

@@ -15,6 +15,7 @@ from headway.core.terms import NO_TERMS, Terms
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.engine.client.async_engine import AsyncEngine, RequestStream
 from headway.engine.client.outputs import SampleDelta
+from headway.engine.client.transcript import Cursor
 from headway.errors import InvalidRequestError
 from headway.observe.trace.names import prompt_id
 from headway.server.http.errors import INTERNAL_ERROR, ApiError
@@ -34,6 +35,8 @@ class GenerationSpec:
     params: SamplingParams
     priority: int = 0
     terms: Terms = NO_TERMS
+    note: bytes = b""
+    """Not empty for a resumable stream; then there is one prompt."""
 
 
 class Generation:
@@ -49,6 +52,8 @@ class Generation:
         self._engine = engine
         self._spec = spec
         self._lease = lease
+        self._num_again = 0
+        """Output tokens that a rewind delivers again."""
         self._streams: list[RequestStream] = []
 
     async def start(self) -> None:
@@ -65,12 +70,29 @@ class Generation:
                 request_id = prompt_id(spec.id, prompt_index)
                 self._streams.append(
                     await self._engine.submit(
-                        request_id, token_ids, spec.params, spec.priority, spec.terms
+                        request_id, token_ids, spec.params, spec.priority, spec.terms, spec.note
                     )
                 )
         except BaseException:
             await self.close()
             raise
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Use a request that was taken over from another frontend."""
+        self._streams = [stream]
+
+    def rewind(self, cursor: Cursor) -> None:
+        """Have the next caller of `deltas` get the output after a cursor, and others no more."""
+        self._num_again = self._streams[0].rewind(cursor, self._engine.tokenizer)
+
+    @property
+    def is_resumable(self) -> bool:
+        return all(stream.is_resumable for stream in self._streams)
+
+    @property
+    def size(self) -> int:
+        """Tokens and log-probabilities that are kept for a client that comes back."""
+        return sum(one.transcript.size for one in self._streams if one.transcript is not None)
 
     async def close(self) -> None:
         """Abort unfinished requests and settle the quota lease; a second call does nothing."""
@@ -113,8 +135,15 @@ class Generation:
         async with contextlib.aclosing(batches):
             async for prompt_index, batch in batches:
                 if self._lease is not None:
-                    self._lease.charge(sum([len(delta.token_ids) for delta in batch]))
+                    num_tokens = sum([len(delta.token_ids) for delta in batch])
+                    self._lease.charge(num_tokens - self._take_again(num_tokens))
                 yield [self._numbered(prompt_index, delta) for delta in coalesce(batch)]
+
+    def _take_again(self, num_tokens: int) -> int:
+        """Return how many of these tokens were charged when they were first delivered."""
+        num_again = min(self._num_again, num_tokens)
+        self._num_again -= num_again
+        return num_again
 
     def _numbered(self, prompt_index: int, delta: SampleDelta) -> SampleDelta:
         if delta.finish_reason is not None and delta.finish_reason not in _GOOD_ENDS:
@@ -181,6 +210,7 @@ def _join(first: SampleDelta, then: SampleDelta) -> SampleDelta:
     return replace(
         then,
         text=first.text + then.text,
+        skipped_ids=first.skipped_ids + then.skipped_ids,
         token_ids=first.token_ids + then.token_ids,
         logprobs=logprobs,
     )

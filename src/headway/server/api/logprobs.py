@@ -46,6 +46,10 @@ class CompletionLogprobsWriter:
         self._detokenizer = detokenizer
         self._num_chars = 0
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Count the text of tokens that are not written."""
+        self._num_chars += len(self._detokenizer.push(token_ids))
+
     def write(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         offsets: list[int] = []
         for token_id, _ in tokens:

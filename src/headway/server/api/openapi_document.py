@@ -211,6 +211,7 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
         "/v1/models": _get_operation("The names of the model.", answers.ModelList, every),
         "/v1/models/{name}": {**model, "parameters": [by_name]},
         "/v1/requests/{request_id}/explanation": {**explained, "parameters": [by_id]},
+        "/v1/streams/{request_id}": {**_resumed(every), "parameters": [by_id]},
         "/version": _get_operation("The release.", answers.Version, every),
         "/health/live": {
             **_info_operation("Whether the process answers.", either | _error_response(500)),
@@ -221,6 +222,13 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
         "/openapi.json": _info_operation("This document.", refused | whole),
     }
     return {path: {"get": operation} for path, operation in operations.items()}
+
+
+def _resumed(every: tuple[int, ...]) -> dict[str, Any]:
+    content = {"text/event-stream": _STREAM}
+    answered = {"200": {"description": "The events after Last-Event-ID.", "content": content}}
+    refused = _error_response(*every, 404, 429, 503)
+    return _info_operation("The rest of a resumable stream.", answered | refused)
 
 
 def _info_operation(summary: str, responses: Mapping[str, Any]) -> dict[str, Any]:

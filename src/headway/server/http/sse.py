@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from headway.errors import SlowReaderError
+from headway.errors import ReaderReplacedError, SlowReaderError
 from headway.server.http.disconnect import disconnected, unless_disconnected
 from headway.server.http.encoding import to_json
 from headway.server.http.limits import drop_connection
@@ -23,9 +23,10 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def event(payload: Any) -> bytes:
+def event(payload: Any, event_id: str = "") -> bytes:
     """Return one event; encoded JSON has no line breaks, so it fits one data line."""
-    return b"data: " + to_json(payload) + b"\n\n"
+    begin = b"id: %b\ndata: " % event_id.encode() if event_id else b"data: "
+    return begin + to_json(payload) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class EventStream(Response):
             await unless_disconnected(self._write(send), receive)
         except ClientDisconnect:
             pass
-        except SlowReaderError as error:
+        except (SlowReaderError, ReaderReplacedError) as error:
             logger.warning("a client was cut off: %s", error)
             drop_connection(scope)
             await disconnected(receive)

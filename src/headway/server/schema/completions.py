@@ -58,6 +58,11 @@ class CompletionRequest(GenerationRequest):
                 "best_of other than n is not supported; leave best_of out", "best_of"
             )
         num_prompts = len(self.prompts())
+        if self.is_resumable and num_prompts > 1:
+            raise InvalidRequestError(
+                "a resumable stream has one prompt; send one request per prompt",
+                "stream_options.resumable",
+            )
         if num_prompts * self.num_samples > MAX_SAMPLES:
             raise NeverFitsError(
                 f"{num_prompts} prompts with n={self.num_samples} are more than {MAX_SAMPLES} "

@@ -151,6 +151,7 @@ class StreamOptions(Fields):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    resumable: bool | None = None
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
 
@@ -199,6 +200,10 @@ class GenerationRequest(Fields):
     @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def is_resumable(self) -> bool:
+        return bool(self.stream_options and self.stream_options.resumable)
 
     @property
     def num_samples(self) -> int:

@@ -1,0 +1,130 @@
+"""GET /v1/streams/{id}: the rest of a stream whose connection, or whose frontend, was lost.
+
+A stream is found only by its tenant; of any other stream nobody learns that it exists.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine.client.streams import RequestStream
+from headway.engine.client.transcript import Cursor
+from headway.server.api.answer import GenerationJob, resumable_stream
+from headway.server.api.chat import CHAT
+from headway.server.api.completions import COMPLETIONS
+from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.context import ServerContext
+from headway.server.http import sse
+from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
+from headway.server.http.routing import Routes
+from headway.server.streams import ResumableStream, decode_note
+from headway.tenancy import QuotaLease, TenantRecord
+
+ENDPOINTS = {one.id_prefix: one for one in (CHAT, COMPLETIONS)}
+BEGIN = b": resumed\n\n"
+"""A comment: the client sees at once that the stream was found."""
+_ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{1,64}")
+_MAX_CURSOR_CHARS = 2048
+# The same answer for an unknown stream and for a stream of another tenant.
+_UNKNOWN = ErrorResponse(
+    404,
+    "there is no such stream; it can be asked for while it runs and shortly after. If its engine "
+    "was lost too, send the request again: with the same seed the tokens are the same",
+    "invalid_request_error",
+    "not_found",
+)
+_BAD_CURSOR = ErrorResponse(
+    400,
+    "Last-Event-ID, or ?after=, must be the id of an event of this stream",
+    "invalid_request_error",
+    None,
+    "after",
+)
+
+
+def streams_router(context: ServerContext) -> Routes:
+    """Return the route of this endpoint."""
+    router = Routes()
+
+    @router.get("/v1/streams/{request_id}")
+    async def resume_stream(request: Request) -> Response:
+        request_id: str = request.path_params["request_id"]
+        if _ID.fullmatch(request_id) is None:
+            raise ApiError(_UNKNOWN)
+        cursor = _cursor(request, request_id)
+        stream = context.streams.find(request_id, request.state.tenant)
+        if stream is None:
+            stream = await _adopt(request, context, request_id)
+        reader = await context.streams.attach(stream, cursor)
+        if reader is None:
+            raise ApiError(_UNKNOWN)
+        leave = partial(context.streams.leave, stream, reader)
+        source = sse.EventSource(BEGIN, stream.write(cursor), leave)
+        return sse.EventStream(source, context.slow_reader_timeout_s)
+
+    return router
+
+
+def _cursor(request: Request, request_id: str) -> Cursor:
+    """Return where the client has come to; the start if it does not say."""
+    after = request.query_params.get("after", request.headers.get("last-event-id", ""))
+    if not after:
+        return Cursor()
+    name, _, text = after.rpartition(".")
+    cursor = Cursor.parse(text) if len(after) <= _MAX_CURSOR_CHARS else None
+    if name != request_id or cursor is None:
+        raise ApiError(_BAD_CURSOR)
+    return cursor
+
+
+async def _adopt(request: Request, context: ServerContext, request_id: str) -> ResumableStream:
+    """Continue a stream of another frontend; the limits of the tenant hold for it too."""
+    if context.admission.is_closed or not context.engine.takes_requests:
+        raise ApiError(UNAVAILABLE)
+    record: TenantRecord = request.state.record
+    lease = None if record.meter is None else record.meter.open_lease()
+    stream: ResumableStream | None = None
+    try:
+        found = await context.engine.adopt(request_id, request.state.tenant)
+        if found is not None:
+            stream = _build(context, found, lease)
+            if stream is None:
+                await context.engine.abort(found)
+    finally:
+        if stream is None and lease is not None:
+            lease.release()
+    if stream is None:
+        raise ApiError(_UNKNOWN)
+    context.streams.add(stream)
+    return stream
+
+
+def _build(
+    context: ServerContext, found: RequestStream, lease: QuotaLease | None
+) -> ResumableStream | None:
+    """Return the stream of an adopted request; None if this frontend cannot answer it."""
+    command = found.command
+    note = decode_note(command.note)
+    if note is None or not note.check(frozenset(ENDPOINTS), context.model_names):
+        return None
+    if not found.request_id.startswith(f"{note.endpoint}-"):
+        return None
+    spec = GenerationSpec(
+        command.id,
+        [command.token_ids],
+        command.params,
+        command.priority,
+        command.terms,
+        command.note,
+    )
+    make_format = partial(ENDPOINTS[note.endpoint].choice_format, context.engine.tokenizer, spec)
+    job = GenerationJob(spec, note.model, make_format, True, note.includes_usage, note.created)
+    generation = Generation(context.engine, spec, lease)
+    generation.adopt(found)
+    if context.ledger is not None:
+        context.ledger.set_client_id(spec.id, note.client_id)
+    return resumable_stream(context, job, generation)
