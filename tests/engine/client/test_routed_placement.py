@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -59,8 +59,8 @@ class StepLink:
     def has_room(self, num_tokens: int) -> bool:
         return self.room
 
-    async def adopt(self, _request_id: str, _tenant: str) -> bool:
-        return False
+    def adopt(self, _request_id: str, _tenant: str) -> Awaitable[bool]:
+        return asyncio.sleep(0, result=False)
 
     async def load(self, progress: object = None) -> None:
         self.is_up = self.is_connected = True
