@@ -110,6 +110,7 @@ BAD = {
     "past beyond its samples": again(Past(2, [RECORD, SampleRecord(2, [1])])),
     "past with too many samples": again(Past(10**6, [RECORD])),
     "past with scores": again(Past(2, [SampleRecord(1, [3], [TokenLogprobs(-1.0, 1)])])),
+    "past with too many cached tokens": again(Past(2, [RECORD], 3)),
     "past that is too long": again(Past(2, [RECORD, SampleRecord(0, [1] * 100)])),
 }
 

@@ -278,7 +278,7 @@ def test_a_request_that_has_ended_is_kept_for_as_long_as_an_orphan() -> None:
 def test_samples_that_are_sent_one_by_one_are_one_request() -> None:
     kept, own = KeptRequests(30.0, Credit()), session()
     ended = SampleRecord(0, [1, 2], None, FinishReason.LENGTH)
-    first = Past(3, [SampleRecord(1, [5]), ended])
+    first = Past(3, [SampleRecord(1, [5]), ended], num_cached_tokens=1)
     kept.add(own, command("r#1", num_tokens=2, index=1, num_prompt_tokens=1, past=first))
     found = kept.find("r", "a")
     assert found is not None and found.is_partial and found.command.params.n == 3
@@ -293,6 +293,10 @@ def test_samples_that_are_sent_one_by_one_are_one_request() -> None:
         ),
     )
     assert not found.is_partial and found.command.token_ids == [65]
+    # The prefix hit of the first admission is billed, not that of a later one with output.
+    kept.record(own, EventBatch(admitted=[Admitted("0:r#1", 1.0, 0.0, 2, 2, False)]), 1.0)
+    kept.record(own, EventBatch(admitted=[Admitted("0:r", 1.0, 0.0, 2, 2, False)]), 1.0)
+    assert found.num_cached_tokens == 1
     kept.record(own, tokens("0:r#2", 7), 1.0)
     assert found.transcript.samples[2].token_ids == [6, 7]
     kept.check()

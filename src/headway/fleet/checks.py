@@ -104,6 +104,8 @@ def _check_past(command: AddRequest, info: EngineInfo) -> None:
     if past is None or not command.num_prompt_tokens:
         raise InvalidRequestError("past is for requests with output")
     _check(0 < past.num_samples <= MAX_SAMPLES, "num_samples is out of range")
+    num_cached = past.num_cached_tokens or 0
+    _check(0 <= num_cached <= command.num_prompt_tokens, "num_cached_tokens is out of range")
     _check_records(past.samples, command, past.num_samples, info)
     own = [one.token_ids for one in past.samples if one.index == command.index]
     _check(own == [command.token_ids[command.num_prompt_tokens :]], "past is of another sample")

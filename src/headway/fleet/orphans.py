@@ -125,7 +125,9 @@ class KeptRequests:
             past=None,
         )
         kept = KeptRequest(session, whole, Transcript(num_samples))
-        kept.is_split = command.past is not None
+        if command.past is not None:
+            # The next admission finds the output in the prefix cache too, which is not billed.
+            kept.is_split, kept.num_cached_tokens = True, command.past.num_cached_tokens
         self._kept[request_id] = kept
         self._size += kept.size
         self._add_past(kept, command)
@@ -145,7 +147,8 @@ class KeptRequests:
             return
         for admission in events.admitted:
             kept, index = self._locate(session, admission.request_id)
-            if kept is not None and not index and kept.num_cached_tokens is None:
+            is_first = kept is not None and not kept.is_split and not index
+            if kept is not None and is_first and kept.num_cached_tokens is None:
                 kept.num_cached_tokens = admission.num_cached_tokens
         for tokens in events.tokens:
             kept, index = self._locate(session, tokens.request_id)

@@ -235,8 +235,9 @@ class RequestStream:
         records = {index: [transcript.sample(index)] for index in indices}
         ended = [one for one in self.samples.values() if one.is_finished]
         records[indices[0]] += [self._ended_record(transcript, one) for one in ended]
-        num_samples = transcript.num_samples
-        return self.command.note, {at: Past(num_samples, one) for at, one in records.items()}
+        num_samples, num_cached = transcript.num_samples, self.num_cached_tokens
+        pasts = {at: Past(num_samples, one, num_cached) for at, one in records.items()}
+        return self.command.note, pasts
 
     def _ended_record(self, transcript: Transcript, sample: SampleStream) -> SampleRecord:
         """Return the record of a sample that has ended, here or also in the engine."""

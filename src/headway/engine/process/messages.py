@@ -74,6 +74,8 @@ class Past(msgspec.Struct, frozen=True):
     num_samples: int
     """Samples of the whole request; each is sent alone."""
     samples: list[SampleRecord]
+    num_cached_tokens: int | None = None
+    """Prefix hit of the first admission, which is billed; None before it."""
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
