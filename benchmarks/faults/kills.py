@@ -6,8 +6,8 @@
 Each kill is a SIGKILL at a random moment under streams that have all begun. Every answer must equal
 the answer of the same request without a kill. The gap of a kill is the longest time between two
 tokens of any stream after it. `recomputed` is the number of tokens that the next engine computed
-again per stream, from the ledger. With --damage, the engine is stopped first and bytes of its KV
-blocks or of their record are changed: bits, garbage, zeros, a torn or a cut record.
+again per stream, from the ledger. With --damage, the engine is stopped first and bytes of recorded
+KV blocks, of their entries or of the header are changed: bits, garbage, zeros.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import random
 import re
 import signal
 import sqlite3
+import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,6 +45,9 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 MAX_TOKENS = 48
 MIN_TOKENS_BEFORE_KILL = 4
 WORDS = Path(__file__).parents[2] / "LICENSE"
+HEADER_BYTES, ENTRY_BYTES, LARGE_PAGE = 64, 128, 2 * 1024**2
+NUM_DAMAGES = 20
+"""Blocks that a damage hits, of those with an entry."""
 
 
 @dataclass
@@ -87,30 +92,61 @@ def kv_memory(server: RunningServer) -> Path:
     raise LookupError("the server holds no KV memory")
 
 
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """The memory of the KV blocks as headway.executors.cpu.shared_kv lays it out."""
+
+    file: FileIO
+    num_layers: int
+    num_blocks: int
+    block_bytes: int
+    used_ids: Sequence[int]
+    """Blocks with an entry."""
+
+    @classmethod
+    def read(cls, file: FileIO) -> KVMemory:
+        file.seek(0)
+        shape = struct.unpack_from("<32xQQQ", file.read(HEADER_BYTES))
+        entries = file.read(ENTRY_BYTES * shape[1])
+        used = [i for i in range(shape[1]) if any(entries[i * ENTRY_BYTES :][:ENTRY_BYTES])]
+        return cls(file, *shape, used)
+
+    def entry_at(self, block_id: int) -> int:
+        return HEADER_BYTES + block_id * ENTRY_BYTES
+
+    def block_at(self, layer: int, block_id: int) -> int:
+        record_end = self.entry_at(self.num_blocks)
+        first = -(-record_end // LARGE_PAGE) * LARGE_PAGE
+        return first + (layer * self.num_blocks + block_id) * self.block_bytes
+
+    def write(self, at: int, data: bytes) -> None:
+        self.file.seek(at)
+        self.file.write(data)
+
+    def flip_bit(self, at: int, bit: int) -> None:
+        self.file.seek(at)
+        self.write(at, bytes([self.file.read(1)[0] ^ 1 << bit]))
+
+
 def damage(path: Path, draw: random.Random) -> str:
-    """Change bytes of KV blocks or of their record; return what was done."""
+    """Change bytes of recorded KV blocks or of their record; return what was done."""
     with path.open("r+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        record_end = 64 + 128 * 2000
+        memory = KVMemory.read(file)
         kind = draw.choice(("bits of blocks", "bits of the record", "garbage", "zeros", "header"))
-        if kind == "garbage":
-            for _ in range(8):
-                file.seek(draw.randrange(record_end, size - 4096))
-                file.write(draw.randbytes(4096))
-        elif kind == "zeros":
-            file.seek(draw.randrange(64, record_end))
-            file.write(bytes(draw.randrange(1, 100_000)))
-        elif kind == "header":
-            file.seek(draw.randrange(48))
-            file.write(draw.randbytes(1))
-        else:
-            low, high = (64, record_end) if kind == "bits of the record" else (record_end, size)
-            for _ in range(2000):
-                at = draw.randrange(low, high)
-                file.seek(at)
-                byte = file.read(1)[0] ^ 1 << draw.randrange(8)
-                file.seek(at)
-                file.write(bytes([byte]))
+        for _ in range(1 if kind == "header" else NUM_DAMAGES):
+            block_id = draw.choice(memory.used_ids)
+            block_at = memory.block_at(draw.randrange(memory.num_layers), block_id)
+            entry_at = memory.entry_at(block_id)
+            if kind == "garbage":
+                memory.write(block_at, draw.randbytes(memory.block_bytes))
+            elif kind == "zeros":
+                memory.write(entry_at, bytes(draw.randrange(1, ENTRY_BYTES)))
+            elif kind == "header":
+                memory.write(draw.randrange(48), draw.randbytes(1))
+            elif kind == "bits of blocks":
+                memory.flip_bit(block_at + draw.randrange(memory.block_bytes), draw.randrange(8))
+            else:
+                memory.flip_bit(entry_at + draw.randrange(ENTRY_BYTES), draw.randrange(8))
     return kind
 
 

@@ -31,9 +31,11 @@ async def test_a_killed_engine_costs_no_prompt(server: RunningServer) -> None:
     args = argparse.Namespace(kills=1, damage=False, seed=0)
     result = await measure(server, 4, "sampled", args)
     assert result.num_wrong == 0
-    assert 0 < result.num_recomputed < BLOCK_SIZE
+    assert result.num_recomputed < BLOCK_SIZE
 
 
 async def test_damaged_blocks_are_computed_again(server: RunningServer) -> None:
-    args = argparse.Namespace(kills=2, damage=True, seed=3)
-    assert (await measure(server, 4, "greedy", args)).num_wrong == 0
+    args = argparse.Namespace(kills=2, damage=True, seed=7)
+    result = await measure(server, 4, "greedy", args)
+    assert result.num_wrong == 0
+    assert result.num_recomputed > 0
