@@ -108,11 +108,16 @@ def test_a_newcomer_that_kills_is_found_first(tokenizer: Tokenizer) -> None:
     assert engines.num_lost == 2
 
 
-def test_without_a_culprit_two_trials_bring_everybody_back(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("num_new", [0, 3, 16])
+def test_without_a_culprit_few_trials_bring_everybody_back(
+    tokenizer: Tokenizer, num_new: int
+) -> None:
     engines = Engines(tokenizer, 16, 50)
+    for stream in engines.streams[:num_new]:
+        engines.send(stream)  # has gained nothing
     assert engines.lose_all() is None
     assert engines.recover()
-    assert engines.num_trials == 2
+    assert engines.num_trials == (2 if num_new == 3 else 1)
     assert all(one.is_sent for one in engines.streams)
 
 
@@ -152,6 +157,7 @@ def test_requests_that_never_ran_follow_when_every_suspect_is_sent(tokenizer: To
     engines = Engines(tokenizer, 4, 50)
     new = engines.streams.pop()
     new.num_cached_tokens = None
+    engines.send(engines.streams[0])  # has gained nothing, and is tried first
     engines.lose_all()
     first = engines.suspects.begin_trial(0.0)
     assert not engines.suspects.may_send(new)

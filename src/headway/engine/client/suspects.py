@@ -3,8 +3,8 @@
 The evidence is the journal: the requests in the step that the engine did not finish. A trial sends
 a group of them and waits until the group has survived a prefill and a decode. After a group that
 survives, the next group is sent. A group that takes another engine down is split in halves. So a
-recovery without a culprit takes two trials, and a culprit among n requests costs about log2(n)
-engines.
+recovery without a culprit takes one trial, or two if some requests had just begun, and a culprit
+among n requests costs at most 2 + log2(n) engines.
 
 A long prompt must not hold up all other requests until it is computed. So a trial waits for it for
 a number of steps, twice as many for each further engine that failed with it. A prompt that takes
@@ -151,10 +151,10 @@ def _split(named: Group, on_trial: Group, fresh: Group) -> list[Group]:
     """Return the groups to try, in this order.
 
     The likeliest come first: the requests on trial, or else those that gained the fewest tokens in
-    the lost engine. They are split in halves, unless other requests of the step are the other half.
+    the lost engine. A group that was on trial is split in halves.
     """
     prime = sorted(on_trial or fresh or named, key=lambda one: one.num_tokens_in_engine)
     rest = [one for one in named if one not in prime]
     middle = (len(prime) + 1) // 2
-    halves = [prime] if rest and not on_trial else [prime[:middle], prime[middle:]]
+    halves = [prime[:middle], prime[middle:]] if on_trial else [prime]
     return [group for group in (*halves, rest) if group]
