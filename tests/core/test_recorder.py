@@ -28,7 +28,10 @@ class Memory:
             self.records[block.block_id] = (block, self.read(block))
 
     def restore(self) -> list[HashedBlock]:
-        return [block for block, tokens in self.records.values() if self.read(block) == tokens]
+        return [block for block, _ in self.records.values()]
+
+    def find_intact(self, blocks: Sequence[HashedBlock]) -> list[HashedBlock]:
+        return [one for one in blocks if self.read(one) == self.records[one.block_id][1]]
 
     def read(self, block: HashedBlock) -> list[int]:
         return self.blocks[block.block_id][: block.num_tokens]
@@ -88,6 +91,32 @@ def test_a_tail_goes_to_one_request_and_is_published_when_it_is_full():
     last.add("d", [*tokens[:6], *expected_output(tokens[:6], 7)])
     last.run()
     assert num_cached(last) == {"d": 12}
+
+
+def test_a_block_is_compared_once_and_only_if_a_request_matches_it():
+    memory = Memory(64)
+    engine = engine_on(memory)
+    engine.add("a", 6, max_tokens=20)
+    engine.add("b", 6, max_tokens=20)
+    engine.step()
+    tokens = list(engine.scheduler.requests["a"].token_ids)
+    compared: list[int] = []
+    find_intact = memory.find_intact
+
+    def count(blocks: Sequence[HashedBlock]) -> list[HashedBlock]:
+        compared.extend(one.block_id for one in blocks)
+        return find_intact(blocks)
+
+    memory.find_intact = count
+    after = engine_on(memory)
+    assert compared == []
+    request = after.add("a", tokens, max_tokens=20, num_prompt_tokens=6)
+    for _ in range(3):
+        assert after.scheduler.kv.match(request).num_tokens == 6
+    assert len(compared) == 2
+    after.run()
+    assert num_cached(after) == {"a": 6}
+    assert len(compared) == 2
 
 
 def test_a_tail_of_which_more_tokens_were_computed_than_delivered_is_not_used():

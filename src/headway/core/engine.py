@@ -38,7 +38,7 @@ class EngineCore:
         self._num_idle_steps = 0
         self._recorder = recorder
         if recorder is not None:
-            scheduler.kv.restore(recorder.restore())
+            scheduler.kv.restore(recorder)
 
     @property
     def has_work(self) -> bool:

@@ -62,5 +62,9 @@ class BlockRecorder(Protocol):
         ...
 
     def restore(self) -> list[HashedBlock]:
-        """Return the blocks that an earlier process recorded and that are intact."""
+        """Return the blocks that an earlier process recorded, whatever they hold now."""
+        ...
+
+    def find_intact(self, blocks: Sequence[HashedBlock]) -> list[HashedBlock]:
+        """Return the restored blocks that hold what was recorded; call it before their use."""
         ...

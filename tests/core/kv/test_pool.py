@@ -158,3 +158,12 @@ def test_a_withdrawn_block_is_not_found_and_empty_when_freed():
     pool.free([1])
     pool.check({})
     assert pool.num_cached == 0
+
+
+def test_a_discarded_block_is_empty_and_not_found():
+    pool = BlockPool(2)
+    pool.restore([HashedBlock(1, hash_of(1), "", 4)])
+    assert pool.is_cached(1)
+    pool.discard(1)
+    pool.check({})
+    assert (pool.find(hash_of(1)), pool.num_cached, pool.num_free) == (None, 0, 2)

@@ -119,6 +119,10 @@ def recorder_of(model: CompiledModel) -> BlockRecorder:
     return model.recorder
 
 
+def intact(recorder: BlockRecorder) -> list[HashedBlock]:
+    return recorder.find_intact(recorder.restore())
+
+
 BLOCKS = [hashed(block_id) for block_id in TABLE[:3]]
 
 
@@ -131,7 +135,7 @@ def test_a_request_continues_on_the_blocks_of_another_process(
     recorder_of(first).record(BLOCKS)
     expected = first.logits([Span(TOKENS[48:60], 48, TABLE)], range(12))
     second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
-    assert recorder_of(second).restore() == sorted(BLOCKS)
+    assert intact(recorder_of(second)) == sorted(BLOCKS)
     assert (second.logits([Span(TOKENS[48:60], 48, TABLE)], range(12)) == expected).all()
 
 
@@ -157,7 +161,7 @@ def test_a_tail_continues_whatever_was_written_behind_it(
         tail.view(np.float32).reshape(*shape, -1)[..., -16 + 5 :] = np.nan
     first._offload._blocks[:, TABLE[3]] = tail
     second = model_on(descriptor, tmp_path, kv_dtype=kv_dtype)
-    assert recorder_of(second).restore() == sorted([*BLOCKS, TAIL])
+    assert intact(recorder_of(second)) == sorted([*BLOCKS, TAIL])
     assert (second.logits([Span(TOKENS[53:60], 53, TABLE)], range(7)) == expected).all()
 
 
@@ -200,14 +204,14 @@ def test_an_entry_with_more_tokens_than_a_block_is_not_used(
     for num_tokens in (0, 17, 65535):
         entry = RecordedBlock(hashed(3, num_tokens=num_tokens), 0)
         model._shared.record([entry])  # pyright: ignore[reportOptionalMemberAccess]
-        assert recorder_of(model).restore() == []
+        assert intact(recorder_of(model)) == []
 
 
 def test_another_data_type_begins_anew(descriptor: int, tmp_path: Path) -> None:
     first = model_on(descriptor, tmp_path)
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
     recorder_of(first).record(BLOCKS)
-    assert recorder_of(model_on(descriptor, tmp_path, dtype="int4")).restore() == []
+    assert intact(recorder_of(model_on(descriptor, tmp_path, dtype="int4"))) == []
 
 
 def test_another_file_of_weights_begins_anew(descriptor: int, tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ def test_another_file_of_weights_begins_anew(descriptor: int, tmp_path: Path) ->
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
     recorder_of(first).record(BLOCKS)
     (tmp_path / "weights").write_text("other")
-    assert recorder_of(model_on(descriptor, tmp_path)).restore() == []
+    assert intact(recorder_of(model_on(descriptor, tmp_path))) == []
 
 
 def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
@@ -243,10 +247,10 @@ def test_a_damaged_block_is_not_used(descriptor: int, tmp_path: Path) -> None:
         else:
             blocks[layer, block_id, draw.randrange(size)] ^= 1 << draw.randrange(8)
         is_changed = (blocks[:, block_id] != before[:, block_id]).any()
-        restored = {block.block_id for block in recorder_of(model).restore()}
+        restored = {block.block_id for block in intact(recorder_of(model))}
         assert restored == set(TABLE[:3]) - ({block_id} if is_changed else set()), case
         blocks[:, :NUM_BLOCKS] = before
-    assert recorder_of(model).restore() == sorted(BLOCKS)
+    assert intact(recorder_of(model)) == sorted(BLOCKS)
 
 
 def test_blocks_are_on_large_pages_and_keep_their_contents(descriptor: int) -> None:
@@ -272,7 +276,7 @@ def test_sizes_that_change_no_block_keep_the_blocks(descriptor: int, tmp_path: P
     first.logits([Span(TOKENS[:48], 0, TABLE)], [47])
     recorder_of(first).record(BLOCKS)
     second = model_on(descriptor, tmp_path, num_slots=5, num_threads=1)
-    assert recorder_of(second).restore() == sorted(BLOCKS)
+    assert intact(recorder_of(second)) == sorted(BLOCKS)
 
 
 def test_processes_that_complete_no_step_cost_the_blocks_in_the_end(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.core.executor import HashedBlock
+from headway.core.executor import BlockRecorder, HashedBlock
 from headway.core.kv.pool import BlockPool
 from headway.core.kv.prefix import (
     BlockHash,
@@ -95,11 +95,13 @@ class KVCache:
         self._block_s: dict[str, float] = {}
         """Preempted request -> block-seconds of its former tables."""
         self._copies: list[BlockCopy] = []
-        self._is_recorded = False
+        self._recorder: BlockRecorder | None = None
         self._published: list[HashedBlock] = []
         """Blocks to record: published since the last record."""
+        self._restored: dict[int, HashedBlock] = {}
+        """Blocks of an earlier engine process that were not used yet; each may be damaged."""
         self._has_tails = False
-        """Whether tails of an earlier engine process were restored."""
+        """Whether last blocks of requests were among them."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that `num_tokens` tokens occupy."""
@@ -120,13 +122,11 @@ class KVCache:
             if block_id is None:
                 break
             block_ids.append(block_id)
-        num_tokens = len(block_ids) * self.block_size
-        if self._has_tails and len(block_ids) == max_blocks and num_tokens < request.num_tokens - 1:
-            tail_hash = self._hash_tail(request, request.num_tokens - 1).digest()
-            tail_id = self.pool.find(BlockHash(tail_hash))
-            if tail_id is not None:
-                return PrefixMatch((*block_ids, tail_id), request.num_tokens - 1)
-        return PrefixMatch(tuple(block_ids), num_tokens) if block_ids else NO_MATCH
+        if self._restored or self._has_tails:
+            return self._match_restored(request, block_ids, max_blocks)
+        if not block_ids:
+            return NO_MATCH
+        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size)
 
     def has_cached_prefix(self, request: Request) -> bool:
         """Return whether `match` finds at least one block."""
@@ -152,7 +152,7 @@ class KVCache:
         if match.num_tokens % self.block_size:
             self.pool.withdraw(match.block_ids[-1])
         num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
-        block_ids = [*match.block_ids, *self.pool.allocate(max(0, num_new))]
+        block_ids = [*match.block_ids, *self._allocate(max(0, num_new))]
         num_published = match.num_tokens // self.block_size
         self._attach_table(request, BlockTable(block_ids, num_published=num_published), now)
 
@@ -174,7 +174,7 @@ class KVCache:
         """Append a block to a table; return the block-seconds since its last change."""
         table = self.tables[request.id]
         block_s = table.accrue(now)
-        (block_id,) = self.pool.allocate(1)
+        (block_id,) = self._allocate(1)
         table.block_ids.append(block_id)
         self.blocks_by_tenant[request.terms.tenant][block_id] = 1
         return block_s
@@ -191,7 +191,7 @@ class KVCache:
         parent_ids = self.tables[parent.id].block_ids
         shared_ids = parent_ids[:num_shared]
         self.pool.add_references(shared_ids)
-        (tail_id,) = self.pool.allocate(1)
+        (tail_id,) = self._allocate(1)
         self._attach_table(child, BlockTable([*shared_ids, tail_id], num_published=num_shared), now)
         child.num_computed = num_tokens
         child.block_hashes = parent.block_hashes[:num_shared]
@@ -216,22 +216,53 @@ class KVCache:
         group = request.terms.cache_group
         for position in range(table.num_published, num_full):
             block_id, block_hash = table.block_ids[position], request.block_hashes[position]
-            if self.pool.publish(block_id, block_hash, group) and self._is_recorded:
+            is_new = self.pool.publish(block_id, block_hash, group)
+            if is_new and self._recorder is not None:
                 self._published.append(HashedBlock(block_id, block_hash, group, self.block_size))
         table.num_published = num_full
         return True
 
     # ------------------------------------------------- blocks that outlive the process
 
-    def restore(self, blocks: Sequence[HashedBlock]) -> None:
+    def restore(self, recorder: BlockRecorder) -> None:
         """Begin with the blocks of an earlier engine process; have `take_records` return blocks."""
+        if not self.enable_prefix_caching:
+            return
+        blocks = recorder.restore()
         self.pool.restore(blocks)
-        self._has_tails = any(block.num_tokens < self.block_size for block in blocks)
-        self._is_recorded = self.enable_prefix_caching
+        self._restored = {one.block_id: one for one in blocks if self.pool.is_cached(one.block_id)}
+        self._has_tails = any(one.num_tokens < self.block_size for one in blocks)
+        self._recorder = recorder
+
+    def _match_restored(
+        self, request: Request, block_ids: list[int], max_blocks: int
+    ) -> PrefixMatch:
+        """Add the tail of a request to its full blocks, and leave out what is damaged."""
+        end = request.num_tokens - 1
+        if len(block_ids) == max_blocks and end % self.block_size:
+            tail_id = self.pool.find(BlockHash(self._hash_tail(request, end).digest()))
+            block_ids = block_ids if tail_id is None else [*block_ids, tail_id]
+        unused = [self._restored.pop(one) for one in block_ids if one in self._restored]
+        if unused and self._recorder is not None:
+            intact = {block.block_id for block in self._recorder.find_intact(unused)}
+            damaged = [block.block_id for block in unused if block.block_id not in intact]
+            for block_id in damaged:
+                self.pool.discard(block_id)
+            if damaged:
+                block_ids = block_ids[: block_ids.index(damaged[0])]
+        num_tokens = min(len(block_ids) * self.block_size, end)
+        return PrefixMatch(tuple(block_ids), num_tokens) if block_ids else NO_MATCH
+
+    def _allocate(self, count: int) -> list[int]:
+        block_ids = self.pool.allocate(count)
+        if self._restored:
+            for block_id in block_ids:
+                self._restored.pop(block_id, None)
+        return block_ids
 
     def take_records(self, plan: StepPlan, requests: Mapping[str, Request]) -> list[HashedBlock]:
         """Return the blocks to record after a step: published blocks, and tails that it wrote."""
-        if not self._is_recorded:
+        if self._recorder is None:
             return []
         blocks, self._published = self._published, []
         block_size = self.block_size

@@ -47,6 +47,9 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    def is_cached(self, block_id: int) -> bool:
+        return block_id in self._cached
+
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` blocks, evicting cached blocks if needed.
 
@@ -111,6 +114,12 @@ class BlockPool:
                 self._groups[block_id] = group
                 self._cached.add(block_id, group)
         self._empty = [block_id for block_id in self._empty if block_id not in self._cached]
+
+    def discard(self, block_id: int) -> None:
+        """Empty a cached block, because its content cannot be used."""
+        self._cached.remove(block_id)
+        self._index.remove(block_id)
+        self._empty.append(block_id)
 
     def num_unowned(self, block_ids: Sequence[int]) -> int:
         """Return how many of these blocks have no owner."""

@@ -150,6 +150,8 @@ class KVRecorder:
         self._shared = shared
         self._contents = contents
         self._block_size = block_size
+        self._recorded: dict[HashedBlock, int] = {}
+        """Checksums of restored blocks that were not used yet."""
 
     def record(self, blocks: Sequence[HashedBlock]) -> None:
         self._shared.confirm()
@@ -158,14 +160,20 @@ class KVRecorder:
             self._shared.record(list(map(RecordedBlock, blocks, checksums)))
 
     def restore(self) -> list[HashedBlock]:
-        recorded = [
-            one for one in self._shared.recorded() if 0 < one.block.num_tokens <= self._block_size
-        ]
-        block_ids, num_tokens = _sizes([one.block for one in recorded])
+        # Unread: that takes a second with a large cache, and most blocks are not used at once.
+        self._recorded = {
+            one.block: one.checksum
+            for one in self._shared.recorded()
+            if 0 < one.block.num_tokens <= self._block_size
+        }
+        return list(self._recorded)
+
+    def find_intact(self, blocks: Sequence[HashedBlock]) -> list[HashedBlock]:
+        block_ids, num_tokens = _sizes(blocks)
         self._contents.forget(block_ids)
         checksums = self._contents.checksums(block_ids, num_tokens)
-        pairs = zip(recorded, checksums, strict=True)
-        intact = [one.block for one, checksum in pairs if one.checksum == checksum]
+        pairs = zip(blocks, checksums, strict=True)
+        intact = [one for one, checksum in pairs if self._recorded.pop(one, None) == checksum]
         # An unfinished step may have written behind the last token.
         self._contents.clear_tails(*_sizes(intact))
         return intact
