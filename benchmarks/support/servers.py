@@ -23,10 +23,18 @@ class ServerFailed(Exception):
     """A server ended, or an expected change did not occur in time."""
 
 
+_given_ports: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that nobody listens on, and another one in each call."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 def _get(url: str, headers: dict[str, str] | None = None) -> httpx.Response:
