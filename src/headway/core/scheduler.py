@@ -35,7 +35,14 @@ from headway.core.draft import PlanDraft
 from headway.core.executor import Capacity
 from headway.core.kv.cache import KVCache
 from headway.core.kv.offload import Offload
-from headway.core.plan import Failure, Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.plan import (
+    Failure,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    make_tuple,
+)
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.running.admission import (
     Admit,
@@ -59,9 +66,6 @@ from headway.core.waiting.policies import PolicyContext, make_queue
 from headway.core.waiting.queue import WaitingQueue
 
 RUNNING = RequestState.RUNNING
-make_tuple = tuple[object, ...].__new__
-"""Makes a NamedTuple without its constructor. Used once per running request and step, where it
-saves 7 % of the scheduler's time at 256 running requests."""
 MAX_SKIPS = 4
 """Requests that do not fit after which a pass ends; bounds its work."""
 

@@ -21,11 +21,8 @@ from headway.core.kv.prefix import (
     hash_token,
     hash_tokens,
 )
-from headway.core.plan import BlockCopy, StepPlan
+from headway.core.plan import BlockCopy, StepPlan, make_tuple
 from headway.core.request import Request
-
-make_tuple = tuple[object, ...].__new__
-"""Makes a named tuple without its Python constructor, for every request in every step."""
 
 
 @dataclass(frozen=True, slots=True)
