@@ -5,8 +5,8 @@
 The server has two keys. The script requests each route of both listeners, and some that do not
 exist, over raw connections: with eight methods, several spellings of the path, no key, wrong keys,
 crafted Hosts, and headers that make proxies see another method or path. The expected answer is 401,
-or 400 if the server refuses the request before it checks the key. Only GET /health/live may answer
-otherwise. With a valid key, a tenant that is no admin may not read /metrics.
+or 400 if the server refuses the request before it checks the key. Only GET of the two probes may
+answer otherwise. With a valid key, a tenant that is no admin may not read /metrics.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from headway.bench.steal import StealMeter
 
 KEY = "hw-the-right-key"
 OTHER_KEY = "hw-the-key-of-somebody-else"
-LIVE = "/health/live"
+LIVE, READY = "/health/live", "/health/ready"
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
     "/v1/streams/cmpl-0123456789abcdef0123456789abcdef",
-    "/detokenize", "/version", "/health", "/health/ready", LIVE, "/openapi.json", "/metrics",
+    "/detokenize", "/version", "/health", READY, LIVE, "/openapi.json", "/metrics",
     "/v1/responses", "/v1/embeddings", "/v1/messages", "/", "/docs", "/admin", "/no/such/path",
 )  # fmt: skip
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -106,7 +106,7 @@ def is_right(method: str, path: str, status: int) -> bool:
         return True
     # The path alone determines the route, so an absolute URL is the same request.
     where = path.removeprefix("http://localhost").partition("?")[0]
-    return method == "GET" and unquote(where) == LIVE and status == 200
+    return method == "GET" and unquote(where) in (LIVE, READY) and status == 200
 
 
 def sweep(server: RunningServer) -> dict[str, Any]:

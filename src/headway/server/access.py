@@ -16,7 +16,7 @@ from headway.tenancy.load import LoadedTenants, load_tenants
 
 @dataclass(frozen=True, slots=True)
 class AccessControl:
-    """The checks before every route except GET /health/live, read once from the settings."""
+    """The checks before every route except GET of the probes, read once from the settings."""
 
     config: ServerConfig
     tenants: LoadedTenants

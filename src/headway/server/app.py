@@ -1,7 +1,7 @@
 """The two HTTP applications: their routes and their middleware.
 
-A request passes the edge and the body limit. All routes except GET /health/live, wrong paths
-included, then check the Host header and the key.
+A request passes the edge and the body limit. All routes except GET of the two
+probes, wrong paths included, then check the Host header and the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.server.admission import AdmissionController
 from headway.server.api.chat import chat_router
 from headway.server.api.completions import completions_router
 from headway.server.api.explanations import explanations_router
-from headway.server.api.health import HealthStatus, health_router, live_router
+from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
 from headway.server.api.status import metrics_router, version_router
@@ -121,13 +121,13 @@ def _app(
     hosts: HostPolicy,
     routers: Sequence[Routes],
 ) -> Starlette:
-    live = live_router(health)
-    # The live route again: only its GET needs no key; its other methods are refused behind it.
-    routers = (live, health_router(health), version_router(), *routers)
+    probes = probe_router(health)
+    # The probes again: only their GET needs no key; their other methods are refused behind it.
+    routers = (probes, health_router(health), version_router(), *routers)
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
         # A mount, not a list of protected paths, which could omit a path.
-        routes=[*live, Mount("", app=access.protect(guarded, hosts))],
+        routes=[*probes, Mount("", app=access.protect(guarded, hosts))],
         middleware=[
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes),

@@ -61,7 +61,8 @@ async def test_keys_are_in_it_if_they_are_asked_for(local) -> None:
         response = await made.public.get("/openapi.json", headers={"Authorization": "Bearer k"})
     document = response.json()
     assert document["security"] == [{"bearer": []}]
-    assert document["paths"]["/health/live"]["get"]["security"] == []
+    for probe in ("/health/live", "/health/ready"):
+        assert document["paths"][probe]["get"]["security"] == []
     assert "401" in document["paths"]["/v1/models"]["get"]["responses"]
 
 

@@ -1,8 +1,9 @@
 """GET /health, /health/live and /health/ready; no probe ever waits for the engine.
 
-`live` reports that this process answers, and is the only route without a key. It fails once the
-engine is given up, because only a new process helps then. `ready` reports that requests are
-accepted: the engine is loaded and makes progress, and the server is not draining.
+`live` reports that this process answers. It fails once the engine is given up, because only a new
+process helps then. `ready` reports that requests are accepted: the engine is loaded and makes
+progress, and the server is not draining. Both need no key, which kubelets do not have, and answer
+one word.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class HealthStatus:
     has_given_up: Callable[[], bool]
 
 
-def live_router(health: HealthStatus) -> Routes:
-    """Return the route that needs no key."""
+def probe_router(health: HealthStatus) -> Routes:
+    """Return the routes that need no key."""
     router = Routes()
 
     @router.get("/health/live")
@@ -36,17 +37,17 @@ def live_router(health: HealthStatus) -> Routes:
             return JsonResponse({"status": "failed"}, 503)
         return JsonResponse({"status": "live"})
 
-    return router
-
-
-def health_router(health: HealthStatus) -> Routes:
-    """Return the routes for load balancers."""
-    router = Routes()
-
     @router.get("/health/ready")
     async def get_ready(_request: Request) -> Response:
         status = health.status()
         return JsonResponse({"status": status}, 200 if status == "ready" else 503)
+
+    return router
+
+
+def health_router(health: HealthStatus) -> Routes:
+    """Return the route for load balancers."""
+    router = Routes()
 
     @router.get("/health")
     async def get_health(_request: Request) -> Response:

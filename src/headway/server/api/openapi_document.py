@@ -217,7 +217,10 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
             **_info_operation("Whether the process answers.", either | _error_response(500)),
             "security": [],
         },
-        "/health/ready": _info_operation("Whether requests are accepted.", refused | either),
+        "/health/ready": {
+            **_info_operation("Whether requests are accepted.", either | _error_response(500)),
+            "security": [],
+        },
         "/health": _info_operation("The same, by the status code alone.", refused | empty),
         "/openapi.json": _info_operation("This document.", refused | whole),
     }
