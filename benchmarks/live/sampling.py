@@ -34,7 +34,7 @@ from headway.errors import HeadwayError
 from headway.executors.hardware import probe_hardware
 from headway.executors.load import facts_of, load_executor, open_checkpoint
 from headway.executors.source import locate
-from headway.resolve import resolve
+from headway.resolve import Resolved, resolve
 from headway.text import Tokenizer
 
 GREEDY, MIXED = "greedy", "mixed"
@@ -75,6 +75,15 @@ class Steps:
             prompt = tokens[:-1]
             new = NewRequest(SamplingParams(), 0, 0, prompt, CONTEXT)
             self._run(StepPlan(0, (ScheduledRequest(f"{at}", 0, prompt, blocks, False, new),)))
+
+    def prefill(self) -> float:
+        """Return the seconds of one step with the tokens of all streams as one prompt."""
+        started_at = time.perf_counter()
+        tokens = tuple(token for one in self._tokens for token in one[:CONTEXT])
+        blocks = tuple(range(len(tokens) // BLOCK_SIZE))
+        new = NewRequest(SamplingParams(temperature=0.0), 0, 0, tokens, len(tokens) + 1)
+        self._run(StepPlan(0, (ScheduledRequest("prompt", 0, tokens, blocks, True, new),)))
+        return time.perf_counter() - started_at
 
     def decode(self, name: str, is_first: bool = False) -> float:
         """Return the seconds of one step."""
@@ -164,6 +173,13 @@ def summary(rounds: Sequence[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]]
 
 
 def make_executor(model: str, num_streams: int, num_threads: int | None = None) -> Executor:
+    return resolve_executor(model, num_streams, num_threads)[0]
+
+
+def resolve_executor(
+    model: str, num_streams: int, num_threads: int | None = None
+) -> tuple[Executor, Resolved]:
+    """Return an executor for that many streams, and its settings."""
     settings = {
         "model": model,
         "num_threads": num_threads,
@@ -174,7 +190,7 @@ def make_executor(model: str, num_streams: int, num_threads: int | None = None) 
     try:
         checkpoint = open_checkpoint(locate(model))
         resolved = resolve(load_config(settings), facts_of(checkpoint), probe_hardware())
-        return load_executor(checkpoint, resolved, SystemClock())
+        return load_executor(checkpoint, resolved, SystemClock()), resolved
     except HeadwayError as error:
         raise SystemExit(f"error: {error}") from error
 
