@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import sys
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signal
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import STACKS_SIGNAL
 from headway.executors.fake import FakeExecutor
+from headway.sim import SMOLLM2_135M
 
 CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)
 VOCAB_SIZE = 275
@@ -29,6 +31,8 @@ VOCAB_SIZE = 275
 
 class Settings(msgspec.Struct):
     step_s: float = 0.002
+    slowness: float = 0.0
+    """If set, steps take as long as those of SmolLM2-135M on two cores, times this."""
     load_s: float = 0.0
     fails_loading: bool = False
     fails_at_step: int = 0
@@ -44,15 +48,23 @@ class Settings(msgspec.Struct):
     max_num_batched_tokens: int = 512
     numerics: str = "letters"
     num_blocks: int = 256
+    max_model_len: int = CAPACITY.max_model_len
 
 
 class LetterExecutor(FakeExecutor):
     def __init__(self, settings: Settings) -> None:
-        super().__init__(replace(CAPACITY, num_blocks=settings.num_blocks))
+        num_blocks, max_model_len = settings.num_blocks, settings.max_model_len
+        super().__init__(replace(CAPACITY, num_blocks=num_blocks, max_model_len=max_model_len))
         self._settings = settings
+        self._profile = SMOLLM2_135M.scaled(settings.slowness) if settings.slowness else None
+        self._draw = random.Random(os.getpid())
 
     def submit(self, plan: StepPlan) -> Ticket:
         ticket = super().submit(plan)
+        if self._profile is not None:
+            step_s = self._profile.draw_s(plan, self._draw)
+            result = self._results[plan.step_id]
+            self._results[plan.step_id] = replace(result, elapsed_s=step_s)
         for item in plan.scheduled:
             token_ids = self._requests[item.request_id].token_ids
             is_decode = len(item.token_ids) == 1
@@ -63,10 +75,11 @@ class LetterExecutor(FakeExecutor):
         return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
-        time.sleep(self._settings.step_s)
         if ticket.step_id == self._settings.fails_at_step:
             raise RuntimeError("secret detail of the failure")
-        return super().collect(ticket)
+        result = super().collect(ticket)
+        time.sleep(self._settings.step_s if self._profile is None else result.elapsed_s)
+        return result
 
     def _sample(self, item: ScheduledRequest) -> Sample | None:
         sample = super()._sample(item)

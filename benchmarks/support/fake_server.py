@@ -119,6 +119,6 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     port, settings, server_settings, path = sys.argv[1:]
     sys.exit(run(main(int(port), settings.encode(), server_settings.encode(), path)))

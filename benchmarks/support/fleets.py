@@ -117,12 +117,13 @@ class Fleet:
         )
 
     def start_model_frontend(self, model_path: Path, *flags: str) -> RunningServer:
-        """Start `headway frontend` of all engines."""
+        """Start `headway frontend`, of all engines unless the flags name some."""
         port, admin_port = free_port(), free_port()
         command = [sys.executable, "-m", "headway", "frontend", str(model_path)]
         command += ["--port", str(port), "--admin-port", str(admin_port)]
         command += ["--ledger-url", f"sqlite://{self._folder}/ledger.db"]
-        command += [flag for engine in self.engines for flag in ("--engine", engine.address)]
+        if "--engine" not in flags:
+            command += [flag for engine in self.engines for flag in ("--engine", engine.address)]
         return self._add(start_process([*command, *flags], port, self._log(), admin_port))
 
     def _log(self) -> Path:

@@ -1,4 +1,4 @@
-"""A TCP relay whose connections can be cut or stalled: a network that fails."""
+"""A TCP relay whose connections can be cut, stalled or slow: a network that fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
-        self._flows = asyncio.Event()
-        self._flows.set()
+        self._delay_s = 0.0
+        self._there, self._back = asyncio.Event(), asyncio.Event()
+        """Whether anything is passed on, to the target and from it."""
+        self._there.set()
+        self._back.set()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = threading.Event()
         self._thread.start()
@@ -38,13 +41,20 @@ class Relay:
         """Take connections again."""
         self._is_cut = False
 
-    def stall(self) -> None:
-        """Pass nothing on, without ending a connection: as if a cable was pulled."""
-        self._loop.call_soon_threadsafe(self._flows.clear)
+    def stall(self, is_one_way: bool = False) -> None:
+        """Pass nothing on, or nothing from the target: as if a cable was pulled."""
+        self._loop.call_soon_threadsafe(self._back.clear)
+        if not is_one_way:
+            self._loop.call_soon_threadsafe(self._there.clear)
 
     def resume(self) -> None:
         """Pass on what was held back."""
-        self._loop.call_soon_threadsafe(self._flows.set)
+        self._loop.call_soon_threadsafe(self._there.set)
+        self._loop.call_soon_threadsafe(self._back.set)
+
+    def delay(self, seconds: float) -> None:
+        """Hold back everything that comes from now on for so long."""
+        self._delay_s = seconds
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -80,12 +90,18 @@ class Relay:
             return
         self._writers |= {writer, back}
         with contextlib.suppress(OSError):
-            await asyncio.gather(self._pass_on(reader, back), self._pass_on(there, writer))
+            await asyncio.gather(
+                self._pass_on(reader, back, self._there), self._pass_on(there, writer, self._back)
+            )
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event
+    ) -> None:
         try:
             while piece := await reader.read(65536):
-                await self._flows.wait()
+                await flows.wait()
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
                 writer.write(piece)
                 await writer.drain()
         finally:

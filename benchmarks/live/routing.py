@@ -1,0 +1,213 @@
+"""Compares rules of the router with engines in real processes, over HTTP.
+
+    python -m benchmarks.live.routing [--engines 8] [--share 0.85] [--rules ttft least-loaded ...]
+        [--slowness 4] [--seconds 60] [--seeds 3] [--json FILE]
+
+The load is `chat` of benchmarks/sim/routing.py: conversations that begin with one of 24 system
+prompts. Engines compute letters, and their steps take as long as those of SmolLM2-135M, times
+`--slowness`, so that eight of them fit two cores. Everything else is real: engine hosts, scheduler,
+sockets, frontend, router, API. Each run has a fleet of its own, and rules take turns. The rate is
+`--share` of what the rule `ttft` carries in the simulation, divided by the slowness. Times are in
+seconds of the real engine: divide by the slowness to compare with the simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+
+from benchmarks.sim.routing_load import MEAN_TURNS, NUM_SYSTEM_PROMPTS, THINK_S
+from benchmarks.support.fleet_loads import client_of
+from benchmarks.support.fleets import Fleet
+from benchmarks.support.servers import RunningServer
+from benchmarks.support.tiny_tokenizers import write_byte_level
+from headway.bench.records import percentile
+from headway.bench.steal import StealMeter, steal_plain, steal_text
+
+RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
+CARRIED_RATE = 85.5 / 8
+"""Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
+MAX_TOKENS = 3500
+WARM_UP_S = 15.0
+LETTERS = "abcdefgjklmnopqrstuvwxyz"
+HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+
+
+def _length(draw: random.Random, median: float, low: int, high: int) -> int:
+    return min(high, max(low, int(median * draw.lognormvariate(0.0, 0.6))))
+
+
+def _text(draw: random.Random, length: int) -> str:
+    return "".join(draw.choices(LETTERS, k=length))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run measured."""
+
+    rule: str
+    seed: int
+    rate: float
+    num_requests: int
+    p50_s: float
+    p99_s: float
+    hit_rate: float
+    goodput: float
+    """Share of requests with a TTFT of at most one second of a machine of slowness 1."""
+    num_failed: int
+
+
+class ChatLoad:
+    """Conversations, begun at random times, of clients that read their streams."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, rate: float, slowness: float, seconds: float, seed: int
+    ) -> None:
+        self._client = client
+        self._rate = rate
+        self._slowness = slowness
+        self._until = WARM_UP_S + seconds
+        self._draw = random.Random(f"chat/{seed}")
+        self._systems = [
+            _text(self._draw, self._draw.randint(256, 1024)) for _ in range(NUM_SYSTEM_PROMPTS)
+        ]
+        self._weights = [1.0 / (1 + rank) for rank in range(NUM_SYSTEM_PROMPTS)]
+        self._began = 0.0
+        self.ttfts_s: list[float] = []
+        self.num_failed = 0
+
+    async def run(self) -> None:
+        self._began = time.monotonic()
+        at = 0.0
+        async with asyncio.TaskGroup() as group:
+            while (at := at + self._draw.expovariate(self._rate / MEAN_TURNS)) < self._until:
+                await asyncio.sleep(max(0.0, self._began + at - time.monotonic()))
+                (system,) = self._draw.choices(self._systems, self._weights)
+                draw = random.Random(self._draw.random())
+                group.create_task(self._talk(system, draw))
+
+    async def _talk(self, context: str, draw: random.Random) -> None:
+        while time.monotonic() < self._began + self._until:
+            context += _text(draw, _length(draw, 128, 8, 512))
+            num_output = _length(draw, 64, 4, 256)
+            if len(context) + num_output > MAX_TOKENS:
+                return
+            context += await self._ask(context, num_output)
+            if draw.random() < 1.0 / MEAN_TURNS:
+                return
+            await asyncio.sleep(draw.expovariate(1.0 / (self._slowness * THINK_S)))
+
+    async def _ask(self, prompt: str, num_output: int) -> str:
+        """Return the answer to a prompt, and note its time to the first token."""
+        body = {"prompt": prompt, "max_tokens": num_output, "seed": 0, "stream": True}
+        began, first_at, answer = time.monotonic(), 0.0, ""
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    first_at = first_at or time.monotonic()
+                    event = json.loads(line.removeprefix("data: "))
+                    answer += event["choices"][0]["text"] if "choices" in event else ""
+        if response.status_code != 200 or not answer:
+            self.num_failed += 1
+        elif began >= self._began + WARM_UP_S:
+            self.ttfts_s.append(first_at - began)
+        return answer
+
+
+async def measure(server: RunningServer, rule: str, seed: int, args: Any) -> Outcome:
+    rate = args.share * CARRIED_RATE * args.engines / args.slowness
+    async with client_of(server) as client:
+        load = ChatLoad(client, rate, args.slowness, args.seconds, seed)
+        await load.run()
+    hits = await asyncio.to_thread(server.metric, HITS)
+    queries = await asyncio.to_thread(server.metric, QUERIES)
+    ttfts = sorted(load.ttfts_s)
+    return Outcome(
+        rule,
+        seed,
+        rate,
+        len(ttfts),
+        percentile(ttfts, 50),
+        percentile(ttfts, 99),
+        hits / queries,
+        sum(ttft <= args.slowness for ttft in ttfts) / len(ttfts),
+        load.num_failed,
+    )
+
+
+def run(rule: str, seed: int, args: Any) -> Outcome:
+    """Measure one rule with a fleet of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
+        with contextlib.closing(Fleet(folder, tokenizer)) as fleet:
+            for _ in range(args.engines):
+                fleet.start_engine(
+                    slowness=args.slowness,
+                    num_blocks=2000,
+                    max_model_len=4096,
+                    scheduling_policy="fair",
+                )
+            limits = {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
+            limits |= {"max_num_queued_reqs": 100_000, "max_num_queued_tokens": 100_000_000}
+            server = fleet.start_frontend(routing=rule, **limits)
+            server.wait_ready()
+            while server.log.count(" is up: ") < args.engines:
+                time.sleep(0.1)
+            return asyncio.run(measure(server, rule, seed, args))
+
+
+def print_table(outcomes: Sequence[Outcome]) -> None:
+    """Print means over the seeds, one row per rule."""
+    print("| rule | requests | TTFT p50 / p99, s | hit rate | goodput |")
+    print("|---|---|---|---|---|")
+    for rule in dict.fromkeys(one.rule for one in outcomes):
+        found = [one for one in outcomes if one.rule == rule]
+        p50, p99 = fmean(one.p50_s for one in found), fmean(one.p99_s for one in found)
+        hits, good = fmean(one.hit_rate for one in found), fmean(one.goodput for one in found)
+        num_requests = sum(one.num_requests for one in found)
+        print(f"| {rule} | {num_requests} | {p50:.2f} / {p99:.2f} | {hits:.2f} | {good:.3f} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--slowness", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    meter = StealMeter()
+    outcomes: list[Outcome] = []
+    for seed in range(args.seeds):
+        for rule in args.rules:
+            one = run(rule, seed, args)
+            outcomes.append(one)
+            text = f"seed {seed}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s"
+            print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
+    steal = meter.read()
+    print_table(outcomes)
+    print(f"{outcomes[0].rate:.1f} requests/s, {steal_text(steal)}")
+    if args.json is not None:
+        record = {"outcomes": [asdict(one) for one in outcomes], "steal": steal_plain(steal)}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if any(one.num_failed for one in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
