@@ -42,6 +42,7 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check_sample(command)
     _check_terms(command.terms)
     _check(len(command.note) <= MAX_NOTE_BYTES, "note is too long")
+    _check(not command.alias or _is_id(command.alias), "alias is not valid")
     if command.past is not None:
         _check_past(command, info)
 
@@ -52,7 +53,8 @@ def check_handover(handover: Handover, info: EngineInfo) -> None:
     if command is None:
         return
     check_request(command, info)
-    is_whole = command.id == handover.request_id and not command.index
+    is_asked_for = handover.request_id in (command.id, command.alias)
+    is_whole = is_asked_for and "#" not in command.id and not command.index
     _check(is_whole and not command.num_prompt_tokens, "it is not a whole request")
     num_cached = handover.num_cached_tokens or 0
     _check(0 <= num_cached <= len(command.token_ids), "num_cached_tokens is out of range")
@@ -84,8 +86,11 @@ def check_id(name: str) -> None:
     """Raise InvalidRequestError if a text is not the id of a sample."""
     request_id, _, index = name.partition("#")
     is_index = index.isascii() and index.isdecimal() and len(index) <= 3
-    is_valid = _REQUEST_ID.fullmatch(request_id) is not None and (is_index or "#" not in name)
-    _check(is_valid, "id is not valid")
+    _check(_is_id(request_id) and (is_index or "#" not in name), "id is not valid")
+
+
+def _is_id(name: str) -> bool:
+    return _REQUEST_ID.fullmatch(name) is not None
 
 
 def _check_sample(command: AddRequest) -> None:

@@ -35,6 +35,7 @@ from headway.engine.process.messages import (
     EngineInfo,
     EventBatch,
     Handover,
+    QuarantinedDigest,
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 from headway.errors import InvalidRequestError
@@ -54,6 +55,7 @@ from headway.fleet.wire import (
     EngineUp,
     HandedOver,
     Hello,
+    Quarantined,
     Reported,
     WireError,
     encode_command,
@@ -161,9 +163,13 @@ class NetworkLink:
 
     def adopt(self, request_id: str, tenant: str) -> Awaitable[bool]:
         """Ask the engine for a request of another frontend; the owner gets a Handover."""
-        return self._ask(Adopt(request_id, tenant))
+        return self._tell(Adopt(request_id, tenant))
 
-    async def _ask(self, message: Adopt) -> bool:
+    def share_quarantine(self, entries: Sequence[QuarantinedDigest]) -> Awaitable[bool]:
+        """Have the engine refuse requests, and tell its other frontends."""
+        return self._tell(Quarantined(list(entries)))
+
+    async def _tell(self, message: Adopt | Quarantined) -> bool:
         if self._connection is None or not self.is_up:
             return False
         await self._connection.send(encode_command(message))
@@ -259,6 +265,8 @@ class NetworkLink:
                 elif isinstance(message, HandedOver):
                     handover = await self._take(message)
                     await owner.on_report(EventBatch(handovers=[handover]))
+                elif isinstance(message, Quarantined):
+                    await owner.on_report(EventBatch(quarantined=message.entries))
                 elif isinstance(message, EngineDown):
                     logger.warning("engine %s has failed, and starts again", self.name)
                     ids = frozenset(split_wire_id(name)[1] for name in message.suspect_ids)

@@ -21,8 +21,9 @@ from headway.clock import Clock
 from headway.core.events import Finished, Refused
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
+from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
-from headway.errors import ConfigError, EngineError, InvalidRequestError
+from headway.errors import ConfigError, EngineError, InvalidRequestError, QuarantinedError
 from headway.fleet.checks import check_id, check_request, check_tenant
 from headway.fleet.clocks import age_of
 from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
@@ -51,6 +52,7 @@ from headway.fleet.wire import (
     Heartbeat,
     Hello,
     Pulse,
+    Quarantined,
     Reported,
     WireError,
     decode_frontend_message,
@@ -106,6 +108,7 @@ class EngineListener:
             Credit(HARD_CREDIT * credit.num_requests, HARD_CREDIT * credit.num_tokens)
         )
         self._kept = KeptRequests(orphan_s, credit)
+        self._quarantine = Quarantine(clock)
         self._epoch = 0
         self._is_up = False
         self._info: EngineInfo | None = None
@@ -203,6 +206,8 @@ class EngineListener:
             await self._abort(session, message)
         elif isinstance(message, Adopt):
             await self._adopt(session, message)
+        elif isinstance(message, Quarantined):
+            await self._learn_quarantine(session, message)
         elif isinstance(message, Heartbeat):
             self._note_read(session, message.num_read_bytes)
         else:
@@ -227,7 +232,21 @@ class EngineListener:
         logger.info("frontend %s is connected", name)
         await self._end_orphans(self._kept.take_orphans_of(hello.instance))
         if self._is_up:
-            await self._send(session, self._engine_up())
+            await self._send_up(session)
+
+    async def _send_up(self, session: Session) -> None:
+        await self._send(session, self._engine_up())
+        if len(self._quarantine):
+            await self._send(session, Quarantined(self._quarantine.entries))
+
+    async def _learn_quarantine(self, session: Session, message: Quarantined) -> None:
+        """Refuse what a frontend has quarantined, and tell the other frontends."""
+        fresh = self._quarantine.learn(message.entries)
+        if fresh:
+            logger.warning("%s has quarantined %d requests", session.frontend, len(fresh))
+        for other in self._sessions:
+            if fresh and other is not session and self._is_up:
+                await self._send(other, Quarantined(fresh))
 
     async def _close_session(self, session: Session, reason: str, tells: bool = False) -> None:
         """End a session, and abort its requests; with `tells`, the frontend hears of it."""
@@ -290,7 +309,7 @@ class EngineListener:
             command = replace_fields(kept.command, attempt=attempt)
             ended = self._sessions.move(before, session, command, kept.has_forked)
         self._kept.give(kept, session, attempt, now)
-        handover = kept.handover(attempt)
+        handover = kept.handover(attempt, message.request_id)
         if not handover.is_running and not kept.transcript.is_finished:
             self._kept.drop(kept)  # its new frontend sends it again
         logger.info("%s adopts a request of %s", session.frontend, before.frontend)
@@ -309,7 +328,8 @@ class EngineListener:
             check_request(command, info)
             if not session.live.has_room(len(command.token_ids), command.id):
                 raise InvalidRequestError("the frontend exceeds its credit")
-        except InvalidRequestError as error:
+            self._quarantine.check(command)
+        except (InvalidRequestError, QuarantinedError) as error:
             await self._refuse(session, command.attempt, command.id, str(error))
             return
         older = session.live.add(command)
@@ -327,6 +347,7 @@ class EngineListener:
                 arrived_at=now - age_of(command.arrived_at, message.sent_at),
                 attempt=0,
                 note=b"",
+                alias="",
                 past=None,
             )
         )
@@ -419,7 +440,7 @@ class EngineListener:
         self._epoch += 1
         self._is_up = True
         for session in self._sessions:
-            await self._send(session, self._engine_up())
+            await self._send_up(session)
 
     async def on_report(self, report: EventBatch) -> None:
         for session, events in self._sessions.split(report).items():

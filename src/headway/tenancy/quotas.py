@@ -92,6 +92,13 @@ class Meter:
         lease.reserve(1, 0)
         return lease
 
+    def count_repeat(self) -> None:
+        """Count a request whose answer exists already, or raise QuotaError."""
+        now = self._clock.now()
+        _check_bucket("requests", self.requests, 1, 0, now)
+        if self.requests is not None:
+            self.requests.take(1, now)
+
 
 class QuotaLease:
     """What one HTTP request holds of its tenant's quotas, from its arrival to its end.
