@@ -40,7 +40,7 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check_time(command.waited_s or 0.0, "waited_s")
     _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")
     _check_sample(command)
-    _check_terms(command.terms)
+    check_terms(command.terms)
     _check(len(command.note) <= MAX_NOTE_BYTES, "note is too long")
     _check(not command.alias or _is_id(command.alias), "alias is not valid")
     if command.past is not None:
@@ -61,9 +61,9 @@ def check_handover(handover: Handover, info: EngineInfo) -> None:
     _check_records(handover.samples, command, command.params.n, info)
 
 
-def check_tenant(name: str) -> None:
-    """Raise InvalidRequestError if a text is not the name of a tenant."""
-    _check(len(name) <= MAX_NAME_CHARS, "the name of a tenant is too long")
+def check_name(name: str) -> None:
+    """Raise InvalidRequestError if a text is too long for the name of a tenant or an engine."""
+    _check(len(name) <= MAX_NAME_CHARS, "a name is too long")
 
 
 def check_engine(info: EngineInfo, credit: Credit) -> str:
@@ -140,7 +140,8 @@ def _check_scores(scores: TokenLogprobs, info: EngineInfo) -> None:
     _check(all(0 <= one < info.vocab_size for one in scores.top_ids), "top_ids of a record")
 
 
-def _check_terms(terms: Terms) -> None:
+def check_terms(terms: Terms) -> None:
+    """Raise InvalidRequestError if the terms of a request are not those of a tenant."""
     _check(0.0 < terms.weight <= MAX_WEIGHT, "weight is out of range")
     _check(0.0 < terms.max_kv_share <= 1.0, "max_kv_share is out of range")
     for name in (terms.tenant, terms.tier, terms.cache_group):

@@ -12,10 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import zmq
-import zmq.asyncio
 from msgspec.structs import replace as replace_fields
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from headway.clock import Clock
 from headway.core.events import Finished, Refused
@@ -23,22 +20,21 @@ from headway.core.request import FinishReason
 from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
-from headway.errors import ConfigError, EngineError, InvalidRequestError, QuarantinedError
-from headway.fleet.checks import check_id, check_request, check_tenant
+from headway.errors import EngineError, InvalidRequestError, QuarantinedError
+from headway.fleet.checks import check_id, check_name, check_request
 from headway.fleet.clocks import age_of
-from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.numerics import numerics_class, own_class
 from headway.fleet.orphans import KeptRequest, KeptRequests
+from headway.fleet.server_socket import ServerSocket
 from headway.fleet.sessions import Session, Sessions
 from headway.fleet.wire import (
     DEFAULT_CREDIT,
     HEARTBEAT_S,
-    MAX_COMMAND_BYTES,
     MAX_SILENCE_S,
     MAX_UNREAD_BYTES,
     PROTOCOL_VERSION,
-    SOCKET_SILENCE_MS,
     Abort,
     Add,
     Adopt,
@@ -64,12 +60,7 @@ from headway.fleet.wire import (
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_MS = 5000
 MAX_FRONTEND_CHARS = 100
-MAX_QUEUED_MESSAGES = 16_384
-"""Messages to one frontend that wait for its connection."""
-MAX_UNREAD_MESSAGES = 64
-"""Messages of one frontend that wait for this process; the rest waits in the connection."""
 HARD_CREDIT = 2
 """What a frontend may have in the engine at most, as a multiple of its credit."""
 
@@ -99,7 +90,6 @@ class EngineListener:
         orphan_s: float = 0.0,
     ) -> None:
         """Bind the socket; raise ConfigError if that is not possible or not safe."""
-        endpoint.check_key(key is not None, "--listen")
         self._supervisor = supervisor
         self._identity = identity
         self._clock = clock
@@ -115,41 +105,12 @@ class EngineListener:
         """Facts of the engine process, with its numerics class."""
         self._own_class = own_class()
         self._error: EngineError | None = None
-        self._context = zmq.asyncio.Context()
-        self._authenticator: AsyncioAuthenticator | None = None
-        if key is not None:
-            self._authenticator = AsyncioAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
-        self._socket = self._bind(endpoint, key)
-
-    def _bind(self, endpoint: Endpoint, key: ClusterKey | None) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.router_mandatory = True  # a frontend that is gone must not look like a slow one
-        socket.linger = 0
-        socket.ipv6 = endpoint.is_ipv6
-        socket.maxmsgsize = MAX_COMMAND_BYTES
-        socket.handshake_ivl = HANDSHAKE_MS
-        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = SOCKET_SILENCE_MS
-        socket.sndhwm = MAX_QUEUED_MESSAGES  # bytes are bounded by MAX_UNREAD_BYTES
-        socket.rcvhwm = MAX_UNREAD_MESSAGES
-        if key is not None:
-            secure_engine(socket, key)
-        try:
-            socket.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(
-                f"cannot listen on {endpoint.address} (--listen): {error.strerror}"
-            ) from error
-        return socket
+        self._socket = ServerSocket(endpoint, key)
 
     @property
     def address(self) -> str:
         """The address with the port that was bound."""
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        return endpoint.decode().rstrip("\0") if isinstance(endpoint, bytes) else str(endpoint)
+        return self._socket.address
 
     @property
     def error(self) -> EngineError | None:
@@ -161,7 +122,7 @@ class EngineListener:
         pulses = asyncio.create_task(self._send_pulses())
         try:
             while True:
-                await self._receive(await self._socket.recv_multipart())
+                await self._receive(await self._socket.receive())
         finally:
             pulses.cancel()
 
@@ -169,9 +130,7 @@ class EngineListener:
         """End all sessions, so that frontends continue elsewhere at once."""
         for session in self._sessions:
             await self._close_session(session, "the engine stops", tells=True)
-        if self._authenticator is not None:
-            self._authenticator.stop()
-        self._context.destroy(linger=500)
+        self._socket.close()
 
     # --------------------------------------------------------------- frontends
 
@@ -290,7 +249,7 @@ class EngineListener:
         now = self._clock.now()
         try:
             check_id(message.request_id)
-            check_tenant(message.tenant)
+            check_name(message.tenant)
         except InvalidRequestError as error:
             raise WireError(str(error)) from error
         if not self._is_up:
@@ -406,11 +365,7 @@ class EngineListener:
     async def _send_to(self, identity: bytes, message: EngineMessage) -> int | None:
         """Send a message; return its size, or None if the connection is gone."""
         frame = encode(message)
-        try:
-            await self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return None
-        return len(frame)
+        return len(frame) if await self._socket.send(identity, frame) else None
 
     def _engine_up(self) -> EngineUp:
         info, identity = self._info, self._identity

@@ -172,20 +172,21 @@ def decode_hello(frame: bytes) -> Hello:
     """Return the first message of a frontend; raise WireError if it is not one."""
     if len(frame) > MAX_HELLO_BYTES:
         raise WireError(f"a Hello of {len(frame)} bytes")
-    return _decode(_hello, frame)
+    return decode_message(_hello, frame)
 
 
 def decode_frontend_message(frame: bytes) -> FrontendMessage:
     """Return a message of a frontend; raise WireError if it is not one."""
-    return _decode(_frontend_message, frame)
+    return decode_message(_frontend_message, frame)
 
 
 def decode_engine_message(frame: bytes) -> EngineMessage:
     """Return a message of an engine; raise WireError if it is not one."""
-    return _decode(_engine_message, frame)
+    return decode_message(_engine_message, frame)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
+def decode_message(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
+    """Return the message of a frame; raise WireError if it is not one."""
     try:
         return decoder.decode(frame)
     # ValueError: text is not UTF-8. RecursionError: an unknown field of great depth.

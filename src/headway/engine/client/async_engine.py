@@ -369,7 +369,17 @@ class AsyncEngine:
         stream.fail(error)
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
+    async def refuse_by_id(self, request_id: str, error: HeadwayError) -> None:
+        """End a request that no engine has; nothing happens if it is not here."""
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.is_sent:
+            await self.refuse(stream, error)
+
     # ----------------------------------------------------------------- sending
+
+    async def send_ready(self) -> None:
+        """Send the requests that a router process has decided on."""
+        await self._resume_sending()
 
     async def _send_next(self) -> None:
         """Send the next groups of suspects, then the requests without suspicion."""

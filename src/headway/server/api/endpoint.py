@@ -145,6 +145,7 @@ class GenerationEndpoint(Generic[RequestT]):
                     "prompt",
                 )
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
+            await context.admission.reserve_shared(reservation)
             generation = Generation(context.engine, job.spec, reservation.take_lease())
             await generation.start()
         except InvalidRequestError as error:
