@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headway.build_fleet import cluster_key, frontend_engine, link_parts
+from headway.build_fleet import FrontendLinks, cluster_key, link_parts
 from headway.clock import SystemClock
 from headway.config import (
     ClusterConfig,
     Config,
     FrontendConfig,
     LedgerConfig,
+    RoutingConfig,
     ServerConfig,
     SupervisionConfig,
 )
@@ -31,7 +32,8 @@ from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import EngineStart
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError
-from headway.fleet.discovery import EngineSet, parse_discovery
+from headway.fleet.discovery import parse_discovery
+from headway.fleet.endpoints import Endpoint
 from headway.observe import Metrics, make_observers
 from headway.server import (
     AdmissionController,
@@ -73,6 +75,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     timeouts = Timeouts(**given.pop("timeouts", {}))
     supervision = take(given, SupervisionConfig)
     frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
+    routing = take(given, RoutingConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -95,17 +98,19 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
 
     async def make_parts() -> ServerParts:
-        background = None
+        background = meters = None
         if frontend.engine or frontend.discover is not None:
             key = cluster_key(Config(cluster=cluster))
             discovery = parse_discovery(frontend.engine, frontend.discover)
-            engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
-            engine = frontend_engine(frontend, tokenizer)
-            background = partial(engines.follow, engine)
+            routers = [Endpoint.parse(text, "--router") for text in frontend.router]
+            links = FrontendLinks(discovery, routers, link_parts(frontend, key, tokenizer))
+            engine = links.make_engine(frontend, routing.routing, tokenizer)
+            background, meters = partial(links.follow, engine), links.meters
         else:
             links = [Supervisor(launch, SystemClock(), limits)]
             engine = AsyncEngine(links, tokenizer, SystemClock(), limits.hang_s)
         admission = AdmissionController(config, engine, SystemClock())
+        admission.shared_meters = meters
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         apps = create_apps(engine, admission, access, ("fake",), template, observers)
         return ServerParts(engine, apps, admission, observers.stats, background)

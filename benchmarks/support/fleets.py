@@ -70,6 +70,36 @@ class RunningEngine:
         return self.process.wait(20)
 
 
+class RunningRouter:
+    """A router process and its log."""
+
+    def __init__(self, command: list[str], address: str, log_path: Path) -> None:
+        self.command = command
+        self.address = address
+        self.log_path = log_path
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again after it was killed."""
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, text=True, cwd=ROOT
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.wait(20)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
 class Fleet:
     """Starts fake engines and their frontends; `close` ends those that still run."""
 
@@ -78,6 +108,7 @@ class Fleet:
         self._tokenizer_path = tokenizer_path
         self.engines: list[RunningEngine] = []
         self.frontends: list[RunningServer] = []
+        self.routers: list[RunningRouter] = []
 
     def start_engine(
         self, host: dict[str, object] | None = None, **settings: object
@@ -126,6 +157,14 @@ class Fleet:
             command += [flag for engine in self.engines for flag in ("--engine", engine.address)]
         return self._add(start_process([*command, *flags], port, self._log(), admin_port))
 
+    def start_router(self, *flags: str) -> RunningRouter:
+        """Start `headway router`; frontends that are started later must name it."""
+        address = f"tcp://127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "headway", "router", "--listen", address, *flags]
+        router = RunningRouter(command, address, self._folder / f"router-{len(self.routers)}.log")
+        self.routers.append(router)
+        return router
+
     def _log(self) -> Path:
         return self._folder / f"frontend-{len(self.frontends)}.log"
 
@@ -134,7 +173,7 @@ class Fleet:
         return frontend
 
     def close(self) -> None:
-        for process in (*self.frontends, *self.engines):
+        for process in (*self.frontends, *self.engines, *self.routers):
             if process.process.poll() is None:
                 os.kill(process.process.pid, signal.SIGCONT)
                 process.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Sequence
@@ -21,14 +22,18 @@ from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart
 from headway.executors.source import locate
 from headway.executors.weights import open_checkpoint
 from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.discovery import EngineSet, parse_discovery
+from headway.fleet.discovery import Discovery, EngineSet, parse_discovery
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.engine_host import host_engine
 from headway.fleet.link import LinkParts
 from headway.fleet.listener import EngineIdentity, EngineListener
 from headway.fleet.numerics import weights_digest
+from headway.fleet.router.link import RouterLinks
+from headway.fleet.router.process import RouterListener, host_router
+from headway.fleet.router.shared import SharedRouter
 from headway.server import run
 from headway.server.descriptors import raise_descriptor_limit
+from headway.tenancy import SharedMeters
 from headway.text import ChatTemplate, Tokenizer
 
 
@@ -50,7 +55,7 @@ def run_engine(
         return await host_engine(
             supervise(launcher, config.supervision),
             lambda one: EngineListener(
-                endpoint, key, one, identity, SystemClock(), config.listener.orphan_s
+                endpoint, key, one, identity, SystemClock(), config.orphans.orphan_s
             ),
         )
 
@@ -73,26 +78,68 @@ def run_frontend(config: Config) -> int:
     """Serve the OpenAI API over engines on the network until a signal; return the exit code."""
     frontend, key = config.frontend, cluster_key(config)
     discovery = parse_discovery(frontend.engine, frontend.discover)
-    engines: EngineSet | None = None
+    routers = [Endpoint.parse(text, "--router") for text in frontend.router]
+    links: FrontendLinks | None = None
 
     async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:
-        nonlocal engines
+        nonlocal links
         tokenizer, chat_template = await load(lambda: load_text(locate_model(config)))
-        engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
-        return frontend_engine(frontend, tokenizer), chat_template
+        links = FrontendLinks(discovery, routers, link_parts(frontend, key, tokenizer))
+        return links.make_engine(frontend, config.routing.routing, tokenizer), chat_template
 
     async def follow(engine: AsyncEngine) -> None:
-        if engines is not None:
-            await engines.follow(engine)
+        if links is not None:
+            await links.follow(engine)
 
-    return serve_api(config, make_engine, follow)
+    return serve_api(config, make_engine, follow, lambda: None if links is None else links.meters)
 
 
-def frontend_engine(config: FrontendConfig, tokenizer: Tokenizer) -> AsyncEngine:
-    """Return an engine without links; an EngineSet adds them."""
-    failover = FailoverRules(config.failover == "any", config.failover_s)
-    placement = partial(RoutedPlacement, rule=config.routing)
-    return AsyncEngine([], tokenizer, SystemClock(), make_placement=placement, failover=failover)
+class FrontendLinks:
+    """What a frontend is connected to: engines, and routers if there are any."""
+
+    def __init__(self, discovery: Discovery, routers: Sequence[Endpoint], parts: LinkParts) -> None:
+        """Raise ConfigError if a router needs a cluster key and there is none."""
+        self._engines = EngineSet(discovery, parts)
+        self._routers = RouterLinks(routers, parts) if routers else None
+
+    def make_engine(self, config: FrontendConfig, rule: str, tokenizer: Tokenizer) -> AsyncEngine:
+        """Return an engine without links; `follow` adds them."""
+        failover = FailoverRules(config.failover == "any", config.failover_s)
+        placement = partial(RoutedPlacement, rule=rule)
+        routers = self._routers
+        if routers is not None:
+            placement = partial(
+                placement, make_router=lambda *parts: routers.follow(SharedRouter(*parts))
+            )
+        return AsyncEngine(
+            [], tokenizer, SystemClock(), make_placement=placement, failover=failover
+        )
+
+    @property
+    def meters(self) -> SharedMeters | None:
+        """Quotas over all frontends; None without a router."""
+        return None if self._routers is None else self._routers.quotas
+
+    async def follow(self, engine: AsyncEngine) -> None:
+        """Keep the links, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._engines.follow(engine))
+            if self._routers is not None:
+                group.create_task(self._routers.run(engine))
+
+
+def run_router(config: Config) -> int:
+    """Decide for frontends which engine gets a request, until a signal; return the exit code."""
+    endpoint = Endpoint.parse(config.listener.listen, "--listen", may_be_any=True)
+    key = cluster_key(config)
+    endpoint.check_key(key is not None, "--listen")
+    raise_descriptor_limit()
+
+    async def main() -> int:
+        rule = config.routing.routing
+        return await host_router(RouterListener(endpoint, key, rule, SystemClock()))
+
+    return run(main())
 
 
 def link_parts(config: FrontendConfig, key: ClusterKey | None, tokenizer: Tokenizer) -> LinkParts:

@@ -21,6 +21,7 @@ from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart, make_mem
 if TYPE_CHECKING:
     from headway.engine.client.async_engine import AsyncEngine
     from headway.engine.supervise.supervisor import Supervisor
+    from headway.tenancy import SharedMeters
     from headway.text import ChatTemplate
 
 T = TypeVar("T")
@@ -138,10 +139,12 @@ def serve_api(
     config: Config,
     make_engine: Callable[[Load], Awaitable[tuple[AsyncEngine, ChatTemplate]]],
     background: Callable[[AsyncEngine], Awaitable[None]] | None = None,
+    find_meters: Callable[[], SharedMeters | None] = lambda: None,
 ) -> int:
     """Serve the OpenAI API over an engine until a signal; return the exit code.
 
-    `background` runs beside the server, and starts again if it fails.
+    `background` runs beside the server, and starts again if it fails. `find_meters` is called when
+    there is an engine, and returns quotas over several frontends.
     """
     from headway.observe import Metrics, make_observers
     from headway.server import (
@@ -166,6 +169,7 @@ def serve_api(
     async def make_parts() -> ServerParts:
         engine, chat_template = await make_engine(load)
         admission = AdmissionController(config.server, engine, SystemClock())
+        admission.shared_meters = find_meters()
         apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
         work = None if background is None else partial(background, engine)
         return ServerParts(engine, apps, admission, observers.stats, work)

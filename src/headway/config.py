@@ -295,11 +295,17 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
-    """Where an engine waits for frontends."""
+    """Where an engine or a router waits for frontends."""
 
     listen: str = setting(
         "tcp://127.0.0.1:7600", "Address to wait for frontends on, as tcp://HOST:PORT."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanConfig:
+    """What an engine does with the requests of a frontend that is lost."""
+
     orphan_s: float = setting(
         30.0,
         "Seconds that a resumable request runs on after its frontend is lost, for another frontend "
@@ -326,6 +332,24 @@ class FrontendConfig:
     failover_s: float = setting(
         30.0, "Seconds that a request may be without an engine before it fails."
     )
+    router: tuple[str, ...] = setting(
+        (),
+        "Address of a router that decides for several frontends, as tcp://HOST:PORT; repeatable: "
+        "the first that answers decides, the others stand by. Without one, the frontend decides.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.failover not in FAILOVERS:
+            raise ConfigError(
+                f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"
+            )
+        _check_at_least(self, 0, "failover_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How a request finds its engine."""
+
     routing: str = setting(
         "ttft",
         "How a request finds its engine: ttft (least predicted time to the first token), "
@@ -336,11 +360,6 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         if self.routing not in ROUTINGS:
             raise ConfigError(f"routing must be one of {', '.join(ROUTINGS)}, got {self.routing!r}")
-        if self.failover not in FAILOVERS:
-            raise ConfigError(
-                f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"
-            )
-        _check_at_least(self, 0, "failover_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +377,9 @@ class Config:
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     listener: ListenerConfig = field(default_factory=ListenerConfig)
+    orphans: OrphanConfig = field(default_factory=OrphanConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
 
 
 SECTIONS: dict[str, type[Any]] = {name: section for name, section in get_type_hints(Config).items()}

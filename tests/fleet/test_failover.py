@@ -270,6 +270,42 @@ async def test_a_request_that_kills_engines_costs_two_and_is_quarantined(fleet: 
     assert sum(engine.log.count("replacing") for engine in fleet.engines) == num_before
 
 
+async def test_a_quarantine_is_known_to_every_frontend(fleet: Fleet) -> None:
+    """Two engines are lost at most, however many frontends get the request, now or later."""
+    for _ in range(3):
+        fleet.start_engine(step_s=STEP_S, num_blocks=NUM_BLOCKS, poison_token=1)
+    servers = [fleet.start_frontend() for _ in range(2)]
+    for server in servers:
+        await wait_up(fleet, server)
+
+    async def send(server: RunningServer) -> list[str]:
+        async with client_of(server) as client:
+            body = {"prompt": f"deadly {POISON}", "max_tokens": 50}
+            return (await record(client, body)).errors
+
+    (error,) = await send(servers[0])
+    assert "failed twice" in error
+    num_lost = sum("replacing the engine" in engine.log for engine in fleet.engines)
+    num_before = sum(engine.log.count("replacing") for engine in fleet.engines)
+    assert num_lost <= 2, [engine.log for engine in fleet.engines]
+    for engine in fleet.engines:
+        await wait_log(engine, "has quarantined 1 requests")
+    (error,) = await send(servers[1])
+    assert "change the prompt" in error
+    # A host that is started anew hears of it from its frontends, a new frontend from the hosts.
+    for engine in fleet.engines:
+        engine.kill_host()
+        engine.restart()
+        await wait_log(engine, "has quarantined 1 requests")
+    newest = fleet.start_frontend()
+    await wait_up(fleet, newest)
+    (error,) = await send(newest)
+    assert "change the prompt" in error
+    assert sum(engine.log.count("replacing") for engine in fleet.engines) == 0 < num_before
+    (fresh,) = await run_undisturbed(newest, bodies(20)[:1])
+    assert fresh.num_tokens == 20
+
+
 @pytest.mark.full
 async def test_engines_are_found_in_a_file_and_left_when_it_says_so(
     fleet: Fleet, tmp_path: Path

@@ -202,11 +202,11 @@ async def test_reports_that_were_read_give_new_credit(monkeypatch: pytest.Monkey
 async def test_nobody_is_let_in_without_the_authenticator() -> None:
     """As in the moment of a stop: whoever knows the public key of engines has no key yet."""
     async with running(Engine(KEY)) as engine:
-        authenticator = engine.listener._authenticator
+        authenticator = engine.listener._socket._authenticator
         assert authenticator is not None
         assert await engine.connect(KEY).greet()
         authenticator.stop()
-        engine.listener._authenticator = None
+        engine.listener._socket._authenticator = None
         await asyncio.sleep(0.3)
         stranger = engine.connect(ClusterKey(KEY.engine, ClusterKey.of("x" * 40).frontend))
         await stranger.socket.send(HELLO)
@@ -306,8 +306,8 @@ async def test_a_link_without_a_socket_tries_again(monkeypatch: pytest.MonkeyPat
         assert link.is_up
         await link.stop()
         with pytest.raises(ConnectionLostError, match="cannot be connected to"):
-            connection.EngineConnection(
-                engine.context, Endpoint("*", 1), None, Hello(1, "test"), SystemClock()
+            connection.PeerConnection(
+                engine.context, Endpoint("*", 1), None, link._parts.dialect, SystemClock()
             )
 
 

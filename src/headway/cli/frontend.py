@@ -10,12 +10,13 @@ from headway.cli.options import with_settings
 from headway.config import Config
 
 
-@with_settings("server", "ledger", "cluster", "frontend")
+@with_settings("server", "ledger", "cluster", "frontend", "routing")
 def frontend(config: Config) -> None:
     """Serve the OpenAI API over engines on the network.
 
     The engines run with `headway engine`, on this machine or others. MODEL is the model of the
-    engines; only its tokenizer and chat template are read.
+    engines; only its tokenizer and chat template are read. Several frontends share one `headway
+    router`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     from headway.build_fleet import run_frontend

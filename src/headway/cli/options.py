@@ -22,24 +22,26 @@ PANELS = {
     "ledger": "Ledger",
     "cluster": "Cluster",
     "listener": "Cluster",
+    "orphans": "Cluster",
     "frontend": "Cluster",
+    "routing": "Cluster",
 }
 
 
 def with_settings(
-    *sections: str, **defaults: object
+    *sections: str, has_model: bool = True, **defaults: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add one flag per setting of these sections to a command, and `--config FILE`.
 
     The command takes `config: Config` instead, loaded and checked. `defaults` replace defaults of
-    the settings for this command.
+    the settings for this command. With `has_model` it takes MODEL too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         flags = [flag for section in sections for flag in _flags_of(section, defaults)]
         names = [flag.name for flag in flags]
 
-        def run(model: str, config_file: Path | None, **given: Any) -> None:
+        def run(config_file: Path | None, model: str | None = None, **given: Any) -> None:
             settings = {name: given.pop(name) for name in names}
             file = {**defaults, **read_file(config_file)}
             command(config=load_config({"model": model, **settings}, file), **given)
@@ -49,7 +51,7 @@ def with_settings(
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.name != "config"
         ]
-        parameters = [_MODEL, *own, _CONFIG_FILE, *flags]
+        parameters = [*([_MODEL] if has_model else []), *own, _CONFIG_FILE, *flags]
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {item.name: item.annotation for item in parameters}
         run.__doc__ = command.__doc__

@@ -40,8 +40,9 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check_time(command.waited_s or 0.0, "waited_s")
     _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")
     _check_sample(command)
-    _check_terms(command.terms)
+    check_terms(command.terms)
     _check(len(command.note) <= MAX_NOTE_BYTES, "note is too long")
+    _check(not command.alias or _is_id(command.alias), "alias is not valid")
     if command.past is not None:
         _check_past(command, info)
 
@@ -52,16 +53,17 @@ def check_handover(handover: Handover, info: EngineInfo) -> None:
     if command is None:
         return
     check_request(command, info)
-    is_whole = command.id == handover.request_id and not command.index
+    is_asked_for = handover.request_id in (command.id, command.alias)
+    is_whole = is_asked_for and "#" not in command.id and not command.index
     _check(is_whole and not command.num_prompt_tokens, "it is not a whole request")
     num_cached = handover.num_cached_tokens or 0
     _check(0 <= num_cached <= len(command.token_ids), "num_cached_tokens is out of range")
     _check_records(handover.samples, command, command.params.n, info)
 
 
-def check_tenant(name: str) -> None:
-    """Raise InvalidRequestError if a text is not the name of a tenant."""
-    _check(len(name) <= MAX_NAME_CHARS, "the name of a tenant is too long")
+def check_name(name: str) -> None:
+    """Raise InvalidRequestError if a text is too long for the name of a tenant or an engine."""
+    _check(len(name) <= MAX_NAME_CHARS, "a name is too long")
 
 
 def check_engine(info: EngineInfo, credit: Credit) -> str:
@@ -84,8 +86,11 @@ def check_id(name: str) -> None:
     """Raise InvalidRequestError if a text is not the id of a sample."""
     request_id, _, index = name.partition("#")
     is_index = index.isascii() and index.isdecimal() and len(index) <= 3
-    is_valid = _REQUEST_ID.fullmatch(request_id) is not None and (is_index or "#" not in name)
-    _check(is_valid, "id is not valid")
+    _check(_is_id(request_id) and (is_index or "#" not in name), "id is not valid")
+
+
+def _is_id(name: str) -> bool:
+    return _REQUEST_ID.fullmatch(name) is not None
 
 
 def _check_sample(command: AddRequest) -> None:
@@ -135,7 +140,8 @@ def _check_scores(scores: TokenLogprobs, info: EngineInfo) -> None:
     _check(all(0 <= one < info.vocab_size for one in scores.top_ids), "top_ids of a record")
 
 
-def _check_terms(terms: Terms) -> None:
+def check_terms(terms: Terms) -> None:
+    """Raise InvalidRequestError if the terms of a request are not those of a tenant."""
     _check(0.0 < terms.weight <= MAX_WEIGHT, "weight is out of range")
     _check(0.0 < terms.max_kv_share <= 1.0, "max_kv_share is out of range")
     for name in (terms.tenant, terms.tier, terms.cache_group):

@@ -1,13 +1,16 @@
-"""One connection of a frontend to an engine, from Hello to its loss.
+"""One connection of a frontend to an engine or a router, from its first message to its loss.
 
-The socket never connects again by itself: a lost connection is the end of a session, and the engine
-has aborted what the session had. NetworkLink opens another connection.
+The socket never connects again by itself: a lost connection is the end of a session, and the peer
+has ended what the session had. NetworkLink and RouterLink open another connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -23,16 +26,12 @@ from headway.fleet.wire import (
     MAX_SILENCE_S,
     SOCKET_SILENCE_MS,
     Closed,
-    EngineMessage,
-    Heartbeat,
-    Hello,
     WireError,
-    decode_engine_message,
-    encode_command,
 )
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_MS = 5000
 MAX_TICK_S = 1.0
 """Most that one reading of the clock adds to a silence: this process itself may have been busy."""
@@ -42,22 +41,34 @@ _EVENTS = (
 
 
 class ConnectionLostError(HeadwayError):
-    """The engine is out of reach."""
+    """The peer is out of reach."""
 
 
 class SessionClosedError(ConnectionLostError):
-    """The engine has ended the session."""
+    """The peer has ended the session."""
 
 
-class EngineConnection:
-    """A socket to one engine, and the events of its connection."""
+@dataclass(frozen=True, slots=True)
+class Dialect(Generic[T]):
+    """What is said over a connection: the messages of an engine, or of a router."""
+
+    peer: str
+    hello: bytes
+    """The first message."""
+    decode: Callable[[bytes], T | Closed]
+    make_heartbeat: Callable[[int], bytes]
+    """Returns the message that is sent at intervals, by the number of bytes read."""
+
+
+class PeerConnection(Generic[T]):
+    """A socket to one engine or router, and the events of its connection."""
 
     def __init__(
         self,
         context: zmq.asyncio.Context,
         endpoint: Endpoint,
         key: ClusterKey | None,
-        hello: Hello,
+        dialect: Dialect[T],
         clock: Clock,
     ) -> None:
         """Connect in the background, and say hello.
@@ -97,7 +108,7 @@ class EngineConnection:
         self._poller = zmq.asyncio.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._hello = hello
+        self._dialect = dialect
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
     async def send(self, frame: bytes) -> None:
@@ -107,7 +118,7 @@ class EngineConnection:
         except zmq.ZMQError:
             logger.debug("a message was not sent: the connection is lost")
 
-    async def receive(self) -> EngineMessage:
+    async def receive(self) -> T:
         """Return the next message; raise ConnectionLostError once there will be none."""
         while True:
             ready = dict(await self._poller.poll(int(HEARTBEAT_S * 1000)))
@@ -130,15 +141,17 @@ class EngineConnection:
         except zmq.Again:
             return None
 
-    def _read(self, frame: bytes) -> EngineMessage:
+    def _read(self, frame: bytes) -> T:
         self._num_read_bytes += len(frame)
         self._silent_s, self._read_at = 0.0, self._clock.now()
         try:
-            message = decode_engine_message(frame)
+            message = self._dialect.decode(frame)
         except WireError as error:
-            raise ConnectionLostError(f"a message of the engine cannot be read: {error}") from error
+            peer = self._dialect.peer
+            raise ConnectionLostError(f"a message of the {peer} cannot be read: {error}") from error
         if isinstance(message, Closed):
-            raise SessionClosedError(f"the engine ended the session: {message.message[:500]}")
+            peer = self._dialect.peer
+            raise SessionClosedError(f"the {peer} ended the session: {message.message[:500]}")
         return message
 
     async def _read_monitor(self) -> None:
@@ -161,13 +174,14 @@ class EngineConnection:
         self._silent_s += min(now - self._read_at, MAX_TICK_S)
         self._read_at = now
         if self._silent_s > MAX_SILENCE_S:
-            raise ConnectionLostError(f"the engine is silent for {self._silent_s:.0f} s")
+            peer = self._dialect.peer
+            raise ConnectionLostError(f"the {peer} is silent for {self._silent_s:.0f} s")
 
     async def _send_heartbeats(self) -> None:
-        await self.send(encode_command(self._hello))
+        await self.send(self._dialect.hello)
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self.send(encode_command(Heartbeat(self._num_read_bytes)))
+            await self.send(self._dialect.make_heartbeat(self._num_read_bytes))
 
     async def close(self) -> None:
         self._heartbeats.cancel()

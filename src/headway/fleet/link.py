@@ -35,13 +35,19 @@ from headway.engine.process.messages import (
     EngineInfo,
     EventBatch,
     Handover,
+    QuarantinedDigest,
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 from headway.errors import InvalidRequestError
 from headway.fleet.checks import check_engine, check_handover
 from headway.fleet.clocks import age_of, localize
 from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.connection import ConnectionLostError, EngineConnection, SessionClosedError
+from headway.fleet.connection import (
+    ConnectionLostError,
+    Dialect,
+    PeerConnection,
+    SessionClosedError,
+)
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.live import LiveRequests
 from headway.fleet.wire import (
@@ -51,11 +57,15 @@ from headway.fleet.wire import (
     Add,
     Adopt,
     EngineDown,
+    EngineMessage,
     EngineUp,
     HandedOver,
+    Heartbeat,
     Hello,
+    Quarantined,
     Reported,
     WireError,
+    decode_engine_message,
     encode_command,
     split_wire_id,
     wire_id,
@@ -87,8 +97,14 @@ class LinkParts:
     """Random id of this process."""
 
     @property
-    def hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, self.name, self.instance)
+    def dialect(self) -> Dialect[EngineMessage]:
+        hello = encode_command(Hello(PROTOCOL_VERSION, self.name, self.instance))
+        return Dialect(
+            "engine",
+            hello,
+            decode_engine_message,
+            lambda num_read_bytes: encode_command(Heartbeat(num_read_bytes)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +128,7 @@ class NetworkLink:
         self.restart_listeners: list[RestartListener] = []
         self._endpoint = endpoint
         self._parts = parts
-        self._connection: EngineConnection | None = None
+        self._connection: PeerConnection[EngineMessage] | None = None
         self._epoch = 0
         self._live = LiveRequests(DEFAULT_CREDIT)
         self._backoff_s = MIN_BACKOFF_S
@@ -161,9 +177,13 @@ class NetworkLink:
 
     def adopt(self, request_id: str, tenant: str) -> Awaitable[bool]:
         """Ask the engine for a request of another frontend; the owner gets a Handover."""
-        return self._ask(Adopt(request_id, tenant))
+        return self._tell(Adopt(request_id, tenant))
 
-    async def _ask(self, message: Adopt) -> bool:
+    def share_quarantine(self, entries: Sequence[QuarantinedDigest]) -> Awaitable[bool]:
+        """Have the engine refuse requests, and tell its other frontends."""
+        return self._tell(Quarantined(list(entries)))
+
+    async def _tell(self, message: Adopt | Quarantined) -> bool:
         if self._connection is None or not self.is_up:
             return False
         await self._connection.send(encode_command(message))
@@ -181,8 +201,8 @@ class NetworkLink:
         """Connect if there is no connection, and wait for EngineUp."""
         if self._connection is None:
             parts = self._parts
-            self._connection = EngineConnection(
-                parts.context, self._endpoint, parts.key, parts.hello, parts.clock
+            self._connection = PeerConnection(
+                parts.context, self._endpoint, parts.key, parts.dialect, parts.clock
             )
         while not self.is_up:
             message = await self._connection.receive()
@@ -259,6 +279,8 @@ class NetworkLink:
                 elif isinstance(message, HandedOver):
                     handover = await self._take(message)
                     await owner.on_report(EventBatch(handovers=[handover]))
+                elif isinstance(message, Quarantined):
+                    await owner.on_report(EventBatch(quarantined=message.entries))
                 elif isinstance(message, EngineDown):
                     logger.warning("engine %s has failed, and starts again", self.name)
                     ids = frozenset(split_wire_id(name)[1] for name in message.suspect_ids)

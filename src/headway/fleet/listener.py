@@ -12,32 +12,29 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import zmq
-import zmq.asyncio
 from msgspec.structs import replace as replace_fields
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from headway.clock import Clock
 from headway.core.events import Finished, Refused
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
+from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
-from headway.errors import ConfigError, EngineError, InvalidRequestError
-from headway.fleet.checks import check_id, check_request, check_tenant
+from headway.errors import EngineError, InvalidRequestError, QuarantinedError
+from headway.fleet.checks import check_id, check_name, check_request
 from headway.fleet.clocks import age_of
-from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.numerics import numerics_class, own_class
 from headway.fleet.orphans import KeptRequest, KeptRequests
+from headway.fleet.server_socket import ServerSocket
 from headway.fleet.sessions import Session, Sessions
 from headway.fleet.wire import (
     DEFAULT_CREDIT,
     HEARTBEAT_S,
-    MAX_COMMAND_BYTES,
     MAX_SILENCE_S,
     MAX_UNREAD_BYTES,
     PROTOCOL_VERSION,
-    SOCKET_SILENCE_MS,
     Abort,
     Add,
     Adopt,
@@ -51,6 +48,7 @@ from headway.fleet.wire import (
     Heartbeat,
     Hello,
     Pulse,
+    Quarantined,
     Reported,
     WireError,
     decode_frontend_message,
@@ -62,12 +60,7 @@ from headway.fleet.wire import (
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_MS = 5000
 MAX_FRONTEND_CHARS = 100
-MAX_QUEUED_MESSAGES = 16_384
-"""Messages to one frontend that wait for its connection."""
-MAX_UNREAD_MESSAGES = 64
-"""Messages of one frontend that wait for this process; the rest waits in the connection."""
 HARD_CREDIT = 2
 """What a frontend may have in the engine at most, as a multiple of its credit."""
 
@@ -97,7 +90,6 @@ class EngineListener:
         orphan_s: float = 0.0,
     ) -> None:
         """Bind the socket; raise ConfigError if that is not possible or not safe."""
-        endpoint.check_key(key is not None, "--listen")
         self._supervisor = supervisor
         self._identity = identity
         self._clock = clock
@@ -106,47 +98,19 @@ class EngineListener:
             Credit(HARD_CREDIT * credit.num_requests, HARD_CREDIT * credit.num_tokens)
         )
         self._kept = KeptRequests(orphan_s, credit)
+        self._quarantine = Quarantine(clock)
         self._epoch = 0
         self._is_up = False
         self._info: EngineInfo | None = None
         """Facts of the engine process, with its numerics class."""
         self._own_class = own_class()
         self._error: EngineError | None = None
-        self._context = zmq.asyncio.Context()
-        self._authenticator: AsyncioAuthenticator | None = None
-        if key is not None:
-            self._authenticator = AsyncioAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
-        self._socket = self._bind(endpoint, key)
-
-    def _bind(self, endpoint: Endpoint, key: ClusterKey | None) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.router_mandatory = True  # a frontend that is gone must not look like a slow one
-        socket.linger = 0
-        socket.ipv6 = endpoint.is_ipv6
-        socket.maxmsgsize = MAX_COMMAND_BYTES
-        socket.handshake_ivl = HANDSHAKE_MS
-        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = SOCKET_SILENCE_MS
-        socket.sndhwm = MAX_QUEUED_MESSAGES  # bytes are bounded by MAX_UNREAD_BYTES
-        socket.rcvhwm = MAX_UNREAD_MESSAGES
-        if key is not None:
-            secure_engine(socket, key)
-        try:
-            socket.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(
-                f"cannot listen on {endpoint.address} (--listen): {error.strerror}"
-            ) from error
-        return socket
+        self._socket = ServerSocket(endpoint, key)
 
     @property
     def address(self) -> str:
         """The address with the port that was bound."""
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        return endpoint.decode().rstrip("\0") if isinstance(endpoint, bytes) else str(endpoint)
+        return self._socket.address
 
     @property
     def error(self) -> EngineError | None:
@@ -158,7 +122,7 @@ class EngineListener:
         pulses = asyncio.create_task(self._send_pulses())
         try:
             while True:
-                await self._receive(await self._socket.recv_multipart())
+                await self._receive(await self._socket.receive())
         finally:
             pulses.cancel()
 
@@ -166,9 +130,7 @@ class EngineListener:
         """End all sessions, so that frontends continue elsewhere at once."""
         for session in self._sessions:
             await self._close_session(session, "the engine stops", tells=True)
-        if self._authenticator is not None:
-            self._authenticator.stop()
-        self._context.destroy(linger=500)
+        self._socket.close()
 
     # --------------------------------------------------------------- frontends
 
@@ -203,6 +165,8 @@ class EngineListener:
             await self._abort(session, message)
         elif isinstance(message, Adopt):
             await self._adopt(session, message)
+        elif isinstance(message, Quarantined):
+            await self._learn_quarantine(session, message)
         elif isinstance(message, Heartbeat):
             self._note_read(session, message.num_read_bytes)
         else:
@@ -227,7 +191,21 @@ class EngineListener:
         logger.info("frontend %s is connected", name)
         await self._end_orphans(self._kept.take_orphans_of(hello.instance))
         if self._is_up:
-            await self._send(session, self._engine_up())
+            await self._send_up(session)
+
+    async def _send_up(self, session: Session) -> None:
+        await self._send(session, self._engine_up())
+        if len(self._quarantine):
+            await self._send(session, Quarantined(self._quarantine.entries))
+
+    async def _learn_quarantine(self, session: Session, message: Quarantined) -> None:
+        """Refuse what a frontend has quarantined, and tell the other frontends."""
+        fresh = self._quarantine.learn(message.entries)
+        if fresh:
+            logger.warning("%s has quarantined %d requests", session.frontend, len(fresh))
+        for other in self._sessions:
+            if fresh and other is not session and self._is_up:
+                await self._send(other, Quarantined(fresh))
 
     async def _close_session(self, session: Session, reason: str, tells: bool = False) -> None:
         """End a session, and abort its requests; with `tells`, the frontend hears of it."""
@@ -271,7 +249,7 @@ class EngineListener:
         now = self._clock.now()
         try:
             check_id(message.request_id)
-            check_tenant(message.tenant)
+            check_name(message.tenant)
         except InvalidRequestError as error:
             raise WireError(str(error)) from error
         if not self._is_up:
@@ -290,7 +268,7 @@ class EngineListener:
             command = replace_fields(kept.command, attempt=attempt)
             ended = self._sessions.move(before, session, command, kept.has_forked)
         self._kept.give(kept, session, attempt, now)
-        handover = kept.handover(attempt)
+        handover = kept.handover(attempt, message.request_id)
         if not handover.is_running and not kept.transcript.is_finished:
             self._kept.drop(kept)  # its new frontend sends it again
         logger.info("%s adopts a request of %s", session.frontend, before.frontend)
@@ -309,7 +287,8 @@ class EngineListener:
             check_request(command, info)
             if not session.live.has_room(len(command.token_ids), command.id):
                 raise InvalidRequestError("the frontend exceeds its credit")
-        except InvalidRequestError as error:
+            self._quarantine.check(command)
+        except (InvalidRequestError, QuarantinedError) as error:
             await self._refuse(session, command.attempt, command.id, str(error))
             return
         older = session.live.add(command)
@@ -327,6 +306,7 @@ class EngineListener:
                 arrived_at=now - age_of(command.arrived_at, message.sent_at),
                 attempt=0,
                 note=b"",
+                alias="",
                 past=None,
             )
         )
@@ -385,11 +365,7 @@ class EngineListener:
     async def _send_to(self, identity: bytes, message: EngineMessage) -> int | None:
         """Send a message; return its size, or None if the connection is gone."""
         frame = encode(message)
-        try:
-            await self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return None
-        return len(frame)
+        return len(frame) if await self._socket.send(identity, frame) else None
 
     def _engine_up(self) -> EngineUp:
         info, identity = self._info, self._identity
@@ -419,7 +395,7 @@ class EngineListener:
         self._epoch += 1
         self._is_up = True
         for session in self._sessions:
-            await self._send(session, self._engine_up())
+            await self._send_up(session)
 
     async def on_report(self, report: EventBatch) -> None:
         for session, events in self._sessions.split(report).items():

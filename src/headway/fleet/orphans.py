@@ -24,6 +24,8 @@ MAX_KEPT = 4096
 """Requests whose output is recorded."""
 MAX_KEPT_SIZE = 2 * 1024**2
 """Tokens and log-probabilities of these requests."""
+MIN_KEPT_SIZE = MAX_KEPT_SIZE // MAX_KEPT
+"""What each counts at least for its tenant: many small ones must not push out a few large."""
 _GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -64,10 +66,13 @@ class KeptRequest:
     def is_orphan(self) -> bool:
         return self.session.lost_at is not None and not self.transcript.is_finished
 
-    def handover(self, attempt: int) -> Handover:
-        """Return what the next frontend gets, with the number of its attempt."""
+    def handover(self, attempt: int, name: str) -> Handover:
+        """Return what the next frontend gets, with the number of its attempt.
+
+        `name` is the id or the alias by which the frontend has asked.
+        """
         return Handover(
-            self.command.id,
+            name,
             replace_fields(self.command, attempt=attempt),
             list(self.transcript.samples.values()),
             self.num_cached_tokens,
@@ -83,6 +88,8 @@ class KeptRequests:
         self._max_orphans = credit
         """All orphans together may be as many as the requests of one frontend."""
         self._kept: dict[str, KeptRequest] = {}
+        self._ids: dict[str, str] = {}
+        """Ids of requests, by alias."""
         self._size = 0
         self._surplus: list[KeptRequest] = []
         """Orphans beyond the bounds, which are to end."""
@@ -94,9 +101,9 @@ class KeptRequests:
     def num_orphans(self) -> int:
         return sum(one.is_orphan for one in self._kept.values())
 
-    def find(self, request_id: str, tenant: str) -> KeptRequest | None:
-        """Return a request; None if it is not of this tenant."""
-        kept = self._kept.get(request_id)
+    def find(self, name: str, tenant: str) -> KeptRequest | None:
+        """Return a request by id or alias; None if it is not of this tenant."""
+        kept = self._kept.get(self._ids.get(name, name))
         return kept if kept is not None and kept.tenant == tenant else None
 
     def add(self, session: Session, command: AddRequest) -> KeptRequest | None:
@@ -129,6 +136,8 @@ class KeptRequests:
             # The next admission finds the output in the prefix cache too, which is not billed.
             kept.is_split, kept.num_cached_tokens = True, command.past.num_cached_tokens
         self._kept[request_id] = kept
+        if command.alias:
+            self._ids[command.alias] = request_id
         self._size += kept.size
         self._add_past(kept, command)
         self._make_room()
@@ -223,10 +232,14 @@ class KeptRequests:
         if self._kept.get(kept.command.id) is kept:
             del self._kept[kept.command.id]
             self._size -= kept.size
+            if self._ids.get(kept.command.alias) == kept.command.id:
+                del self._ids[kept.command.alias]
 
     def check(self) -> None:
         if self._size != sum(one.size for one in self._kept.values()):
             raise AssertionError("the size is not that of the kept requests")
+        if not self._ids.items() <= {(o.command.alias, o.command.id) for o in self._kept.values()}:
+            raise AssertionError("an alias is that of no kept request")
 
     def _of(self, session: Session) -> list[KeptRequest]:
         return [one for one in self._kept.values() if one.session is session]
@@ -256,7 +269,7 @@ class KeptRequests:
         """Drop the oldest request of the tenant that uses most memory."""
         sizes: Counter[str] = Counter()
         for kept in among:
-            sizes[kept.tenant] += kept.size
+            sizes[kept.tenant] += max(kept.size, MIN_KEPT_SIZE)
         tenant = max(sizes, key=lambda name: sizes[name])
         victim = next(one for one in among if one.tenant == tenant)
         self.drop(victim)

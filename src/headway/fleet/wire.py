@@ -14,9 +14,16 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch, Handover
+from headway.engine.process.messages import (
+    AddRequest,
+    EngineInfo,
+    EventBatch,
+    Handover,
+    QuarantinedDigest,
+)
+from headway.engine.supervise.quarantine import MAX_QUARANTINED
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
 MAX_ABORTED_IDS = 65_536
@@ -79,8 +86,15 @@ class Adopt(msgspec.Struct, tag="adopt", frozen=True):
     """Ask for a request of another frontend; the engine answers with HandedOver."""
 
     request_id: str
+    """Id or alias of the request."""
     tenant: str
     """Tenant of the client that asks; the request must be of the same tenant."""
+
+
+class Quarantined(msgspec.Struct, tag="quarantined", frozen=True):
+    """Refuse these requests: they took engines down. Sent by either side, and passed on."""
+
+    entries: Annotated[list[QuarantinedDigest], msgspec.Meta(max_length=MAX_QUARANTINED)]
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True):
@@ -137,8 +151,8 @@ class Closed(msgspec.Struct, tag="closed", frozen=True):
     message: str
 
 
-FrontendMessage = Hello | Add | Abort | Adopt | Heartbeat
-EngineMessage = EngineUp | EngineDown | Reported | HandedOver | Pulse | Closed
+FrontendMessage = Hello | Add | Abort | Adopt | Quarantined | Heartbeat
+EngineMessage = EngineUp | EngineDown | Reported | HandedOver | Quarantined | Pulse | Closed
 
 encode = msgspec.msgpack.Encoder().encode
 _frontend_message = msgspec.msgpack.Decoder(FrontendMessage)
@@ -158,20 +172,21 @@ def decode_hello(frame: bytes) -> Hello:
     """Return the first message of a frontend; raise WireError if it is not one."""
     if len(frame) > MAX_HELLO_BYTES:
         raise WireError(f"a Hello of {len(frame)} bytes")
-    return _decode(_hello, frame)
+    return decode_message(_hello, frame)
 
 
 def decode_frontend_message(frame: bytes) -> FrontendMessage:
     """Return a message of a frontend; raise WireError if it is not one."""
-    return _decode(_frontend_message, frame)
+    return decode_message(_frontend_message, frame)
 
 
 def decode_engine_message(frame: bytes) -> EngineMessage:
     """Return a message of an engine; raise WireError if it is not one."""
-    return _decode(_engine_message, frame)
+    return decode_message(_engine_message, frame)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
+def decode_message(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
+    """Return the message of a frame; raise WireError if it is not one."""
     try:
         return decoder.decode(frame)
     # ValueError: text is not UTF-8. RecursionError: an unknown field of great depth.

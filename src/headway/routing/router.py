@@ -228,6 +228,47 @@ class Router:
         self._assign(one, now)
         return None if one.engine is None else one.engine.name
 
+    def restore(self, request: Request, engine_name: str, now: float) -> None:
+        """Record a request that an engine has already, by a decision that was not made here."""
+        if request.id in self._requests:
+            raise ValueError(f"request {request.id} has arrived already")
+        engine = self._engines[engine_name]
+        one = RoutedRequest(request, now, engine=engine, order=next(self._orders), is_sent=True)
+        request.arrival_order = next(self._arrivals)
+        self._requests[one.id] = one
+        self.shares.open(request)
+        if engine.limits.has_prefix_cache:
+            chain = one.matchable(engine.limits.block_size)
+            one.num_cached = engine.limits.block_size * self._prefixes.match(chain).num_blocks(
+                engine.number
+            )
+            known = self._prefixes.note(
+                engine.number, one.hashes(engine.limits.block_size), one.order
+            )
+            one.known_orders = known[: one.num_cached // engine.limits.block_size]
+        one.num_left = request.num_tokens - one.num_cached
+        one.work_s = engine.work_s(one, one.num_cached)
+        engine.send(one)
+        self._charge(one, engine)
+
+    def reassign(self, request_id: str, now: float) -> None:
+        """Choose the engine of a request anew, if it is not sent."""
+        one = self._requests.get(request_id)
+        if one is not None and not one.is_sent and one.engine is not None:
+            self._withdraw(one)
+            self._assign(one, now)
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request whose engine was lost: it arrives again, as resent."""
+        one = self._requests.get(request_id)
+        if one is None or not one.is_sent or one.engine is None:
+            self.finished(request_id)
+            return
+        del self._requests[request_id]
+        one.engine.remove(one)
+        self.shares.close(one.request)
+        self._ready[one.engine.name] = None
+
     def admitted(self, request_id: str, num_cached_tokens: int) -> None:
         """Correct what is known of an engine's cache by what it found there, at first admission."""
         one = self._requests.get(request_id)

@@ -24,7 +24,7 @@ from headway.config import ServerConfig
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EventBatch
 from headway.errors import OverloadedError, TenantLimitError
-from headway.tenancy import Meter, QuotaLease
+from headway.tenancy import Meter, QuotaLease, SharedMeters
 
 BYTES_PER_TOKEN = 4
 MAX_RETRY_AFTER_S = 60
@@ -158,6 +158,8 @@ class AdmissionController:
 
     def __init__(self, config: ServerConfig, engine: AsyncEngine, clock: Clock) -> None:
         self.is_closed = False
+        self.shared_meters: SharedMeters | None = None
+        """Counts the quotas over several frontends, if something does."""
         self._config = config
         self._engine = engine
         self.clock = clock
@@ -227,6 +229,11 @@ class AdmissionController:
         if reservation.lease is not None:
             reservation.lease.reserve(num_requests, num_tokens)
         self._pending.add(reservation)
+
+    async def reserve_shared(self, reservation: Reservation) -> None:
+        """Refuse a request that is over a quota by the use of all frontends together."""
+        if reservation.lease is not None and self.shared_meters is not None:
+            await self.shared_meters.reserve(reservation.tenant, reservation.lease)
 
     async def refuse_expired(self) -> None:
         """Refuse requests that have waited longer than `max_queue_age_s`.

@@ -81,14 +81,29 @@ class ServerContext:
             return "ready"
         return "stalled" if self.engine.is_up else "loading"
 
-    def admit(self, request: Request) -> AbstractContextManager[Reservation]:
-        """Reserve a position in the queue until the engine has the request, or refuse it."""
+    def admit(
+        self, request: Request, is_repeat: bool = False
+    ) -> AbstractContextManager[Reservation]:
+        """Reserve a position in the queue until the engine has the request, or refuse it.
+
+        A repeated request, whose answer is kept, counts as a request but takes no lease.
+        """
         if not self.engine.takes_requests:
             raise ApiError(UNAVAILABLE)
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
         record: TenantRecord = request.state.record
-        return self.admission.admit(record.tenant.name, num_bytes, record.meter, record.gateway)
+        meter = record.meter
+        if is_repeat and meter is not None:
+            meter.count_repeat()
+            meter = None
+        return self.admission.admit(record.tenant.name, num_bytes, meter, record.gateway)
+
+    def open_lease(self, request: Request, reservation: Reservation) -> None:
+        """Have a repeated request take a lease after all, because its answer is gone."""
+        meter = request.state.record.meter
+        if reservation.lease is None and meter is not None:
+            reservation.lease = meter.open_lease()
 
 
 def tenant_terms(request: Request) -> Terms:

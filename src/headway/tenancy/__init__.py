@@ -9,6 +9,7 @@ Must not know HTTP or the engine. In reading order:
     edit.py       changes the tenants file, for `headway tenants`
     keys_file.py  reads and extends the keys file
     quotas.py     token buckets, meters and quota leases
+    shared_quotas.py  the port to quotas over several frontends
     directory.py  Directory: tenant records by key or name
     watch.py      reloads a changed tenants file or keys file
     load.py       builds directory and watcher from the settings
@@ -16,6 +17,7 @@ Must not know HTTP or the engine. In reading order:
 
 from headway.tenancy.directory import Directory, TenantRecord
 from headway.tenancy.quotas import Meter, QuotaLease
+from headway.tenancy.shared_quotas import SharedMeters
 from headway.tenancy.values import Price, Quotas, Roster, Tenant, Tier
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "QuotaLease",
     "Quotas",
     "Roster",
+    "SharedMeters",
     "Tenant",
     "TenantRecord",
     "Tier",

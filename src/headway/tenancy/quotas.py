@@ -9,6 +9,7 @@ otherwise never be accepted.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from headway.clock import Clock
 from headway.errors import QuotaError
@@ -86,11 +87,57 @@ class Meter:
     def now(self) -> float:
         return self._clock.now()
 
+    @property
+    def has_limits(self) -> bool:
+        quotas = self.quotas
+        limits = quotas.requests_per_minute, quotas.tokens_per_minute, quotas.concurrent_requests
+        return any(limit is not None for limit in limits)
+
+    @property
+    def used(self) -> tuple[float, float]:
+        """Requests and tokens that the buckets lack, as after a recent use."""
+        now = self._clock.now()
+        requests, tokens = (
+            0.0 if bucket is None else bucket.per_minute - bucket.level(now)
+            for bucket in (self.requests, self.tokens)
+        )
+        return requests, tokens
+
+    def take(self, num_requests: float, num_tokens: float) -> None:
+        """Count use that was accepted elsewhere."""
+        now = self._clock.now()
+        if self.requests is not None:
+            self.requests.take(num_requests, now)
+        if self.tokens is not None:
+            self.tokens.take(num_tokens, now)
+
     def open_lease(self) -> QuotaLease:
         """Accept a request before its size is known, or raise QuotaError."""
         lease = QuotaLease(self, self._clock)
         lease.reserve(1, 0)
         return lease
+
+    def restore_lease(self, num_requests: int) -> QuotaLease:
+        """Return the lease of requests that were accepted elsewhere, and have not ended."""
+        lease = QuotaLease(self, self._clock)
+        lease.num_requests = num_requests
+        self.num_in_flight += num_requests
+        return lease
+
+    def count_repeat(self) -> None:
+        """Count a request whose answer exists already, or raise QuotaError."""
+        now = self._clock.now()
+        _check_bucket("requests", self.requests, 1, 0, now)
+        if self.requests is not None:
+            self.requests.take(1, now)
+
+
+class LeaseMirror(Protocol):
+    """Hears what a lease takes, where the use of all frontends is counted."""
+
+    def charge(self, num_tokens: int) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class QuotaLease:
@@ -100,31 +147,32 @@ class QuotaLease:
     """
 
     def __init__(self, meter: Meter, clock: Clock) -> None:
-        self._meter = meter
+        self.meter = meter
         self._clock = clock
-        self._num_requests = 0
-        self._num_prompt_tokens = 0
+        self.num_requests = 0
+        self.num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._is_released = False
+        self.mirror: LeaseMirror | None = None
 
     def reserve(self, num_requests: int, num_prompt_tokens: int) -> None:
         """Set the request's known size; raise QuotaError if it is too large.
 
         What the lease took before stays taken, because the server has read a body for it.
         """
-        meter, now = self._meter, self._clock.now()
-        num_others = meter.num_in_flight - self._num_requests
+        meter, now = self.meter, self._clock.now()
+        num_others = meter.num_in_flight - self.num_requests
         _check_concurrent(num_others, num_requests, meter.quotas.concurrent_requests)
-        _check_bucket("requests", meter.requests, num_requests, self._num_requests, now)
+        _check_bucket("requests", meter.requests, num_requests, self.num_requests, now)
         # A tenant in debt waits until the debt is paid, even if the prompt is not known yet.
         least = max(1, num_prompt_tokens)
-        _check_bucket("tokens", meter.tokens, least, self._num_prompt_tokens, now)
+        _check_bucket("tokens", meter.tokens, least, self.num_prompt_tokens, now)
         if meter.requests is not None:
-            meter.requests.take(num_requests - self._num_requests, now)
-        meter.num_in_flight += num_requests - self._num_requests
-        self._num_requests = num_requests
-        self._charge_tokens(num_prompt_tokens - self._num_prompt_tokens)
-        self._num_prompt_tokens = num_prompt_tokens
+            meter.requests.take(num_requests - self.num_requests, now)
+        meter.num_in_flight += num_requests - self.num_requests
+        self.num_requests = num_requests
+        self._charge_tokens(num_prompt_tokens - self.num_prompt_tokens)
+        self.num_prompt_tokens = num_prompt_tokens
 
     def charge(self, num_tokens: int) -> None:
         """Charge output tokens."""
@@ -133,19 +181,23 @@ class QuotaLease:
 
     def settle(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Replace what the lease has taken by the final token counts."""
-        num_charged = self._num_prompt_tokens + self._num_output_tokens
-        self._num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
+        num_charged = self.num_prompt_tokens + self._num_output_tokens
+        self.num_prompt_tokens, self._num_output_tokens = num_prompt_tokens, num_output_tokens
         self._charge_tokens(num_prompt_tokens + num_output_tokens - num_charged)
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
         if not self._is_released:
             self._is_released = True
-            self._meter.num_in_flight -= self._num_requests
+            if self.mirror is not None:
+                self.mirror.release()
+            self.meter.num_in_flight -= self.num_requests
 
     def _charge_tokens(self, num_tokens: int) -> None:
-        if num_tokens and self._meter.tokens is not None:
-            self._meter.tokens.take(num_tokens, self._clock.now())
+        if num_tokens and self.mirror is not None:
+            self.mirror.charge(num_tokens)
+        if num_tokens and self.meter.tokens is not None:
+            self.meter.tokens.take(num_tokens, self._clock.now())
 
 
 def _check_concurrent(num_others: int, num_requests: int, limit: int | None) -> None:

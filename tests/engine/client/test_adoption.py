@@ -12,7 +12,7 @@ from headway.core.params import SamplingParams
 from headway.core.terms import Terms
 from headway.engine.client import adoption
 from headway.engine.client.adoption import Adoptions
-from headway.engine.process.messages import AddRequest
+from headway.engine.process.messages import AddRequest, Handover
 from headway.errors import OverloadedError
 
 FOUND: Any = object()
@@ -90,6 +90,6 @@ async def test_a_handover_of_another_tenant_is_not_wanted() -> None:
     await asyncio.sleep(0)
     for name, tenant, is_wanted in (("a", "t", True), ("a", "u", False), ("b", "t", False)):
         command = AddRequest(name, [1], SamplingParams(), 7, 5.0, terms=Terms(tenant))
-        assert adoptions.is_wanted(command) == is_wanted
+        assert adoptions.is_wanted(Handover(name, command)) == is_wanted
     adoptions.answer("a", FOUND)
     assert await asking is FOUND

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -25,7 +25,13 @@ from headway.engine.client.async_engine import AsyncEngine, FailoverRules
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.routed_placement import RoutedPlacement
 from headway.engine.client.streams import RequestStream
-from headway.engine.process.messages import AbortRequests, AddRequest, EngineInfo, batch_events
+from headway.engine.process.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineInfo,
+    QuarantinedDigest,
+    batch_events,
+)
 from headway.engine.supervise.supervisor import EngineOwner
 from headway.executors.fake import FakeExecutor
 from headway.routing import RULES
@@ -60,6 +66,9 @@ class StepLink:
         return self.room
 
     def adopt(self, _request_id: str, _tenant: str) -> Awaitable[bool]:
+        return asyncio.sleep(0, result=False)
+
+    def share_quarantine(self, _entries: Sequence[QuarantinedDigest]) -> Awaitable[bool]:
         return asyncio.sleep(0, result=False)
 
     async def load(self, progress: object = None) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import msgspec
 import pytest
 
+from headway.clock import VirtualClock
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
 from headway.core.plan import NewRequest, ScheduledRequest, StepPlan
@@ -14,8 +17,8 @@ from headway.engine.process.journal import (
     journal_path,
     read_journal,
 )
-from headway.engine.process.messages import AddRequest
-from headway.engine.supervise.quarantine import MAX_QUARANTINED, Quarantine
+from headway.engine.process.messages import AddRequest, QuarantinedDigest
+from headway.engine.supervise.quarantine import MAX_QUARANTINED, QUARANTINE_S, Quarantine
 from headway.engine.supervise.restart_policy import HangDetector, RestartBudget, RestartLimits
 from headway.errors import QuarantinedError
 from headway.executors.fake import FakeExecutor
@@ -134,7 +137,8 @@ def command(token_id: int, seed: int = 0) -> AddRequest:
 
 
 def test_the_quarantine_knows_a_request_by_what_it_asks() -> None:
-    quarantine = Quarantine()
+    clock = VirtualClock()
+    quarantine = Quarantine(clock)
     quarantine.check(command(1))
     quarantine.add(command(1))
     with pytest.raises(QuarantinedError):
@@ -143,6 +147,28 @@ def test_the_quarantine_knows_a_request_by_what_it_asks() -> None:
     for token_id in range(100, 100 + MAX_QUARANTINED):
         quarantine.add(command(token_id))
     quarantine.check(command(1))  # forgotten: memory is bounded
+    with pytest.raises(QuarantinedError):
+        quarantine.check(command(100))
+    clock.advance_to(QUARANTINE_S)
+    quarantine.check(command(100))
+    assert not quarantine.entries
+
+
+def test_a_quarantine_is_passed_on_once_and_checked() -> None:
+    clock = VirtualClock()
+    first, second = Quarantine(clock), Quarantine(clock)
+    first.add(command(1))
+    clock.advance_to(5.0)
+    assert second.learn(first.entries) == first.entries
+    assert [one.left_s for one in second.entries] == [QUARANTINE_S - 5.0]
+    assert not second.learn(first.entries), "what is known is not passed on again"
+    with pytest.raises(QuarantinedError):
+        second.check(command(1))
+    digest = bytes(32)
+    wrong = [(digest[1:], 9.0), (digest, 0.0), (digest, -1.0), (digest, nan), (digest, inf)]
+    assert not second.learn([QuarantinedDigest(*one) for one in wrong])
+    (kept,) = second.learn([QuarantinedDigest(digest, 1e9)])
+    assert second.entries[-1].left_s == QUARANTINE_S and kept.digest == digest
 
 
 def test_a_continued_request_survives_the_wire() -> None:

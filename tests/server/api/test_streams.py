@@ -308,6 +308,7 @@ async def test_a_tenant_that_leaves_many_streams_loses_its_own(
     local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "MAX_LEFT_SIZE", 200)
+    monkeypatch.setattr(streams, "MIN_LEFT_SIZE", 1)
     async with serving(local, SCRIPT) as made:
         context, ids = made.context, iter(f"{number:032x}" for number in range(99))
         object.__setattr__(context, "new_id", lambda: next(ids))

@@ -13,7 +13,7 @@ from headway.core.events import Adopted, EngineLost, Finished
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
-from headway.engine.process.messages import AddRequest, EventBatch, Handover
+from headway.engine.process.messages import EventBatch, Handover
 from headway.errors import OverloadedError
 
 ANSWER_S = 5.0
@@ -41,14 +41,19 @@ class Adoptions:
     def __init__(self) -> None:
         self._questions: dict[str, _Question] = {}
 
-    def is_wanted(self, command: AddRequest) -> bool:
+    def is_wanted(self, handover: Handover) -> bool:
         """Return whether a client of the same tenant still asks for a request."""
-        question = self._questions.get(command.id)
-        is_open = question is not None and not question.found.done()
-        return is_open and question is not None and question.tenant == command.terms.tenant
+        question, command = self._questions.get(handover.request_id), handover.command
+        if question is None or command is None or question.found.done():
+            return False
+        return question.tenant == command.terms.tenant
 
     async def ask(
-        self, request_id: str, tenant: str, replicas: Sequence[EngineReplica]
+        self,
+        request_id: str,
+        tenant: str,
+        replicas: Sequence[EngineReplica],
+        answer_s: float = ANSWER_S,
     ) -> RequestStream | None:
         """Ask every engine for a request; return it, or None if none has it."""
         of_tenant = sum(one.tenant == tenant for one in self._questions.values())
@@ -61,7 +66,7 @@ class Adoptions:
             if not links:
                 return None
             question.num_open = len(links)
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(answer_s):
                 # Those that are up first: another may have to start again before it can answer.
                 for link in sorted(links, key=lambda one: not one.is_up):
                     while link.is_connected and not link.is_up and not question.found.done():

@@ -23,7 +23,12 @@ from headway.core import events
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, sample_id
 from headway.core.terms import NO_TERMS, Terms
-from headway.engine.client.adoption import Adoptions, adoption_events, stopped_samples
+from headway.engine.client.adoption import (
+    ANSWER_S,
+    Adoptions,
+    adoption_events,
+    stopped_samples,
+)
 from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.link import EngineLink
@@ -34,13 +39,16 @@ from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.waiting_streams import WaitingStreams
 from headway.engine.process.messages import (
+    NO_NOTE,
     AbortRequests,
     AddRequest,
     EngineInfo,
     EventBatch,
     Handover,
+    Note,
+    QuarantinedDigest,
 )
-from headway.engine.supervise.quarantine import Quarantine
+from headway.engine.supervise.quarantine import Quarantine, digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Progress, RestartListener
 from headway.errors import (
@@ -54,6 +62,8 @@ from headway.errors import (
 from headway.text import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_QUARANTINED = "the engine failed twice while computing this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ class AsyncEngine:
         """Requests with an event that could not be handled; each ends with an error."""
         self.num_admitted = 0
         """Requests admitted to the running set since the server started."""
-        self._quarantine = Quarantine()
+        self._quarantine = Quarantine(clock)
         self._listeners = EventListeners()
         self._adoptions = Adoptions()
         self._restart_listeners: list[RestartListener] = []
@@ -235,7 +245,7 @@ class AsyncEngine:
         params: SamplingParams,
         priority: int = 0,
         terms: Terms = NO_TERMS,
-        note: bytes = b"",
+        note: Note = NO_NOTE,
     ) -> RequestStream:
         """Check a prompt and send it to an engine; the caller then iterates `deltas`.
 
@@ -253,7 +263,8 @@ class AsyncEngine:
             arrived_at=self._clock.now(),
             priority=priority,
             terms=terms,
-            note=note,
+            note=note.content,
+            alias=note.alias,
         )
         self._quarantine.check(command)
         self._eligible.find_feasible(command)
@@ -287,17 +298,22 @@ class AsyncEngine:
             if stream.transcript is None or not stream.unfinished_ids:
                 await self.abort(stream)
 
-    async def adopt(self, request_id: str, tenant: str) -> RequestStream | None:
-        """Take over a request of another frontend; None if no engine has it for this tenant."""
-        if request_id in self._streams:
+    async def adopt(
+        self, name: str, tenant: str, answer_s: float = ANSWER_S
+    ) -> RequestStream | None:
+        """Take over a request of another frontend, by id or alias.
+
+        Returns None if no engine has it for this tenant, or none says so within `answer_s`.
+        """
+        if name in self._streams:
             return None
-        return await self._adoptions.ask(request_id, tenant, self._replicas)
+        return await self._adoptions.ask(name, tenant, self._replicas, answer_s)
 
     async def _take_over(self, replica: EngineReplica, handover: Handover) -> None:
         """Continue a request that an engine has handed over; an exception ends it only."""
         command, stream = handover.command, None
         try:
-            if command is not None and self._adoptions.is_wanted(command):
+            if command is not None and self._adoptions.is_wanted(handover):
                 stream = await self._adopt_stream(replica, handover)
         except Exception:
             logger.exception("request %s cannot be adopted", handover.request_id)
@@ -353,7 +369,17 @@ class AsyncEngine:
         stream.fail(error)
         await self.abort(stream, FinishReason.TIMEOUT, str(error))
 
+    async def refuse_by_id(self, request_id: str, error: HeadwayError) -> None:
+        """End a request that no engine has; nothing happens if it is not here."""
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.is_sent:
+            await self.refuse(stream, error)
+
     # ----------------------------------------------------------------- sending
+
+    async def send_ready(self) -> None:
+        """Send the requests that a router process has decided on."""
+        await self._resume_sending()
 
     async def _send_next(self) -> None:
         """Send the next groups of suspects, then the requests without suspicion."""
@@ -420,6 +446,8 @@ class AsyncEngine:
     # ------------------------------------------------------- calls from engines
 
     async def on_engine_up(self, replica: EngineReplica) -> None:
+        if len(self._quarantine):
+            await replica.link.share_quarantine(self._quarantine.entries)
         self._placement.engine_changed(replica, True, self._clock.now())
         for other in self._replicas:
             if not other.link.is_connected:
@@ -435,7 +463,7 @@ class AsyncEngine:
         sent = [one for one in replica.lose_engine() if one.unfinished_ids]
         culprit = replica.suspects.lose_engine(sent, suspect_ids, has_failed)
         if culprit is not None:
-            lost += self._quarantine_stream(culprit)
+            lost += await self._quarantine_stream(culprit)
             sent.remove(culprit)
         for stream in sent:
             stream.lose_engine(now)
@@ -481,11 +509,29 @@ class AsyncEngine:
             [[one for one in group if not keeps(one, target)] for group in groups]
         )
 
-    def _quarantine_stream(self, stream: RequestStream) -> list[events.Finished]:
+    async def _quarantine_stream(self, stream: RequestStream) -> list[events.Finished]:
         logger.error("request %s is quarantined", stream.request_id)
-        self._quarantine.add(stream.command)
-        message = "the engine failed twice while computing this request"
-        return self._fail_stream(stream, QuarantinedError(message))
+        entry = self._quarantine.add(stream.command)
+        for replica in self._replicas:
+            await replica.link.share_quarantine([entry])
+        return self._fail_stream(stream, QuarantinedError(_QUARANTINED))
+
+    async def _learn_quarantine(
+        self, replica: EngineReplica, entries: Sequence[QuarantinedDigest]
+    ) -> None:
+        """Refuse what another frontend has quarantined, end it here, and tell other engines."""
+        fresh = self._quarantine.learn(entries)
+        digests = {one.digest for one in fresh}
+        if not fresh:
+            return
+        for other in self._replicas:
+            if other is not replica:
+                await other.link.share_quarantine(fresh)
+        for stream in list(self._streams.values()):
+            if digest_of(stream.command) in digests:
+                logger.error("request %s is quarantined elsewhere", stream.request_id)
+                stream.fail(QuarantinedError(_QUARANTINED))
+                await self.abort(stream, FinishReason.ERROR, _QUARANTINED)
 
     def _fail_stream(self, stream: RequestStream, error: HeadwayError) -> list[events.Finished]:
         """Fail a request that no engine has; return its finish events."""
@@ -526,6 +572,8 @@ class AsyncEngine:
         """
         for handover in report.handovers:
             await self._take_over(replica, handover)
+        if report.quarantined:
+            await self._learn_quarantine(replica, report.quarantined)
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._estimate(partial(replica.forecast_reader.observe, report, self._clock.now()))
         refused = [self._refuse(one, at) for one in report.refused]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from headway.engine.process.messages import Command, EngineInfo
+from headway.engine.process.messages import Command, EngineInfo, QuarantinedDigest
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 
 
@@ -30,6 +30,8 @@ class EngineLink(Protocol):
 
     Returns whether the owner will get a Handover in a report.
     """
+    share_quarantine: Callable[[Sequence[QuarantinedDigest]], Awaitable[bool]]
+    """Has the engine refuse requests, from any frontend; returns whether it was told."""
 
     async def load(self, progress: Progress | None = None) -> None:
         """Wait until the engine is up for the first time; raise EngineError if it never will."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import ceil
 
 from headway.core.events import Routed
@@ -14,15 +15,28 @@ from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EventBatch
 from headway.errors import DeadlineError
-from headway.routing import RULES, EngineLimits, NoEngineInTime, Router, Sending
+from headway.routing import (
+    RULES,
+    AllowedEngines,
+    EngineLimits,
+    NoEngineInTime,
+    Router,
+    Rule,
+    Sending,
+)
 
 
 class RoutedPlacement:
     """Tells a Router what happens to requests and engines, and sends what it decides."""
 
-    def __init__(self, eligible: EligibleEngines, rule: str) -> None:
+    def __init__(
+        self,
+        eligible: EligibleEngines,
+        rule: str,
+        make_router: Callable[[Rule, AllowedEngines], Router] = Router,
+    ) -> None:
         self._eligible = eligible
-        self._router = Router(RULES[rule](), allowed=self)
+        self._router = make_router(RULES[rule](), self)
         self._replicas: dict[str, EngineReplica] = {}
         """Engines of the router, by name."""
         self._streams: dict[str, RequestStream] = {}

@@ -209,6 +209,7 @@ class RequestStream:
                     waited_s=self._queue_times.waited_s(name),
                     attempt=self._num_attempts,
                     note=note,
+                    alias=command.alias if note else "",
                     past=pasts.get(sample.index),
                 )
                 for name, sample in self.samples.items()

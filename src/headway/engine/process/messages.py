@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,6 +79,18 @@ class Past(msgspec.Struct, frozen=True):
     """Prefix hit of the first admission, which is billed; None before it."""
 
 
+class Note(NamedTuple):
+    """What makes a request one that another frontend can continue."""
+
+    content: bytes = b""
+    """What a frontend needs to answer the request; empty if none may continue it."""
+    alias: str = ""
+    """Another name by which a frontend can ask for the request; empty for none."""
+
+
+NO_NOTE = Note()
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Add a request that passed validation; its params are resolved.
 
@@ -107,6 +120,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """How often this request was sent before."""
     note: bytes = b""
     """What a frontend needs to answer this request in place of another; empty if it must not."""
+    alias: str = ""
+    """Another name by which the request can be adopted; empty for none."""
     past: Past | None = None
     """Output before this attempt, if the request has a note and is sent again."""
 
@@ -154,6 +169,14 @@ class Handover(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the engine goes on with this request; if not, it must be sent again."""
 
 
+class QuarantinedDigest(msgspec.Struct, frozen=True):
+    """A request that took engines down, by the digest of its prompt and parameters."""
+
+    digest: bytes
+    left_s: float
+    """Seconds for which it is still refused."""
+
+
 class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     """Events since the last batch, by kind; at most those of one step.
 
@@ -176,6 +199,8 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     adopted: list[Adopted] = []
     handovers: list[Handover] = []
     """Answers to this process alone; no events."""
+    quarantined: list[QuarantinedDigest] = []
+    """Requests that other frontends have quarantined; no events."""
 
 
 Command = AddRequest | AbortRequests | Shutdown

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from headway.clock import Clock
@@ -20,6 +20,7 @@ from headway.engine.process.messages import (
     EngineReady,
     EventBatch,
     LoadProgress,
+    QuarantinedDigest,
 )
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.restart_policy import HangDetector, RestartBudget, RestartLimits
@@ -102,6 +103,10 @@ class Supervisor:
 
     def adopt(self, _request_id: str, _tenant: str) -> Awaitable[bool]:
         """Return False: the engine has no requests of other frontends."""
+        return asyncio.sleep(0, False)
+
+    def share_quarantine(self, _entries: Sequence[QuarantinedDigest]) -> Awaitable[bool]:
+        """Do nothing: no other frontend uses the engine."""
         return asyncio.sleep(0, False)
 
     async def send(self, command: Command) -> None:

@@ -4,8 +4,11 @@ Must not import app or serve. In reading order:
 
     chat.py          POST /v1/chat/completions
     completions.py   POST /v1/completions
+    endpoint.py      from an HTTP request to a generation, once per Idempotency-Key
     generation.py    the engine requests behind one HTTP request
     answer.py        whole and streamed responses
+    streams.py       GET /v1/streams: the rest of a stream
+    adopted.py       streams of other frontends that this one continues
     logprobs.py      log-probabilities in OpenAI's forms
     tokenize.py      /tokenize, /detokenize
     models.py        /v1/models

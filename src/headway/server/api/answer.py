@@ -1,47 +1,35 @@
-"""From a request to an answer, whole or streamed; shared by all endpoints that generate text.
-
-An endpoint is a GenerationEndpoint: the schema of its body, the prompts, the form of a choice.
-"""
+"""The answer to a started generation, whole or streamed; the same for all endpoints."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import START, Cursor, Position
-from headway.errors import InvalidRequestError, ReaderReplacedError, SlowReaderError
-from headway.server.admission import Reservation
+from headway.errors import ReaderReplacedError, SlowReaderError
 from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import ScoredToken
-from headway.server.context import (
-    ServerContext,
-    check_permissions,
-    read_body,
-    run_off_loop,
-    tenant_terms,
-)
+from headway.server.context import ServerContext, run_off_loop
 from headway.server.http import sse
 from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse
-from headway.server.http.errors import translate
-from headway.server.schema.request import GenerationRequest, RequestLimits, parse
-from headway.server.streams import (
-    NOTE_VERSION,
-    ResumableStream,
-    StreamNote,
-    encode_note,
-)
-from headway.text import Tokenizer
+from headway.server.http.errors import ApiError, ErrorResponse, translate
+from headway.server.streams import ResumableStream
 
 FINGERPRINT_CHARS = 16
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+_REPLACED = ErrorResponse(
+    409,
+    "another request with this Idempotency-Key gets the answer now",
+    "invalid_request_error",
+    "idempotency_key_in_use",
+)
 
 
 @dataclass(slots=True)
@@ -88,74 +76,12 @@ class GenerationJob:
     is_stream: bool
     includes_usage: bool
     created: int
+    body_digest: bytes = b""
+    """Digest of the body of a request with an Idempotency-Key."""
 
     @property
     def is_resumable(self) -> bool:
-        return bool(self.spec.note)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationEndpoint(Generic[RequestT]):
-    """What an endpoint that generates text has of its own."""
-
-    request: type[RequestT]
-    id_prefix: str
-    encode: Callable[[RequestT, ServerContext], list[list[int]]]
-    """Return the prompts as token ids."""
-    choice_format: Callable[[Tokenizer, GenerationSpec], ChoiceFormat]
-
-    async def respond(
-        self, request: Request, context: ServerContext, limits: RequestLimits
-    ) -> Response:
-        job, generation = await self._begin(request, context, limits)
-        return await answer(request, context, job, generation)
-
-    async def _begin(
-        self, request: Request, context: ServerContext, limits: RequestLimits
-    ) -> tuple[GenerationJob, Generation]:
-        """Read the request and send it to the engine; the body is freed on return."""
-        with context.admit(request) as reservation:
-            body = await read_body(request)
-            payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
-            try:
-                check_permissions(request, payload)
-                job = await self._make_job(payload, len(body), context, request)
-                return job, await _start(context, job, reservation)
-            except InvalidRequestError as error:
-                error.param = payload.field_for(error.param)
-                raise
-
-    async def _make_job(
-        self, payload: RequestT, num_bytes: int, context: ServerContext, request: Request
-    ) -> GenerationJob:
-        model = context.model_name(payload.model)
-        params = payload.params()
-        prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
-        request_id = f"{self.id_prefix}-{context.new_id()}"
-        priority, created = payload.priority or 0, int(context.time_of_day())
-        note = b""
-        if payload.is_resumable:
-            client_id = getattr(request.state, "request_id", "")
-            usage = payload.includes_usage
-            about = StreamNote(NOTE_VERSION, self.id_prefix, model, created, usage, client_id)
-            note = encode_note(about)
-        terms = payload.terms(tenant_terms(request))
-        spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, context.engine.tokenizer, spec)
-        is_stream = bool(payload.stream)
-        return GenerationJob(spec, model, make_format, is_stream, payload.includes_usage, created)
-
-
-async def _start(
-    context: ServerContext, job: GenerationJob, reservation: Reservation
-) -> Generation:
-    """Send the prompts to the engine; the caller must then call `answer`, which ends them."""
-    prompts = job.spec.prompts
-    context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
-    generation = Generation(context.engine, job.spec, reservation.take_lease())
-    await generation.start()
-    context.metrics.observe_params(generation.resolved_params)
-    return generation
+        return bool(self.spec.note.content)
 
 
 async def answer(
@@ -190,10 +116,41 @@ def resumable_stream(
 ) -> ResumableStream:
     """Return a stream that later readers can continue after a cursor."""
 
-    def write(cursor: Cursor) -> AsyncGenerator[bytes, None]:
+    def write(cursor: Cursor | None) -> AsyncGenerator[bytes, None]:
         return ResponseWriter(job, generation, cursor).stream()
 
-    return ResumableStream(job.spec.terms.tenant, generation, write)
+    def write_whole() -> Coroutine[Any, Any, Response]:
+        return ResponseWriter(job, generation).whole()
+
+    return ResumableStream(
+        job.spec.terms.tenant,
+        generation,
+        write,
+        None if job.is_stream else write_whole,
+        job.spec.note.alias,
+        job.body_digest,
+    )
+
+
+async def answer_kept(
+    request: Request, context: ServerContext, stream: ResumableStream, reader: int
+) -> Response:
+    """Return the answer of a kept stream from its start; it goes on if the client leaves."""
+    leave = partial(context.streams.leave, stream, reader)
+    is_handed_over = False
+    try:
+        whole = await unless_disconnected(stream.whole(reader), request.receive)
+        if whole is not None:
+            return whole
+        rest = stream.events(reader, None)
+        first = await unless_disconnected(_first(rest), request.receive)
+        is_handed_over = True
+        return sse.EventStream(sse.EventSource(first, rest, leave), context.slow_reader_timeout_s)
+    except ReaderReplacedError as error:
+        raise ApiError(_REPLACED) from error
+    finally:
+        if not is_handed_over:
+            await leave()
 
 
 async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:

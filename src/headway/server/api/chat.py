@@ -7,7 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.api.answer import ChoicePart, GenerationEndpoint
+from headway.server.api.answer import ChoicePart
+from headway.server.api.endpoint import GenerationEndpoint
 from headway.server.api.logprobs import chat_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.client.outputs import PROMPT_TAIL
-from headway.server.api.answer import ChoicePart, GenerationEndpoint
+from headway.server.api.answer import ChoicePart
+from headway.server.api.endpoint import GenerationEndpoint
 from headway.server.api.generation import GenerationSpec
 from headway.server.api.logprobs import CompletionLogprobsWriter
 from headway.server.context import ServerContext

@@ -16,6 +16,7 @@ from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.engine.client.async_engine import AsyncEngine, RequestStream
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import Cursor
+from headway.engine.process.messages import NO_NOTE, Note
 from headway.errors import InvalidRequestError
 from headway.observe.trace.names import prompt_id
 from headway.server.http.errors import INTERNAL_ERROR, ApiError
@@ -35,7 +36,7 @@ class GenerationSpec:
     params: SamplingParams
     priority: int = 0
     terms: Terms = NO_TERMS
-    note: bytes = b""
+    note: Note = NO_NOTE
     """Not empty for a resumable stream; then there is one prompt."""
 
 
@@ -92,7 +93,9 @@ class Generation:
     @property
     def size(self) -> int:
         """Tokens and log-probabilities that are kept for a client that comes back."""
-        return sum(one.transcript.size for one in self._streams if one.transcript is not None)
+        num_prompt = sum(len(stream.command.token_ids) for stream in self._streams)
+        outputs = (one.transcript.size for one in self._streams if one.transcript is not None)
+        return num_prompt + sum(outputs)
 
     async def close(self) -> None:
         """Abort unfinished requests and settle the quota lease; a second call does nothing."""

@@ -19,6 +19,7 @@ from headway._version import __version__
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.server.api.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from headway.server.context import ServerContext
+from headway.server.http.idempotency import MAX_KEY_CHARS
 from headway.server.schema import answers
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
@@ -48,8 +49,10 @@ _REFUSALS = {
     401: "No valid API key.",
     403: "The tenant is disabled.",
     404: "There is no such model, or no such request.",
+    409: "Another request with this Idempotency-Key gets the answer now.",
     413: "The body is too large.",
     415: "The body is not application/json.",
+    422: "The Idempotency-Key was used with another body.",
     429: "The tenant is above a quota or a limit; Retry-After says when to try again.",
     500: "An internal error.",
     503: "The server is overloaded or has no engine; Retry-After says when to try again.",
@@ -64,6 +67,18 @@ _STREAM = {
     }
 }
 """One server-sent event; OpenAPI tools read the schema of a stream in this form."""
+
+_REPEATABLE = {
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": False,
+            "description": "The same request again, with the same key, gets the same answer.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS},
+        }
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +190,18 @@ def _paths(facts: ApiFacts) -> dict[str, Any]:
 
 def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
     """Return the paths with a request body."""
-    generating = _error_response(*refusals, 429)
+    generating = _error_response(*refusals, 409, 422, 429)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
     tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
     detokenize = _post_operation("Token ids to text.", DetokenizeRequest)
     operations = {
-        "/v1/chat/completions": chat | _responses(generating, answers.ChatCompletion, _STREAM),
-        "/v1/completions": completion | _responses(generating, answers.Completion, _STREAM),
+        "/v1/chat/completions": chat
+        | _responses(generating, answers.ChatCompletion, _STREAM)
+        | _REPEATABLE,
+        "/v1/completions": completion
+        | _responses(generating, answers.Completion, _STREAM)
+        | _REPEATABLE,
         "/tokenize": tokenize | _responses(_error_response(*refusals), answers.Tokens),
         "/detokenize": detokenize | _responses(_error_response(*refusals), answers.DetokenizedText),
     }

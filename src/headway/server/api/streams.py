@@ -11,18 +11,16 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine.client.streams import RequestStream
 from headway.engine.client.transcript import Cursor
-from headway.server.api.answer import GenerationJob, resumable_stream
+from headway.server.api.adopted import adopt_stream
 from headway.server.api.chat import CHAT
 from headway.server.api.completions import COMPLETIONS
-from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import ServerContext
 from headway.server.http import sse
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
 from headway.server.http.routing import Routes
-from headway.server.streams import ResumableStream, decode_note
-from headway.tenancy import QuotaLease, TenantRecord
+from headway.server.streams import ResumableStream
+from headway.tenancy import TenantRecord
 
 ENDPOINTS = {one.id_prefix: one for one in (CHAT, COMPLETIONS)}
 BEGIN = b": resumed\n\n"
@@ -63,7 +61,7 @@ def streams_router(context: ServerContext) -> Routes:
         if reader is None:
             raise ApiError(_UNKNOWN)
         leave = partial(context.streams.leave, stream, reader)
-        source = sse.EventSource(BEGIN, stream.write(cursor), leave)
+        source = sse.EventSource(BEGIN, stream.events(reader, cursor), leave)
         return sse.EventStream(source, context.slow_reader_timeout_s)
 
     return router
@@ -90,41 +88,10 @@ async def _adopt(request: Request, context: ServerContext, request_id: str) -> R
     stream: ResumableStream | None = None
     try:
         found = await context.engine.adopt(request_id, request.state.tenant)
-        if found is not None:
-            stream = _build(context, found, lease)
-            if stream is None:
-                await context.engine.abort(found)
+        stream = await adopt_stream(context, found, ENDPOINTS, lambda: lease)
     finally:
         if stream is None and lease is not None:
             lease.release()
     if stream is None:
         raise ApiError(_UNKNOWN)
-    context.streams.add(stream)
     return stream
-
-
-def _build(
-    context: ServerContext, found: RequestStream, lease: QuotaLease | None
-) -> ResumableStream | None:
-    """Return the stream of an adopted request; None if this frontend cannot answer it."""
-    command = found.command
-    note = decode_note(command.note)
-    if note is None or not note.check(frozenset(ENDPOINTS), context.model_names):
-        return None
-    if not found.request_id.startswith(f"{note.endpoint}-"):
-        return None
-    spec = GenerationSpec(
-        command.id,
-        [command.token_ids],
-        command.params,
-        command.priority,
-        command.terms,
-        command.note,
-    )
-    make_format = partial(ENDPOINTS[note.endpoint].choice_format, context.engine.tokenizer, spec)
-    job = GenerationJob(spec, note.model, make_format, True, note.includes_usage, note.created)
-    generation = Generation(context.engine, spec, lease)
-    generation.adopt(found)
-    if context.ledger is not None:
-        context.ledger.set_client_id(spec.id, note.client_id)
-    return resumable_stream(context, job, generation)

@@ -1,0 +1,25 @@
+"""`headway router`: decide for several frontends which engine gets a request, and when."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+
+from headway.cli.options import with_settings
+from headway.config import Config
+
+LISTEN = "tcp://127.0.0.1:7700"
+
+
+@with_settings("cluster", "listener", "routing", has_model=False, listen=LISTEN)
+def router(config: Config) -> None:
+    """Decide for several frontends which engine gets a request.
+
+    Fair shares then hold over all frontends that name it with --router. Tokens never pass it. While
+    it is gone, frontends decide by themselves; a second router stands by.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    from headway.build_fleet import run_router
+
+    raise typer.Exit(run_router(config))

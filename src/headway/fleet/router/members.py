@@ -1,0 +1,321 @@
+"""The frontends of a router, and one Router for the requests of all of them.
+
+Pure: the caller passes messages and times, and sends what is in the outboxes. The Router knows a
+request by the number of its frontend and its id, so that no frontend can name one of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headway.clock import Clock
+from headway.core.params import SamplingParams
+from headway.core.request import Request
+from headway.fleet.router.quotas import FleetMeters
+from headway.fleet.router.wire import (
+    MAX_ASKED,
+    MAX_ASKED_TOKENS,
+    Admit,
+    Arrive,
+    End,
+    EngineFound,
+    EngineGone,
+    EngineIdled,
+    EngineStepped,
+    FirstToken,
+    FromFrontend,
+    RefuseLate,
+    ReportSteps,
+    Restore,
+    RouterRequest,
+    SendTo,
+    ToFrontend,
+)
+from headway.fleet.wire import WireError
+from headway.routing import RULES, EngineLimits, NoEngineInTime, Router
+from headway.tenancy import QuotaLease
+
+HARD_BOUND = 2
+"""What a frontend may have in the router at most, as a multiple of what it may ask for."""
+MAX_REQUESTS = 65_536
+"""Requests of one frontend, sent or not."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A frontend: its engines, its requests, and what it is to be told."""
+
+    number: int
+    name: str
+    engines: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Engines that it can reach, and whether each may get further requests."""
+    requests: dict[str, MemberRequest] = field(default_factory=dict[str, "MemberRequest"])
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    reported: set[str] = field(default_factory=set[str])
+    """Engines whose steps it tells."""
+    leases: dict[int, QuotaLease] = field(default_factory=dict[int, QuotaLease])
+    outbox: list[ToFrontend] = field(default_factory=list[ToFrontend])
+
+
+@dataclass(slots=True, eq=False)
+class MemberRequest:
+    """A request of a frontend, from its arrival to its end."""
+
+    id: str
+    num_tokens: int
+    only: frozenset[str] | None
+    is_waiting: bool
+
+
+class FleetRouter:
+    """Decides for all its frontends by one Router."""
+
+    def __init__(self, rule: str, clock: Clock) -> None:
+        self._meters = FleetMeters(clock)
+        self.router = Router(RULES[rule](), allowed=self)
+        self._members: dict[int, Member] = {}
+        self._num_joined = 0
+        self._limits: dict[str, EngineLimits] = {}
+        """Sizes of the engines that the Router has."""
+        self._reporters: dict[str, Member] = {}
+        """The frontend that tells the steps of each engine."""
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def join(self, name: str) -> Member:
+        """Add a frontend."""
+        self._num_joined += 1
+        member = self._members[self._num_joined] = Member(self._num_joined, name)
+        return member
+
+    def leave(self, member: Member, now: float) -> None:
+        """Remove a frontend with its requests; other frontends tell of those that they adopt."""
+        for request in list(member.requests.values()):
+            self._end(member, request)
+        for name in list(member.engines):
+            self._lose_engine(member, name, now)
+        for lease in member.leases.values():
+            lease.release()
+        del self._members[member.number]
+
+    def handle(self, member: Member, item: FromFrontend, now: float) -> None:
+        """Take over what a frontend says; raise WireError if it cannot be."""
+        match item:
+            case Arrive():
+                self._arrive(member, item, now)
+            case Restore():
+                self._restore(member, item, now)
+            case Admit():
+                self.router.admitted(_key(member, item.request_id), item.num_cached)
+            case FirstToken():
+                self.router.first_token(_key(member, item.request_id))
+            case End():
+                request = member.requests.get(item.request_id)
+                if request is not None:
+                    self._end(member, request, item.output_ids)
+            case EngineFound():
+                self._add_engine(member, item, now)
+            case EngineGone():
+                self._remove_engine(member, item, now)
+            case EngineStepped() | EngineIdled():
+                self._observe(member, item, now)
+            case _:
+                answer = self._meters.handle(member.leases, item)
+                if answer is not None:
+                    member.outbox.append(answer)
+
+    def tick(self, now: float) -> None:
+        """Put what is to be sent now into the outboxes."""
+        for sending in self.router.tick(now):
+            number, _, request_id = sending.request.id.partition(":")
+            member = self._members[int(number)]
+            self._set_waiting(member, member.requests[request_id], False)
+            send = SendTo(
+                request_id,
+                sending.engine,
+                sending.reason,
+                sending.waited_s,
+                sending.num_cached,
+            )
+            member.outbox.append(send)
+
+    # ---------------------------------------------------------------- requests
+
+    def _arrive(self, member: Member, item: Arrive, now: float) -> None:
+        request = self._begin(member, item.request, item.only)
+        self._set_waiting(member, request, True)
+        if (
+            member.num_waiting > HARD_BOUND * MAX_ASKED
+            or member.num_waiting_tokens > HARD_BOUND * MAX_ASKED_TOKENS
+        ):
+            raise WireError("the frontend has too many requests in the router")
+        outcome = self.router.arrive(_make_request(member, item.request, now), now, item.is_resent)
+        if isinstance(outcome, NoEngineInTime):
+            self._set_waiting(member, request, False)
+            del member.requests[request.id]
+            refusal = RefuseLate(request.id, outcome.message, outcome.retry_after_s)
+            member.outbox.append(refusal)
+
+    def _restore(self, member: Member, item: Restore, now: float) -> None:
+        if item.engine not in member.engines:
+            return  # the frontend has yet to say that it lost the engine
+        request = self._begin(member, item.request, None)
+        key = _key(member, request.id)
+        self.router.restore(_make_request(member, item.request, now), item.engine, now)
+        if item.num_cached is not None:
+            self.router.admitted(key, item.num_cached)
+        if item.has_first_token:
+            self.router.first_token(key)
+
+    def _begin(
+        self, member: Member, request: RouterRequest, only: list[str] | None
+    ) -> MemberRequest:
+        before = member.requests.get(request.id)
+        if before is not None:
+            self._end(member, before)
+        if len(member.requests) >= MAX_REQUESTS:
+            raise WireError("the frontend has too many requests")
+        allowed = None if only is None else frozenset(only)
+        made = MemberRequest(request.id, len(request.token_ids), allowed, False)
+        member.requests[made.id] = made
+        return made
+
+    def _end(
+        self, member: Member, request: MemberRequest, output_ids: list[int] | None = None
+    ) -> None:
+        self._set_waiting(member, request, False)
+        del member.requests[request.id]
+        self.router.finished(_key(member, request.id), output_ids or ())
+
+    def _set_waiting(self, member: Member, request: MemberRequest, is_waiting: bool) -> None:
+        sign = is_waiting - request.is_waiting
+        request.is_waiting = is_waiting
+        member.num_waiting += sign
+        member.num_waiting_tokens += sign * request.num_tokens
+
+    # ----------------------------------------------------------------- engines
+
+    def _add_engine(self, member: Member, item: EngineFound, now: float) -> None:
+        name = item.name
+        limits = EngineLimits(
+            item.num_blocks,
+            item.block_size,
+            item.max_num_seqs,
+            has_prefix_cache=item.has_prefix_cache,
+        )
+        if self._limits.get(name, limits) != limits:
+            self._forget_engine(name, now)  # started anew, with other settings
+        if name not in self._limits:
+            self.router.engine_joined(name, limits)
+            self._limits[name] = limits
+        member.engines[name] = True
+        self._choose_reporter(name)
+
+    def _remove_engine(self, member: Member, item: EngineGone, now: float) -> None:
+        if item.name not in member.engines:
+            return
+        if not item.is_draining:
+            self._lose_engine(member, item.name, now)
+            return
+        member.engines[item.name] = False
+        self._move_waiting(member, item.name, now)
+        if not any(one.engines.get(item.name) for one in self):
+            self.router.engine_draining(item.name, now)
+
+    def _lose_engine(self, member: Member, name: str, now: float) -> None:
+        """Forget what a frontend had in an engine; without any frontend, the engine too."""
+        del member.engines[name]
+        member.reported.discard(name)
+        for request in list(member.requests.values()):
+            key = _key(member, request.id)
+            if self.router.engine_of(key) == name and self.router.is_sent(key):
+                del member.requests[request.id]
+                self.router.forget(key)
+        if any(name in one.engines for one in self):
+            self._move_waiting(member, name, now)
+            self._choose_reporter(name)
+        else:
+            self._forget_engine(name, now)
+
+    def _forget_engine(self, name: str, now: float) -> None:
+        self._reporters.pop(name, None)
+        del self._limits[name]
+        for member in self:
+            member.reported.discard(name)
+            for request in list(member.requests.values()):
+                key = _key(member, request.id)
+                if self.router.engine_of(key) == name and self.router.is_sent(key):
+                    del member.requests[request.id]
+        self.router.engine_lost(name, now)
+
+    def _move_waiting(self, member: Member, name: str, now: float) -> None:
+        """Have the requests of a frontend that wait for an engine wait for others."""
+        for request in member.requests.values():
+            if request.is_waiting and self.router.engine_of(_key(member, request.id)) == name:
+                self.router.reassign(_key(member, request.id), now)
+
+    def _choose_reporter(self, name: str) -> None:
+        """Have one frontend tell the steps of an engine: that which tells of the fewest."""
+        before = self._reporters.get(name)
+        able = [one for one in self if name in one.engines]
+        chosen = min(able, key=lambda one: (len(one.reported), one.number))
+        if before in able:
+            if len(before.reported) < len(chosen.reported) + 2:
+                return
+            before.reported.discard(name)
+            before.outbox.append(ReportSteps(sorted(before.reported)))
+        self._reporters[name] = chosen
+        chosen.reported.add(name)
+        chosen.outbox.append(ReportSteps(sorted(chosen.reported)))
+
+    def _observe(self, member: Member, item: EngineStepped | EngineIdled, now: float) -> None:
+        if self._reporters.get(item.name) is not member:
+            return
+        if isinstance(item, EngineStepped):
+            self.router.observe(item.name, item.stepped, now)
+        else:
+            self.router.idle(item.name, item.num_blocks_used)
+
+    # ------------------------------------------------------ calls from the router
+
+    def may_assign(self, request: Request, engine: str) -> bool:
+        """Return whether a request may wait for an engine."""
+        number, _, request_id = request.id.partition(":")
+        member = self._members[int(number)]
+        only = member.requests[request_id].only
+        return member.engines.get(engine, False) and (only is None or engine in only)
+
+    def may_send(self, request: Request, engine: str) -> bool:
+        """Return whether a request may be sent to an engine now."""
+        return self.may_assign(request, engine)
+
+    def check(self) -> None:
+        self.router.check()
+        for member in self:
+            waiting = [one for one in member.requests.values() if one.is_waiting]
+            if member.num_waiting != len(waiting):
+                raise AssertionError(f"{member.name} miscounts its waiting requests")
+            if member.num_waiting_tokens != sum(one.num_tokens for one in waiting):
+                raise AssertionError(f"{member.name} miscounts its waiting tokens")
+            for request in member.requests.values():
+                if self.router.is_sent(_key(member, request.id)) == request.is_waiting:
+                    raise AssertionError(f"{member.name} is wrong about {request.id}")
+
+
+def _key(member: Member, request_id: str) -> str:
+    return f"{member.number}:{request_id}"
+
+
+def _make_request(member: Member, request: RouterRequest, now: float) -> Request:
+    return Request(
+        id=_key(member, request.id),
+        token_ids=request.token_ids,
+        params=SamplingParams(max_tokens=request.max_tokens, n=request.num_samples),
+        seed=0,
+        arrived_at=now - request.age_s,
+        priority=request.priority,
+        terms=request.terms,
+    )

@@ -1,0 +1,266 @@
+"""What a frontend has in place of a Router: one that has its requests decided elsewhere.
+
+While a router process is there, requests that arrive wait for its decisions. The Router here hears
+of all that happens as well, so that it can decide by itself as soon as the router process is gone:
+it then knows the requests of this frontend and the reports of the engines, as without one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from headway.core.events import Stepped
+from headway.core.request import Request
+from headway.core.slo.forecast import Forecast
+from headway.core.slo.steptime import StepCost
+from headway.fleet.router.quotas import SharedQuotas
+from headway.fleet.router.wire import (
+    MAX_AGE_S,
+    MAX_ASKED,
+    MAX_ASKED_TOKENS,
+    MAX_PRIORITY,
+    Admit,
+    Arrive,
+    End,
+    EngineFound,
+    EngineGone,
+    EngineIdled,
+    EngineStepped,
+    FirstToken,
+    FromFrontend,
+    LeaseOpened,
+    LeaseRefused,
+    RefuseLate,
+    ReportSteps,
+    Restore,
+    RouterRequest,
+    SendTo,
+    ToFrontend,
+)
+from headway.routing import (
+    AllowedEngines,
+    EngineLimits,
+    NoEngineInTime,
+    Router,
+    Rule,
+    Sending,
+)
+
+ROUTER = "router"
+"""What a request that waits for a decision has in place of an engine."""
+
+
+class _Asked(NamedTuple):
+    """A request that waits for a decision of the router process."""
+
+    request: Request
+    is_resent: bool
+
+
+class SharedRouter(Router):
+    """A Router whose decisions a router process makes, while there is one."""
+
+    def __init__(self, rule: Rule, allowed: AllowedEngines) -> None:
+        super().__init__(rule, allowed)
+        self.is_shared = False
+        self.outbox: list[FromFrontend] = []
+        """What the router process is to be told."""
+        self.on_told: Callable[[], None] = lambda: None
+        self.quotas = SharedQuotas()
+        self.refusals: deque[RefuseLate] = deque()
+        """Requests that no engine is expected to serve in time."""
+        self._asked: dict[str, _Asked] = {}
+        self._num_asked_tokens = 0
+        self._known: set[str] = set()
+        """Requests that the router process knows."""
+        self._decisions: deque[SendTo] = deque()
+        self._reported: frozenset[str] = frozenset()
+        """Engines whose steps this frontend tells."""
+
+    @property
+    def num_asked(self) -> int:
+        """Requests that wait for a decision of the router process."""
+        return len(self._asked)
+
+    # ------------------------------------------------------- the router process
+
+    def share(self, now: float) -> None:
+        """Have a router process decide from now on; it is told what is live, where and whose."""
+        self.is_shared = True
+        self.quotas.share(self._tell)
+        for engine in self.engines:
+            self._tell_engine(engine.name, engine.limits)
+            if engine.is_draining:
+                self._tell(EngineGone(engine.name, is_draining=True))
+        for one in list(self._requests.values()):
+            if one.is_sent and one.engine is not None:
+                num_cached = one.num_cached if one.is_admitted else None
+                request = _described(one.request, now)
+                self._known.add(one.id)
+                self._tell(Restore(request, one.engine.name, num_cached, one.has_first_token))
+            elif not one.is_sent:
+                super().finished(one.id)
+                self._ask(one.request, now, one.is_resent)
+
+    def unshare(self, now: float) -> None:
+        """Decide here from now on, also for the requests that were to be decided there."""
+        self.is_shared, self._reported = False, frozenset()
+        self.quotas.unshare()
+        self.outbox.clear()
+        self._decisions.clear()
+        self._known.clear()
+        asked, self._asked, self._num_asked_tokens = self._asked, {}, 0
+        for one in asked.values():
+            self._arrive_here(one, now)
+
+    def take(self, items: Iterable[ToFrontend]) -> None:
+        """Take over decisions of the router process; `tick` returns what to send."""
+        for item in items:
+            match item:
+                case SendTo():
+                    self._decisions.append(item)
+                case ReportSteps():
+                    self._reported = frozenset(item.engines)
+                case RefuseLate():
+                    if self._pop_asked(item.request_id) is not None:
+                        self.refusals.append(item)
+                case LeaseOpened() | LeaseRefused():
+                    self.quotas.take(item)
+
+    def _tell(self, item: FromFrontend) -> None:
+        if self.is_shared:
+            self.outbox.append(item)
+            self.on_told()
+
+    def _tell_engine(self, name: str, limits: EngineLimits) -> None:
+        sizes = limits.num_blocks, limits.block_size, limits.max_num_seqs
+        self._tell(EngineFound(name, *sizes, limits.has_prefix_cache))
+
+    def _ask(self, request: Request, now: float, is_resent: bool) -> None:
+        names = [one.name for one in self.engines]
+        allowed = [name for name in names if self._allowed.may_assign(request, name)]
+        has_room = (
+            len(self._asked) < MAX_ASKED
+            and self._num_asked_tokens + request.num_tokens <= MAX_ASKED_TOKENS
+        )
+        if not allowed or not has_room:
+            self._arrive_here(_Asked(request, is_resent), now)
+            return
+        self._asked[request.id] = _Asked(request, is_resent)
+        self._num_asked_tokens += request.num_tokens
+        self._known.add(request.id)
+        only = None if len(allowed) == len(names) else allowed
+        self._tell(Arrive(_described(request, now), is_resent, only))
+
+    def _pop_asked(self, request_id: str) -> _Asked | None:
+        asked = self._asked.pop(request_id, None)
+        if asked is not None:
+            self._num_asked_tokens -= asked.request.num_tokens
+        return asked
+
+    def _arrive_here(self, asked: _Asked, now: float) -> None:
+        outcome = super().arrive(asked.request, now, asked.is_resent)
+        if isinstance(outcome, NoEngineInTime):
+            late = RefuseLate(asked.request.id, outcome.message, outcome.retry_after_s)
+            self.refusals.append(late)
+
+    # --------------------------------------------------------- calls of a Router
+
+    def engine_of(self, request_id: str) -> str | None:
+        """Return the engine of a request; ROUTER while the router process chooses it."""
+        if request_id in self._asked:
+            return ROUTER if self._engines else None
+        return super().engine_of(request_id)
+
+    def engine_joined(self, name: str, limits: EngineLimits, cost: StepCost | None = None) -> None:
+        super().engine_joined(name, limits, cost)
+        self._tell_engine(name, limits)
+
+    def engine_lost(self, name: str, now: float) -> list[str]:
+        self._known -= self._engines[name].sent.keys()
+        moved = super().engine_lost(name, now)
+        self._tell(EngineGone(name))
+        return moved
+
+    def engine_draining(self, name: str, now: float) -> None:
+        super().engine_draining(name, now)
+        self._tell(EngineGone(name, is_draining=True))
+
+    def observe(self, name: str, stepped: Stepped, now: float) -> None:
+        super().observe(name, stepped, now)
+        if name in self._reported:
+            forecast = stepped.forecast
+            # The router process uses the speed only; demand may be large.
+            speed = None if forecast is None else Forecast(forecast.speed)
+            self._tell(EngineStepped(name, replace(stepped, forecast=speed)))
+
+    def idle(self, name: str, num_blocks_used: int) -> None:
+        super().idle(name, num_blocks_used)
+        if name in self._reported:
+            self._tell(EngineIdled(name, num_blocks_used))
+
+    def arrive(
+        self, request: Request, now: float, is_resent: bool = False
+    ) -> str | NoEngineInTime | None:
+        """Ask the router process for an engine, or choose one here."""
+        if not self.is_shared:
+            return super().arrive(request, now, is_resent)
+        self._ask(request, now, is_resent)
+        return self.engine_of(request.id)
+
+    def admitted(self, request_id: str, num_cached_tokens: int) -> None:
+        super().admitted(request_id, num_cached_tokens)
+        if request_id in self._known:
+            self._tell(Admit(request_id, num_cached_tokens))
+
+    def first_token(self, request_id: str) -> None:
+        super().first_token(request_id)
+        if request_id in self._known:
+            self._tell(FirstToken(request_id))
+
+    def finished(self, request_id: str, output_ids: Sequence[int] = ()) -> None:
+        super().finished(request_id, output_ids)
+        self._pop_asked(request_id)
+        if request_id in self._known:
+            self._known.remove(request_id)
+            self._tell(End(request_id, list(output_ids)))
+
+    def tick(self, now: float) -> list[Sending]:
+        """Return the requests to send now, by either's decision; each is returned once."""
+        sendings: list[Sending] = []
+        while self._decisions:
+            decision = self._decisions.popleft()
+            asked = self._pop_asked(decision.request_id)
+            if asked is None:
+                continue  # cancelled meanwhile, and the router process was told
+            request, engine = asked.request, decision.engine
+            if engine in self._engines and self._allowed.may_send(request, engine):
+                self.restore(request, engine, now)
+                waited_s, num_cached = decision.waited_s, decision.num_cached
+                sendings.append(Sending(request, engine, decision.reason, waited_s, num_cached))
+            else:
+                self._known.discard(request.id)
+                self._tell(End(request.id))
+                self._arrive_here(asked, now)
+        for sending in super().tick(now):
+            if self.is_shared:
+                self._known.add(sending.request.id)
+                self._tell(Restore(_described(sending.request, now), sending.engine))
+            sendings.append(sending)
+        return sendings
+
+
+def _described(request: Request, now: float) -> RouterRequest:
+    """Return what the router process must know; a value that it would not read is cut off."""
+    return RouterRequest(
+        request.id,
+        request.token_ids,
+        request.params.max_tokens or 1,
+        request.params.n,
+        max(-MAX_PRIORITY, min(request.priority, MAX_PRIORITY)),
+        min(max(0.0, now - request.arrived_at), MAX_AGE_S),
+        request.terms,
+    )

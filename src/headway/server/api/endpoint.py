@@ -1,0 +1,189 @@
+"""An endpoint that generates text: from an HTTP request to a generation, and to its answer.
+
+A request with an Idempotency-Key is answered once: the same request again, of the same tenant and
+with the same key, gets the answer that is under way or kept, here or at another frontend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.engine.client.transcript import Cursor
+from headway.engine.process.messages import NO_NOTE, Note
+from headway.errors import InvalidRequestError
+from headway.server.admission import Reservation
+from headway.server.api.adopted import adopt_stream
+from headway.server.api.answer import (
+    ChoiceFormat,
+    GenerationJob,
+    answer,
+    answer_kept,
+    resumable_stream,
+)
+from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.context import (
+    ServerContext,
+    check_permissions,
+    read_body,
+    run_off_loop,
+    tenant_terms,
+)
+from headway.server.http.errors import ApiError, ErrorResponse
+from headway.server.http.idempotency import alias_of
+from headway.server.schema.request import GenerationRequest, RequestLimits, parse
+from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
+from headway.text import Tokenizer
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+ADOPT_S = 1.0
+"""How long engines have to say whether they have a request with this Idempotency-Key."""
+_OTHER_BODY = ErrorResponse(
+    422,
+    "this Idempotency-Key was used with another request; use a new key for a new request",
+    "invalid_request_error",
+    "idempotency_key_reused",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatKey:
+    """By what a request is known when it is sent again; both empty without an Idempotency-Key."""
+
+    alias: str = ""
+    body_digest: bytes = b""
+
+
+NO_REPEAT = RepeatKey()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint(Generic[RequestT]):
+    """What an endpoint that generates text has of its own."""
+
+    request: type[RequestT]
+    id_prefix: str
+    encode: Callable[[RequestT, ServerContext], list[list[int]]]
+    """Return the prompts as token ids."""
+    choice_format: Callable[[Tokenizer, GenerationSpec], ChoiceFormat]
+
+    async def respond(
+        self, request: Request, context: ServerContext, limits: RequestLimits
+    ) -> Response:
+        if alias := alias_of(request):
+            stream, reader = await self._find_or_begin(request, context, limits, alias)
+            return await answer_kept(request, context, stream, reader)
+        job, generation = await self._begin(request, context, limits)
+        return await answer(request, context, job, generation)
+
+    async def _begin(
+        self, request: Request, context: ServerContext, limits: RequestLimits
+    ) -> tuple[GenerationJob, Generation]:
+        """Read the request and send it to the engine; the body is freed on return."""
+        with context.admit(request) as reservation:
+            body = await read_body(request)
+            return await self._start(request, context, limits, reservation, body)
+
+    async def _find_or_begin(
+        self, request: Request, context: ServerContext, limits: RequestLimits, alias: str
+    ) -> tuple[ResumableStream, int]:
+        """Return the stream of a request with an Idempotency-Key, and the number of its reader."""
+        streams, tenant = context.streams, request.state.tenant
+        is_repeat = streams.find_alias(alias, tenant) is not None
+        with context.admit(request, is_repeat) as reservation:
+            body = await read_body(request)
+            digest = blake2b(body, digest_size=16, person=self.id_prefix.encode()).digest()
+            async with streams.one_at_a_time(alias):
+                stream = streams.find_alias(alias, tenant)
+                if stream is None:
+                    found = await context.engine.adopt(alias, tenant, ADOPT_S)
+                    forms = {self.id_prefix: self}
+                    stream = await adopt_stream(context, found, forms, reservation.take_lease)
+                if stream is not None:
+                    if stream.body_digest != digest:
+                        raise ApiError(_OTHER_BODY)
+                    reader = await streams.attach(stream, Cursor())
+                    if reader is not None:
+                        return stream, reader
+                if reservation.lease is None:
+                    context.open_lease(request, reservation)
+                repeat = RepeatKey(alias, digest)
+                job, generation = await self._start(
+                    request, context, limits, reservation, body, repeat
+                )
+                if context.ledger is not None:
+                    context.ledger.set_client_id(job.spec.id, request.state.request_id)
+                stream = resumable_stream(context, job, generation)
+                streams.add(stream)
+                return stream, stream.num_readers
+
+    async def _start(
+        self,
+        request: Request,
+        context: ServerContext,
+        limits: RequestLimits,
+        reservation: Reservation,
+        body: bytes,
+        repeat: RepeatKey = NO_REPEAT,
+    ) -> tuple[GenerationJob, Generation]:
+        """Send the prompts to the engine; the caller must see to their end."""
+        payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
+        try:
+            check_permissions(request, payload)
+            job = await self._make_job(payload, len(body), context, request, repeat)
+            prompts = job.spec.prompts
+            if repeat.alias and len(prompts) > 1:
+                raise InvalidRequestError(
+                    "a request with an Idempotency-Key has one prompt; send one request per prompt",
+                    "prompt",
+                )
+            context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
+            await context.admission.reserve_shared(reservation)
+            generation = Generation(context.engine, job.spec, reservation.take_lease())
+            await generation.start()
+        except InvalidRequestError as error:
+            error.param = payload.field_for(error.param)
+            raise
+        context.metrics.observe_params(generation.resolved_params)
+        return job, generation
+
+    async def _make_job(
+        self,
+        payload: RequestT,
+        num_bytes: int,
+        context: ServerContext,
+        request: Request,
+        repeat: RepeatKey,
+    ) -> GenerationJob:
+        model = context.model_name(payload.model)
+        params = payload.params()
+        prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
+        request_id = f"{self.id_prefix}-{context.new_id()}"
+        priority, created = payload.priority or 0, int(context.time_of_day())
+        is_stream, includes_usage = bool(payload.stream), payload.includes_usage
+        note = NO_NOTE
+        if payload.is_resumable or repeat.alias:
+            about = StreamNote(
+                NOTE_VERSION,
+                self.id_prefix,
+                model,
+                created,
+                includes_usage,
+                getattr(request.state, "request_id", ""),
+                is_stream,
+                repeat.body_digest,
+            )
+            note = Note(encode_note(about), repeat.alias)
+        terms = payload.terms(tenant_terms(request))
+        spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
+        make_format = partial(self.choice_format, context.engine.tokenizer, spec)
+        return GenerationJob(
+            spec, model, make_format, is_stream, includes_usage, created, repeat.body_digest
+        )
