@@ -14,7 +14,7 @@ from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EventBatch
 from headway.errors import DeadlineError
-from headway.routing import RULES, EngineLimits, NoEngineInTime, Router, Sending
+from headway.routing import RULES, EngineLimits, FleetDemand, NoEngineInTime, Router, Sending
 
 
 class RoutedPlacement:
@@ -45,6 +45,9 @@ class RoutedPlacement:
 
     def has_engine(self, stream: RequestStream) -> bool:
         return self._router.engine_of(stream.request_id) is not None
+
+    def demand(self, now: float) -> FleetDemand | None:
+        return self._router.demand(now)
 
     def add(self, stream: RequestStream, now: float) -> None:
         request_id, command = stream.request_id, stream.command
