@@ -98,7 +98,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         background = None
         if frontend.engine or frontend.discover is not None:
             key = cluster_key(Config(cluster=cluster))
-            discovery = parse_discovery(frontend.engine, frontend.discover)
+            discovery = parse_discovery(frontend.engine, frontend.discover, key)
             engines = EngineSet(discovery, link_parts(frontend, key, tokenizer))
             engine = frontend_engine(frontend, tokenizer)
             background = partial(engines.follow, engine)

@@ -52,6 +52,7 @@ def run_engine(
             lambda one: EngineListener(
                 endpoint, key, one, identity, SystemClock(), config.listener.orphan_s
             ),
+            config.listener.lease_s,
         )
 
     try:
@@ -72,7 +73,7 @@ def engine_identity(model: str, located: Config) -> EngineIdentity:
 def run_frontend(config: Config) -> int:
     """Serve the OpenAI API over engines on the network until a signal; return the exit code."""
     frontend, key = config.frontend, cluster_key(config)
-    discovery = parse_discovery(frontend.engine, frontend.discover)
+    discovery = parse_discovery(frontend.engine, frontend.discover, key)
     engines: EngineSet | None = None
 
     async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:

@@ -11,6 +11,7 @@ SUMMARIES = {
     "serve": "Serve a model over HTTP with the OpenAI API.",
     "engine": "Run an engine that waits for frontends.",
     "frontend": "Serve the OpenAI API over engines on the network.",
+    "fleet": "Run many engines and frontends from one file.",
     "chat": "Chat with a model.",
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
     "explain": "Explain a request: a paragraph and a timeline.",
