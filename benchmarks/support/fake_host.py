@@ -1,7 +1,7 @@
 """A real engine host with the fake engine process.
 
 Arguments: address, engine settings as JSON, host settings as JSON, tokenizer file. Host settings
-are those of SupervisionConfig, `cluster_key_file` and `orphan_s`.
+are those of SupervisionConfig, `cluster_key_file`, `orphan_s` and `lease_s`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class FakeLauncher:
 async def main(address: str, settings: bytes, host_settings: bytes, tokenizer_path: str) -> int:
     given = msgspec.json.decode(host_settings)
     key_file, orphan_s = given.pop("cluster_key_file", None), given.pop("orphan_s", 30.0)
+    lease_s = given.pop("lease_s", None)
     key = None if key_file is None else ClusterKey.read(Path(key_file))
     identity = EngineIdentity("fake", Tokenizer.from_gguf(tokenizer_path).digest())
     launcher = FakeLauncher(settings)
@@ -54,6 +55,7 @@ async def main(address: str, settings: bytes, host_settings: bytes, tokenizer_pa
     return await host_engine(
         supervisor,
         lambda one: EngineListener(endpoint, key, one, identity, SystemClock(), orphan_s),
+        lease_s,
     )
 
 

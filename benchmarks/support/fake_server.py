@@ -101,7 +101,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         background = meters = None
         if frontend.engine or frontend.discover is not None:
             key = cluster_key(Config(cluster=cluster))
-            discovery = parse_discovery(frontend.engine, frontend.discover)
+            discovery = parse_discovery(frontend.engine, frontend.discover, key)
             routers = [Endpoint.parse(text, "--router") for text in frontend.router]
             links = FrontendLinks(discovery, routers, link_parts(frontend, key, tokenizer))
             engine = links.make_engine(frontend, routing.routing, tokenizer)

@@ -57,6 +57,7 @@ def run_engine(
             lambda one: EngineListener(
                 endpoint, key, one, identity, SystemClock(), config.orphans.orphan_s
             ),
+            config.listener.lease_s,
         )
 
     try:
@@ -77,7 +78,7 @@ def engine_identity(model: str, located: Config) -> EngineIdentity:
 def run_frontend(config: Config) -> int:
     """Serve the OpenAI API over engines on the network until a signal; return the exit code."""
     frontend, key = config.frontend, cluster_key(config)
-    discovery = parse_discovery(frontend.engine, frontend.discover)
+    discovery = parse_discovery(frontend.engine, frontend.discover, key)
     routers = [Endpoint.parse(text, "--router") for text in frontend.router]
     links: FrontendLinks | None = None
 

@@ -30,6 +30,8 @@ _SERVICE_PORT = re.compile(r"HEADWAY_(?:\w+_)?PORT=(?:tcp|udp|sctp)://.*")
 
 A setting may have the name that the second pattern matches, so that pattern also checks the value.
 """
+_RAY_VARIABLES = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+"""Beginnings of the variables that Ray sets for its workers."""
 MODES = ("auto", "latency", "throughput", "fixed")
 FAILOVERS = ("identical", "any")
 ROUTINGS = ("ttft", "cache-aware", "least-loaded", "round-robin")
@@ -185,6 +187,10 @@ class ServerConfig:
         "Host name that clients may use, * for any; repeatable; default: loopback names if the "
         "server listens on loopback, else any.",
     )
+    reuse_port: bool = setting(
+        False,
+        "Share the port with other servers of this user; a stop signal then first ends accepting.",
+    )
     admin_host: str = setting("127.0.0.1", "Address of the admin listener, which serves /metrics.")
     admin_port: int | None = setting(8001, "Port of the admin listener; none turns it off.")
     max_num_samples: int = setting(8, "Most samples (n) per prompt.")
@@ -311,9 +317,13 @@ class OrphanConfig:
         "Seconds that a resumable request runs on after its frontend is lost, for another frontend "
         "to adopt; 0: none.",
     )
+    lease_s: float | None = setting(
+        None, "Seconds without any frontend after which the engine ends; default: never."
+    )
 
     def __post_init__(self) -> None:
         _check_at_least(self, 0, "orphan_s")
+        _check_at_least(self, 1, "lease_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +332,9 @@ class FrontendConfig:
 
     engine: tuple[str, ...] = setting((), "Address of an engine, as tcp://HOST:PORT; repeatable.")
     discover: str | None = setting(
-        None, "Where to find engines: dns:NAME:PORT, or file:PATH with one address per line."
+        None,
+        "Where to find engines: dns:NAME:PORT, file:PATH with one address per line, or "
+        "fleet:tcp://HOST:PORT/POOL, the manager of a fleet.",
     )
     failover: str = setting(
         "identical",
@@ -414,6 +426,19 @@ def load_config(
 def state_dir() -> str:
     """Return the folder for files that must outlive the process."""
     return (os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) + "/headway"
+
+
+def daemon_environment() -> dict[str, str]:
+    """Return the environment for a process of a fleet, without what Ray sets for its workers."""
+    if "RAY_RAYLET_PID" not in os.environ:
+        return dict(os.environ)
+    items = os.environ.items()
+    return {key: value for key, value in items if not key.startswith(_RAY_VARIABLES)}
+
+
+def ray_environment() -> dict[str, str]:
+    """Return the environment for a process that joins Ray: with its token, unless told not to."""
+    return {"RAY_AUTH_MODE": "token", **os.environ}
 
 
 def weights_cache_dir(section: ModelConfig) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq.asyncio
@@ -103,11 +104,12 @@ def test_a_frontend_needs_one_source_of_engines(engines: tuple[str, ...], discov
 async def test_engines_of_a_file_and_of_a_name(tmp_path: Path) -> None:
     path = tmp_path / "engines"
     path.write_text("tcp://a:1  # first\n\n# none\ntcp://[::1]:2\n")
-    found = await FileDiscovery(path).find()
+    nobody: Any = None
+    found = await FileDiscovery(path).find(nobody)
     assert {one.address for one in found} == {"tcp://a:1", "tcp://[::1]:2"}
     discovery = parse_discovery((), "dns:localhost:7600")
     assert isinstance(discovery, DnsDiscovery)
-    assert "tcp://127.0.0.1:7600" in {one.address for one in await discovery.find()}
+    assert "tcp://127.0.0.1:7600" in {one.address for one in await discovery.find(nobody)}
 
 
 async def test_a_source_that_names_no_engine_changes_nothing(tmp_path: Path) -> None:
@@ -132,6 +134,7 @@ class Engines:
     def __init__(self) -> None:
         self.added: list[str] = []
         self.retired: list[str] = []
+        self.is_managed = False
 
     def add_engine(self, link: NetworkLink) -> None:
         self.added.append(link.name)

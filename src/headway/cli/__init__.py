@@ -8,8 +8,8 @@ In reading order:
     options.py      flags from the settings
     progress.py     progress bars
     ledger.py       opens the ledger for a command
-    serve.py, engine.py, frontend.py, chat.py, bench.py, doctor.py, explain.py, usage.py, keys.py,
-    tenants.py, cache.py
+    serve.py, engine.py, frontend.py, fleet.py, chat.py, bench.py, doctor.py, explain.py,
+    usage.py, keys.py, tenants.py, cache.py
 """
 
 from __future__ import annotations

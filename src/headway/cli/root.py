@@ -12,6 +12,7 @@ SUMMARIES = {
     "engine": "Run an engine that waits for frontends.",
     "frontend": "Serve the OpenAI API over engines on the network.",
     "router": "Decide for several frontends which engine gets a request.",
+    "fleet": "Run many engines and frontends from one file.",
     "chat": "Chat with a model.",
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
     "explain": "Explain a request: a paragraph and a timeline.",

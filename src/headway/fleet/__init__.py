@@ -16,5 +16,8 @@ Must not know HTTP; the scheduler and the streams are in core and engine. In rea
     connection.py   one connection of a frontend to an engine
     link.py         NetworkLink: connects, connects again, and reports what happens
     discovery.py    which engines there are
+    fleet_discovery.py  the same, from the manager of a fleet
     engine_host.py  runs a supervised engine behind a listener
+    manage/         the manager of a fleet and its hosts
+    ray/            places hosts by Ray; the only folder that imports Ray
 """

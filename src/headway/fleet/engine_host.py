@@ -22,20 +22,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def host_engine(
-    supervisor: Supervisor, make_listener: Callable[[Supervisor], EngineListener]
+    supervisor: Supervisor,
+    make_listener: Callable[[Supervisor], EngineListener],
+    lease_s: float | None = None,
 ) -> int:
-    """Load, listen and serve until a signal; return the exit code."""
+    """Load, listen and serve until a signal, or the end of the lease; return the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait())
+    tasks: list[asyncio.Task[bool]] = [stopping]
     listener: EngineListener | None = None
     try:
         listener = make_listener(supervisor)
+        if lease_s is not None:
+            tasks.append(asyncio.create_task(_end_lease(listener, lease_s, stop)))
         return await _run(supervisor, listener, stopping)
     finally:
-        stopping.cancel()
+        for task in tasks:
+            task.cancel()
         if listener is not None:
             await listener.close()
         if not supervisor.is_up:
@@ -43,6 +49,15 @@ async def host_engine(
         await supervisor.stop()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def _end_lease(listener: EngineListener, lease_s: float, stop: asyncio.Event) -> bool:
+    """Have an engine that nobody has used for a while end."""
+    while listener.unused_s < lease_s:
+        await asyncio.sleep(min(1.0, lease_s / 4))
+    logger.info("no frontend for %.0f s (lease_s): the engine ends", lease_s)
+    stop.set()
+    return True
 
 
 async def _run(

@@ -105,6 +105,8 @@ class EngineListener:
         """Facts of the engine process, with its numerics class."""
         self._own_class = own_class()
         self._error: EngineError | None = None
+        self._used_at = clock.now()
+        """When there was last a session, or when the first could have begun."""
         self._socket = ServerSocket(endpoint, key)
 
     @property
@@ -116,6 +118,14 @@ class EngineListener:
     def error(self) -> EngineError | None:
         """Why the engine was given up; None while it was not."""
         return self._error
+
+    @property
+    def unused_s(self) -> float:
+        """Seconds for which no frontend has been connected."""
+        now = self._clock.now()
+        if len(self._sessions):
+            self._used_at = now
+        return now - self._used_at
 
     async def run(self) -> None:
         """Serve frontends until cancelled."""
@@ -209,6 +219,7 @@ class EngineListener:
 
     async def _close_session(self, session: Session, reason: str, tells: bool = False) -> None:
         """End a session, and abort its requests; with `tells`, the frontend hears of it."""
+        self._used_at = self._clock.now()
         self._kept.close_session(session)
         ids = self._sessions.close(session)
         logger.info("frontend %s is gone (%s); %d samples", session.frontend, reason, len(ids))
@@ -218,7 +229,7 @@ class EngineListener:
 
     async def _lose_session(self, session: Session, reason: str, tells: bool = False) -> None:
         """End a session whose frontend is out of reach; requests with a note become orphans."""
-        now = self._clock.now()
+        self._used_at = now = self._clock.now()
         orphans = self._kept.lose_frontend(session, now)
         ids = self._sessions.lose(session, orphans, now)
         logger.info(

@@ -10,9 +10,11 @@ the same code. Must not know links, threads or asyncio. In reading order:
     loads.py     engines in order of their load
     rules.py     how an engine is chosen
     shares.py    fair shares over the fleet
+    autoscale.py  how many engines the work needs
     router.py    Router: assigned early, sent late
 """
 
+from headway.routing.autoscale import FleetDemand
 from headway.routing.engines import EngineLimits
 from headway.routing.requests import Reason
 from headway.routing.router import AllowedEngines, NoEngineInTime, Router, Sending
@@ -22,6 +24,7 @@ __all__ = [
     "RULES",
     "AllowedEngines",
     "EngineLimits",
+    "FleetDemand",
     "NoEngineInTime",
     "PredictedTtft",
     "Reason",

@@ -141,6 +141,8 @@ class RoutedEngine:
         """Sequences of other frontends, as of the last report."""
         self.load_s = 0.0
         """Seconds until a typical request would have its first token."""
+        self.speed = 1.0
+        """Seconds of work that the engine does per second."""
         self._budget = limits.token_budget
         self._room = 1
         """Prefill tokens of a step, beside the decodes."""
@@ -176,6 +178,7 @@ class RoutedEngine:
         """Take over the state after a step; call it before the step's other events."""
         if stepped.forecast is not None:
             self.cost = stepped.forecast.speed.cost
+            self.speed = stepped.forecast.speed.full_speed
         self._budget = stepped.token_budget
         self._step_s, self._stepped_at = stepped.elapsed_s, now
         self._num_blocks_used = stepped.num_blocks_used
@@ -303,6 +306,11 @@ class RoutedEngine:
     def step_s(self) -> float:
         """Seconds of a step like the last, at least of one without prefill."""
         return max(self._step_s, self._overhead_s)
+
+    @property
+    def prefill_backlog_s(self) -> float:
+        """Seconds of prefill that wait here, sent or not."""
+        return self.queue.work_s + self._prefill_s
 
     def work_s(self, one: RoutedRequest, num_cached: int) -> float:
         """Return the seconds of prefill of a request with so many cached tokens."""

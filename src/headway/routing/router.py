@@ -24,6 +24,7 @@ from headway.core.slo.steptime import StepCost
 from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS
 from headway.core.waiting.aging import AgingTimer
+from headway.routing.autoscale import DEFAULT_TTFT_S, FleetDemand, WorkRate
 from headway.routing.engines import EngineLimits, RoutedEngine
 from headway.routing.loads import EnginesByLoad
 from headway.routing.prefixes import AssignedPrefixes, PrefixHolders, bits
@@ -43,6 +44,8 @@ AHEAD_STEPS = 1.0
 """Steps of prefill that an engine may have before a further request is sent."""
 MAX_WAIT_S = 10.0
 """Wait after which a request goes first within its tenant's share."""
+MIN_WORK_S = 1e-3
+"""Least work of a request that no engine may have: it needs one, whatever it costs."""
 FIRST_OUTPUT = 128.0
 """Output tokens expected of a request before any has ended."""
 OUTPUT_FOLLOWING = 0.02
@@ -122,6 +125,9 @@ class Router:
         self._orders = count(1)
         self._arrivals = count(1)
         self._num_output = FIRST_OUTPUT
+        self._work = WorkRate()
+        self._cost = StepCost()
+        """Cost of the engine that last reported, for requests that have no engine."""
         self._aging = AgingTimer(MAX_WAIT_S, lambda request: request.id in self._waiting)
 
     @property
@@ -185,6 +191,7 @@ class Router:
         """Take over an engine's state after a step; call it before the step's other events."""
         engine = self._engines[name]
         engine.observe(stepped, now)
+        self._cost = engine.cost
         engine.suspend_stuck()
         self._ready[name] = None
 
@@ -226,6 +233,8 @@ class Router:
         self.shares.begin_wait(request)
         self._aging.add(request, len(self._waiting))
         self._assign(one, now)
+        if not is_resent:
+            self._work.add(self._work_s(one), now)
         return None if one.engine is None else one.engine.name
 
     def restore(self, request: Request, engine_name: str, now: float) -> None:
@@ -348,6 +357,27 @@ class Router:
 
     def _decode_s(self, one: RoutedRequest, engine: RoutedEngine, num_output: float) -> float:
         return one.num_seqs * num_output * engine.cost.decode_s(one.request.num_tokens)
+
+    def _work_s(self, one: RoutedRequest) -> float:
+        """Return the seconds of work that a request is expected to be."""
+        num_output = self._expected_output(one.request)
+        if one.engine is not None:
+            return one.work_s + self._decode_s(one, one.engine, num_output)
+        num_tokens = one.request.num_tokens
+        decode_s = one.num_seqs * num_output * self._cost.decode_s(num_tokens)
+        return self._cost.prefill_s(num_tokens) + decode_s
+
+    def demand(self, now: float) -> FleetDemand:
+        """Return the work that arrives here and waits, by which a fleet is scaled."""
+        engines = self._engines.values()
+        backlog_s = sum(engine.prefill_backlog_s for engine in engines)
+        for one in self._unassigned.values():
+            backlog_s += max(self._cost.prefill_s(one.request.num_tokens), MIN_WORK_S)
+        targets = [one.request.terms.targets.ttft_s for one in self._waiting.values()]
+        ttft_s = min((one for one in targets if one is not None), default=DEFAULT_TTFT_S)
+        speeds = [engine.speed for engine in engines]
+        speed = sum(speeds) / len(speeds) if speeds else 1.0
+        return FleetDemand(self._work.rate(now), backlog_s, ttft_s, speed)
 
     def _expected_output(self, request: Request) -> float:
         return min(self._num_output, request.params.max_tokens or self._num_output)

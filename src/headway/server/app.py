@@ -78,6 +78,8 @@ def create_apps(
     )
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     engine.subscribe_restarts(observers.metrics.count_restart)
+    if engine.demand is not None:
+        observers.metrics.watch_need(lambda: engine.demand.need if engine.demand else 0.0)
     return make_apps(context, access)
 
 

@@ -59,7 +59,7 @@ def listen(config: ServerConfig) -> ListenSockets:
                 host,
             )
     plan = plan_connections(raise_descriptor_limit(), num_open_descriptors())
-    public = _listen(config.host, config.port, "--port")
+    public = _listen(config.host, config.port, "--port", config.reuse_port)
     if config.admin_port is None:
         return ListenSockets(access, plan, public)
     try:
@@ -70,7 +70,7 @@ def listen(config: ServerConfig) -> ListenSockets:
     return ListenSockets(access, plan, public, admin)
 
 
-def _listen(host: str, port: int, flag: str) -> socket.socket:
+def _listen(host: str, port: int, flag: str, is_shared: bool = False) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -82,6 +82,8 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Accepted connections inherit this option.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)

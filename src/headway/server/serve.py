@@ -100,6 +100,22 @@ class _Server(uvicorn.Server):
         """Do nothing: `_ServerRun` handles signals, and the base class would raise them again."""
         yield
 
+    def stop_accepting(self) -> None:
+        """Accept no connection any more; those that are idle end, others after their answer."""
+        for server in self.servers:
+            server.close()
+        self._end_idle()
+
+    async def until_unconnected(self) -> None:
+        """Wait until every connection has ended."""
+        while self.server_state.connections:
+            await asyncio.sleep(0.05)
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
 
 class _Front:
     """ASGI app of one listener: passes each request to an app that may be replaced."""
@@ -236,6 +252,8 @@ class _ServerRun:
 
     async def _drain(self, http: list[asyncio.Task[None]]) -> None:
         forced = asyncio.create_task(self._forced.wait())
+        if self._config.reuse_port:
+            await self._leave_port((forced, *http))
         if self._parts is not None:
             await self._drain_parts(self._parts, (forced, *http))
         for server in self._servers:
@@ -247,6 +265,22 @@ class _ServerRun:
         for task in http:
             if task.done():
                 task.result()
+
+    async def _leave_port(self, ends: Iterable[asyncio.Task[Any]]) -> None:
+        """Leave new connections to the other servers of the port, and finish those there are.
+
+        Requests on open connections are served, not refused: nobody else can.
+        """
+        public = next(iter(self._servers))
+        public.stop_accepting()
+        self._listeners.public.close()
+        ended = asyncio.create_task(public.until_unconnected())
+        await asyncio.wait(
+            (ended, *ends),
+            timeout=self._config.shutdown_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        ended.cancel()
 
     async def _drain_parts(self, parts: ServerParts, ends: Iterable[asyncio.Task[Any]]) -> None:
         """Let running requests finish, within the timeout, or until one of `ends`."""

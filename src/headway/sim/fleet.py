@@ -71,6 +71,7 @@ class _Engine:
         self.is_stepping = False
         self.events = events
         """What the core has emitted since the last report."""
+        self.is_draining = False
 
 
 class VirtualFleet:
@@ -113,6 +114,24 @@ class VirtualFleet:
             config.max_num_batched_tokens,
         )
         self.router.engine_joined(name, limits)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that take requests."""
+        return sum(1 for one in self._engines.values() if not one.is_draining)
+
+    def drain_engine(self) -> None:
+        """Have the newest engine get no further requests; it leaves when it has none."""
+        engine = next(one for one in reversed(self._engines.values()) if not one.is_draining)
+        engine.is_draining = True
+        self.router.engine_draining(engine.name, self.clock.now())
+        self._leave_if_idle(engine)
+
+    def _leave_if_idle(self, engine: _Engine) -> None:
+        """Remove a drained engine once no request was sent to it that has not ended."""
+        routed = {one.name: one for one in self.router.engines}
+        if engine.is_draining and engine.name in routed and not routed[engine.name].sent:
+            self.router.engine_lost(engine.name, self.clock.now())
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Have something happen at a time."""
@@ -165,6 +184,8 @@ class VirtualFleet:
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
         now, router = self.clock.now(), self.router
+        if all(one.name != engine.name for one in router.engines):
+            return  # it has left, and nobody waits for it
         for event in events:
             if isinstance(event, Stepped):
                 router.observe(engine.name, event, now)
@@ -185,6 +206,7 @@ class VirtualFleet:
                 record.finished_at = now
                 router.finished(record.id, [7] * event.num_output_tokens)
                 ended.append(record)
+        self._leave_if_idle(engine)
         self._tick()
         for record in ended:
             self.on_finish(record)

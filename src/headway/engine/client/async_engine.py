@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -61,6 +62,9 @@ from headway.errors import (
 )
 from headway.text import Tokenizer
 
+if TYPE_CHECKING:
+    from headway.routing import FleetDemand
+
 logger = logging.getLogger(__name__)
 
 _QUARANTINED = "the engine failed twice while computing this request"
@@ -97,6 +101,10 @@ class AsyncEngine:
         self._placement = make_placement(self._eligible)
         self._tasks: dict[EngineReplica, asyncio.Task[None]] = {}
         self._is_started = False
+        self._last_info: EngineInfo | None = None
+        """Facts about engines that were there, for a fleet that has none for a while."""
+        self.is_managed = False
+        """Whether a manager starts engines when requests wait: there may be none for a while."""
         self._up = asyncio.Event()
         """Set when an engine has loaded."""
         self._progress: Progress | None = None
@@ -120,9 +128,13 @@ class AsyncEngine:
     def info(self) -> EngineInfo:
         """Facts about the largest engine: a request must fit it."""
         infos = [one.info for one in self._replicas if one.info is not None]
-        if not infos:
+        if infos:
+            self._last_info = max(
+                infos, key=lambda one: (one.capacity.max_model_len, one.capacity.num_blocks)
+            )
+        if self._last_info is None or not (infos or self.is_managed):
             raise EngineDeadError("the engine is not ready yet")
-        return max(infos, key=lambda one: (one.capacity.max_model_len, one.capacity.num_blocks))
+        return self._last_info
 
     @property
     def engines(self) -> Sequence[EngineReplica]:
@@ -130,8 +142,13 @@ class AsyncEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine is up and makes progress."""
-        return any(one.is_ready for one in self._replicas)
+        """Whether an engine is up and makes progress, or comes when there is a request."""
+        return any(one.is_ready for one in self._replicas) or self._is_next_awaited
+
+    @property
+    def _is_next_awaited(self) -> bool:
+        """Whether no engine is up, but one was, and there will be another."""
+        return self.is_managed and self._last_info is not None and not self.is_up
 
     @property
     def is_up(self) -> bool:
@@ -140,7 +157,8 @@ class AsyncEngine:
     @property
     def takes_requests(self) -> bool:
         """Whether requests are accepted; true also while engines are replaced."""
-        return self._error is None and any(one.info is not None for one in self._replicas)
+        is_known = any(one.info is not None for one in self._replicas)
+        return self._error is None and (is_known or self._is_next_awaited)
 
     @property
     def num_requests(self) -> int:
@@ -150,6 +168,11 @@ class AsyncEngine:
     def waiting(self) -> WaitingStreams:
         """Requests that no engine has admitted yet."""
         return self._waiting
+
+    @property
+    def demand(self) -> FleetDemand | None:
+        """The work that arrives and waits; None if it is not measured."""
+        return self._placement.demand(self._clock.now())
 
     def subscribe(self, listener: Listener) -> None:
         """Pass every batch of events to `listener`, which must not block."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headway.core.events import Routed
 from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EventBatch
+
+if TYPE_CHECKING:
+    from headway.routing import FleetDemand
 
 
 class Placed(NamedTuple):
@@ -26,6 +29,8 @@ class Placement(Protocol):
 
     has_engine: Callable[[RequestStream], bool]
     """Returns whether a request that is not sent waits for a certain engine."""
+    demand: Callable[[float], FleetDemand | None]
+    """Returns the work that arrives and waits now; None if it is not measured."""
 
     def __len__(self) -> int: ...
 
@@ -64,6 +69,7 @@ class LeastLoaded:
         """In order of arrival, if `_is_sorted`."""
         self._is_sorted = True
         self.has_engine: Callable[[RequestStream], bool] = lambda _stream: False
+        self.demand: Callable[[float], FleetDemand | None] = lambda _now: None
 
     def __len__(self) -> int:
         return len(self._waiting)

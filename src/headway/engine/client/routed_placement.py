@@ -19,6 +19,7 @@ from headway.routing import (
     RULES,
     AllowedEngines,
     EngineLimits,
+    FleetDemand,
     NoEngineInTime,
     Router,
     Rule,
@@ -59,6 +60,9 @@ class RoutedPlacement:
 
     def has_engine(self, stream: RequestStream) -> bool:
         return self._router.engine_of(stream.request_id) is not None
+
+    def demand(self, now: float) -> FleetDemand | None:
+        return self._router.demand(now)
 
     def add(self, stream: RequestStream, now: float) -> None:
         request_id, command = stream.request_id, stream.command

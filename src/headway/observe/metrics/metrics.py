@@ -7,7 +7,7 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -111,6 +111,13 @@ class Metrics:
     def watch_ledger(self, writer: LedgerWriter) -> None:
         """Export the state of the ledger writer."""
         self._by_tenant.watch_ledger(writer)
+
+    def watch_need(self, read: Callable[[], float]) -> None:
+        """Export how many engines the work of this frontend needs; read at each scrape."""
+        self._gauge(
+            "headway_fleet_desired_replicas",
+            "Engines that the work of this frontend needs; the sum over frontends, rounded up.",
+        ).set_function(read)
 
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
         """Export the size of the KV cache."""

@@ -1,0 +1,333 @@
+"""The manager of a fleet: sockets and clock around a FleetState.
+
+    python -m headway.fleet.manage.manager FOLDER CONTROL_SOCKET [PROGRAM...]
+
+Hosts and frontends report to its ZeroMQ socket, with the cluster key; `headway fleet` talks to its
+control socket, which only this user can reach. If the manager is lost, members go on as they are;
+the next one reads the state of this one, and the hosts report to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from headway.clock import SystemClock
+from headway.errors import ConfigError, HeadwayError
+from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.endpoints import Endpoint
+from headway.fleet.manage.control import ControlRequest, FleetStatus, MemberStatus, PoolStatus
+from headway.fleet.manage.folders import FleetFolder, write_atomically
+from headway.fleet.manage.host import (
+    PROGRAM,
+    HostArguments,
+    end_leftover,
+    find_running,
+    take_lock,
+)
+from headway.fleet.manage.members import FleetState, SavedFleet
+from headway.fleet.manage.messages import (
+    MAX_FRAME_BYTES,
+    Answer,
+    EngineList,
+    HostReport,
+    Report,
+    decode_manager_report,
+    encode,
+)
+from headway.fleet.manage.placers import LocalPlacer, Placer, RayPlacer
+from headway.fleet.manage.scaling import PoolScaler
+from headway.fleet.wire import HEARTBEAT_S, SOCKET_SILENCE_MS, WireError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+HANDSHAKE_MS = 5000
+MAX_QUEUED_MESSAGES = 1024
+MAX_CONTROL_BYTES = 1024**2
+
+
+class Manager:
+    """Runs one fleet until it is down or a signal comes."""
+
+    def __init__(self, folder: FleetFolder, control: Path, program: tuple[str, ...]) -> None:
+        """Read the state of the fleet and bind the socket; raise ConfigError if that fails."""
+        self._folder = folder
+        self._control = control
+        self._clock = SystemClock()
+        saved = msgspec.json.decode(folder.state.read_bytes(), type=SavedFleet)
+        self._state = FleetState.load(saved, self._clock.now())
+        spec = self._state.spec
+        key = ClusterKey.read(Path(spec.cluster_key_file))
+        self._context = zmq.asyncio.Context()
+        self._authenticator = AsyncioAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
+        endpoint = Endpoint.parse(spec.manager, "manager", may_be_any=True)
+        self._socket = self._bind(endpoint, key)
+        address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._state.spec = msgspec.structs.replace(spec, manager=address)
+        self._placer = self._make_placer(program)
+        self._scalers = {pool.name: PoolScaler() for pool in spec.pools}
+        self._saved = b""
+        self._has_changed = asyncio.Event()
+
+    def _bind(self, endpoint: Endpoint, key: ClusterKey) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.ipv6 = endpoint.is_ipv6
+        socket.maxmsgsize = MAX_FRAME_BYTES
+        socket.handshake_ivl = HANDSHAKE_MS
+        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+        socket.heartbeat_timeout = SOCKET_SILENCE_MS
+        socket.set_hwm(MAX_QUEUED_MESSAGES)
+        secure_engine(socket, key)
+        try:
+            socket.bind(endpoint.address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"the manager cannot listen on {endpoint.address}: {error.strerror}; choose "
+                "another address with `manager:` in the file of the fleet"
+            ) from error
+        return socket
+
+    def _make_placer(self, program: tuple[str, ...]) -> Placer:
+        spec = self._state.spec
+        node = Endpoint.parse(spec.manager, "manager").host
+        key_file = spec.cluster_key_file
+        root = str(self._folder.root)
+        arguments = HostArguments(spec.name, "", spec.manager, key_file, node, root, program)
+        if spec.ray is None:
+            return LocalPlacer(self._folder, arguments)
+        return RayPlacer(spec.ray.address, spec.ray.namespace, arguments)
+
+    async def run(self) -> None:
+        """Run until the fleet is down or until SIGTERM, which leaves the fleet as it is."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        server = await asyncio.start_unix_server(
+            self._serve_control, self._control, limit=MAX_CONTROL_BYTES
+        )
+        work = [
+            asyncio.create_task(one)
+            for one in (self._receive_all(), self._tick_all(), self._place_all())
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((*work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()
+        finally:
+            for task in (*work, stopping):
+                task.cancel()
+            server.close()
+            if self._state.is_over:
+                await self._placer.place([])
+            await self._placer.close()
+            self._authenticator.stop()
+            self._context.destroy(linger=0)
+        if self._state.is_over:
+            # Those whose hosts were lost before they could stop them.
+            for process in find_running(self._folder):
+                end_leftover(self._folder, process)
+            self._folder.remove_state()
+            logger.info("fleet %s is down", self._state.spec.name)
+
+    # ------------------------------------------------------------------- reports
+
+    async def _receive_all(self) -> None:
+        while True:
+            identity, *frames = await self._socket.recv_multipart()
+            try:
+                answer = self._answer(decode_manager_report(frames[0] if frames else b""))
+            except WireError as error:
+                logger.warning("a report cannot be read: %s", error)
+                continue
+            except ConfigError as error:
+                answer = EngineList(0, [], str(error)[:500])
+            except Exception:
+                logger.exception("a report cannot be handled")
+                continue
+            with contextlib.suppress(zmq.ZMQError):
+                await self._socket.send_multipart([identity, encode(answer)], zmq.NOBLOCK)
+
+    def _answer(self, report: Report) -> Answer:
+        now = self._clock.now()
+        if isinstance(report, HostReport):
+            return self._state.take_host(report, now)
+        addresses = self._state.take_frontend(report, now)
+        return EngineList(self._state.list_version, list(addresses))
+
+    # --------------------------------------------------------------------- ticks
+
+    async def _tick_all(self) -> None:
+        """Advance the state at intervals; return when the fleet is down."""
+        while not self._state.is_over:
+            self._tick()
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
+        now = self._clock.now()
+        for pool in self._state.spec.pools:
+            scaler = self._scalers[pool.name]
+            reports = self._state.needs_of(pool.name, now)
+            target = scaler.decide(
+                [one.need for one in reports], self._state.targets[pool.name], pool.engines, now
+            )
+            if pool.name not in self._state.fixed and not self._state.is_ending:
+                self._state.targets[pool.name] = target
+        self._state.tick(now)
+        content = msgspec.json.encode(self._state.save())
+        if content != self._saved:
+            write_atomically(self._folder.state, content)
+            self._saved = content
+            self._has_changed.set()
+
+    async def _place_all(self) -> None:
+        while True:
+            try:
+                await self._placer.place(self._state.places)
+            except Exception:
+                logger.exception("hosts cannot be placed")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_changed.wait(), 1.0)
+            self._has_changed.clear()
+
+    # ------------------------------------------------------------------- control
+
+    async def _serve_control(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer one command: a line of JSON for a line of JSON."""
+        try:
+            line = await asyncio.wait_for(reader.readline(), 10.0)
+            request = msgspec.json.decode(line, type=ControlRequest)
+            status = self._obey(request)
+        except HeadwayError as error:
+            status = msgspec.structs.replace(self._status(), error=str(error))
+        except (msgspec.DecodeError, ValueError, TimeoutError, ConnectionError) as error:
+            status = msgspec.structs.replace(self._status(), error=f"no command: {error}")
+        with contextlib.suppress(ConnectionError):
+            writer.write(msgspec.json.encode(status) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    def _obey(self, request: ControlRequest) -> FleetStatus:
+        state, now = self._state, self._clock.now()
+        if request.command == "scale":
+            state.scale(self._pool_name(request.pool), request.number)
+        elif request.command == "drain":
+            state.drain(request.member, now)
+        elif request.command == "upgrade" and request.spec is not None:
+            state.upgrade(request.spec)
+        elif request.command == "down":
+            state.end()
+        elif request.command != "status":
+            raise ConfigError(f"there is no command {request.command[:100]!r}")
+        if request.command != "status":
+            self._tick()
+        return self._status()
+
+    def _pool_name(self, given: str) -> str:
+        pools = self._state.spec.pools
+        if not given and len(pools) > 1:
+            raise ConfigError(f"name a pool with --pool: {self._state.spec.pool_names}")
+        return given or pools[0].name
+
+    def _status(self) -> FleetStatus:
+        state, now = self._state, self._clock.now()
+        members = [
+            MemberStatus(
+                one.name,
+                str(one.role),
+                one.pool,
+                str(one.phase),
+                one.generation,
+                one.node,
+                one.address,
+                one.admin,
+                one.pid,
+                self._problem_of(one.host, one.problem, now),
+            )
+            for one in state.members.values()
+        ]
+        pools = [
+            PoolStatus(
+                pool.name,
+                pool.model,
+                state.targets[pool.name],
+                pool.name in state.fixed or pool.engines.most == pool.engines.min,
+                self._scalers[pool.name].need,
+                [pool.engines.min, pool.engines.most],
+            )
+            for pool in state.spec.pools
+        ]
+        ray = "" if state.spec.ray is None else state.spec.ray.address
+        return FleetStatus(
+            state.spec.name,
+            state.spec.manager,
+            ray,
+            state.generation,
+            state.is_settled,
+            state.is_ending,
+            self._placer.problem,
+            pools,
+            members,
+            state.abandoned,
+        )
+
+    def _problem_of(self, host: str, problem: str, now: float) -> str:
+        if self._state.is_heard(host, now):
+            return problem
+        cpus = next((one.cpus for one in self._state.places if one.name == host), 0.0)
+        if self._state.spec.ray is None:
+            return "its host is not there"
+        return f"Ray does not run its host now, which needs {cpus:g} CPUs"
+
+
+def main() -> int:
+    """Run the manager of a folder."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    root, control, *program = sys.argv[1:]
+    folder = FleetFolder(Path(root))
+    folder.make()
+    lock = take_lock(folder.lock_file("manager"))
+    if lock is None:
+        logger.error("another manager has this fleet")
+        return 1
+
+    async def run() -> None:
+        await Manager(folder, Path(control), tuple(program) or PROGRAM).run()
+
+    try:
+        asyncio.run(run())
+    except (ConfigError, OSError, msgspec.DecodeError) as error:
+        logger.error("%s", error)
+        return 1
+    finally:
+        remove_control(Path(control))
+        folder.manager.unlink(missing_ok=True)
+    return 0
+
+
+def remove_control(control: Path) -> None:
+    """Remove a control socket and its folder."""
+    control.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        control.parent.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
