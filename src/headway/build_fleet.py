@@ -57,7 +57,7 @@ def run_engine(
             lambda one: EngineListener(
                 endpoint, key, one, identity, SystemClock(), config.orphans.orphan_s
             ),
-            config.listener.lease_s,
+            config.orphans.lease_s,
         )
 
     try:

@@ -310,7 +310,7 @@ class ListenerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanConfig:
-    """What an engine does with the requests of a frontend that is lost."""
+    """What an engine does when its frontends are lost."""
 
     orphan_s: float = setting(
         30.0,

@@ -98,13 +98,17 @@ class LinkParts:
 
     @property
     def dialect(self) -> Dialect[EngineMessage]:
-        hello = encode_command(Hello(PROTOCOL_VERSION, self.name, self.instance))
-        return Dialect(
-            "engine",
-            hello,
-            decode_engine_message,
-            lambda num_read_bytes: encode_command(Heartbeat(num_read_bytes)),
-        )
+        return engine_dialect(self.name, self.instance)
+
+
+def engine_dialect(name: str, instance: str = "") -> Dialect[EngineMessage]:
+    """Return what a process of this name says to an engine, and what the engine answers."""
+    return Dialect(
+        "engine",
+        encode_command(Hello(PROTOCOL_VERSION, name, instance)),
+        decode_engine_message,
+        lambda num_read_bytes: encode_command(Heartbeat(num_read_bytes)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

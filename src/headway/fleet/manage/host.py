@@ -24,8 +24,9 @@ import zmq.asyncio
 from headway.clock import SystemClock
 from headway.errors import ConfigError
 from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.connection import ConnectionLostError, EngineConnection
+from headway.fleet.connection import ConnectionLostError, PeerConnection
 from headway.fleet.endpoints import Endpoint
+from headway.fleet.link import engine_dialect
 from headway.fleet.manage.folders import FleetFolder, machine_id
 from headway.fleet.manage.link import ManagerAwayError, ManagerLink
 from headway.fleet.manage.messages import (
@@ -45,7 +46,7 @@ from headway.fleet.manage.processes import (
     read_record,
     start_daemon,
 )
-from headway.fleet.wire import PROTOCOL_VERSION, EngineUp, Hello, WireError
+from headway.fleet.wire import EngineUp, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -324,8 +325,8 @@ class MemberKeeper:
 
     async def _connect(self, record: ProcessRecord) -> None:
         endpoint = Endpoint.parse(record.address, "the address of an engine")
-        hello = Hello(PROTOCOL_VERSION, f"host {self._arguments.host}", "")
-        connection = EngineConnection(self._context, endpoint, self._key, hello, SystemClock())
+        dialect = engine_dialect(f"host {self._arguments.host}")
+        connection = PeerConnection(self._context, endpoint, self._key, dialect, SystemClock())
         try:
             while not isinstance(await connection.receive(), EngineUp):
                 if self.state is ProcessState.READY:
