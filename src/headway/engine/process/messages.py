@@ -33,6 +33,8 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 
+CHARS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -109,6 +111,11 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """What a frontend needs to answer this request in place of another; empty if it must not."""
     past: Past | None = None
     """Output before this attempt, if the request has a note and is sent again."""
+
+    @property
+    def size(self) -> int:
+        """What it takes up in a queue, in tokens; a grammar counts as its text would."""
+        return len(self.token_ids) + len(self.params.grammar or "") // CHARS_PER_TOKEN
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
