@@ -18,6 +18,7 @@ import msgspec
 
 from headway.engine.client.transcript import Cursor
 from headway.server.api.generation import Generation
+from headway.server.schema.request import AnswerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ MAX_LEFT = 1024
 """Streams without a reader."""
 MAX_LEFT_SIZE = 2 * 1024**2
 """Tokens and log-probabilities of these streams."""
-NOTE_VERSION = 1
+NOTE_VERSION = 2
 _MAX_TIME = 2**40
 _MAX_CLIENT_ID_CHARS = 128
 
@@ -41,7 +42,7 @@ class StreamNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     """Name of the model in the answer."""
     created: int
-    includes_usage: bool
+    options: AnswerOptions
     client_id: str
     """The client's own id of the request."""
 

@@ -7,11 +7,12 @@ Must not import app or serve. In reading order:
     generation.py    the engine requests behind one HTTP request
     answer.py        whole and streamed responses
     logprobs.py      log-probabilities in OpenAI's forms
-    tokenize.py      /tokenize, /detokenize
+    tokenize.py      /tokenize, /detokenize, /tokenizer_info
     models.py        /v1/models
+    requests.py      cancels a request
     explanations.py  why a request took as long as it did
     health.py        health probes
-    status.py        metrics and version
+    status.py        metrics, version and load
     openapi.py       /openapi.json
     openapi_document.py  the OpenAPI document
 """

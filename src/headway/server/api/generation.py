@@ -16,7 +16,7 @@ from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.engine.client.async_engine import AsyncEngine, RequestStream
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import Cursor
-from headway.errors import InvalidRequestError
+from headway.errors import HeadwayError, InvalidRequestError
 from headway.observe.trace.names import prompt_id
 from headway.server.http.errors import INTERNAL_ERROR, ApiError
 from headway.tenancy import QuotaLease
@@ -86,6 +86,10 @@ class Generation:
         self._num_again = self._streams[0].rewind(cursor, self._engine.tokenizer)
 
     @property
+    def is_running(self) -> bool:
+        return any(stream.unfinished_ids for stream in self._streams)
+
+    @property
     def is_resumable(self) -> bool:
         return all(stream.is_resumable for stream in self._streams)
 
@@ -93,6 +97,13 @@ class Generation:
     def size(self) -> int:
         """Tokens and log-probabilities that are kept for a client that comes back."""
         return sum(one.transcript.size for one in self._streams if one.transcript is not None)
+
+    async def cancel(self, error: HeadwayError) -> None:
+        """End the request; whoever reads it gets the error."""
+        for stream in self._streams:
+            if stream.unfinished_ids:
+                stream.fail(error)
+                await self._engine.abort(stream)
 
     async def close(self) -> None:
         """Abort unfinished requests and settle the quota lease; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""GET /health, /health/live and /health/ready; no probe ever waits for the engine.
+"""GET /health, /health/live, /health/ready and /ping; no probe ever waits for the engine.
 
 `live` reports that this process answers, and is the only route without a key. It fails once the
 engine is given up, because only a new process helps then. `ready` reports that requests are
@@ -48,9 +48,11 @@ def health_router(health: HealthStatus) -> Routes:
         status = health.status()
         return JsonResponse({"status": status}, 200 if status == "ready" else 503)
 
-    @router.get("/health")
     async def get_health(_request: Request) -> Response:
         # As in vLLM, the answer is the status code alone.
         return Response(status_code=200 if health.status() == "ready" else 503)
+
+    for path in ("/health", "/ping"):
+        router.add(path, get_health, "GET")
 
     return router

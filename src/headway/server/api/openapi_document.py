@@ -39,6 +39,9 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ModelList,
     answers.Tokens,
     answers.DetokenizedText,
+    answers.TokenizerInfo,
+    answers.ServerLoad,
+    answers.Cancelled,
     answers.Version,
     answers.Health,
     answers.Explanation,
@@ -49,6 +52,7 @@ _REFUSALS = {
     403: "The tenant is disabled.",
     404: "There is no such model, or no such request.",
     413: "The body is too large.",
+    409: "The request was cancelled by its client.",
     415: "The body is not application/json.",
     429: "The tenant is above a quota or a limit; Retry-After says when to try again.",
     500: "An internal error.",
@@ -175,7 +179,7 @@ def _paths(facts: ApiFacts) -> dict[str, Any]:
 
 def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
     """Return the paths with a request body."""
-    generating = _error_response(*refusals, 429)
+    generating = _error_response(*refusals, 409, 429)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
     tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
@@ -219,9 +223,14 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
         },
         "/health/ready": _info_operation("Whether requests are accepted.", refused | either),
         "/health": _info_operation("The same, by the status code alone.", refused | empty),
+        "/ping": _info_operation("The same as /health.", refused | empty),
+        "/load": _get_operation("The load of this server.", answers.ServerLoad, every),
+        "/tokenizer_info": _get_operation("The tokenizer.", answers.TokenizerInfo, every),
         "/openapi.json": _info_operation("This document.", refused | whole),
     }
-    return {path: {"get": operation} for path, operation in operations.items()}
+    paths = {path: {"get": operation} for path, operation in operations.items()}
+    cancel = _get_operation("Cancel a request of this client.", answers.Cancelled, (*every, 404))
+    return paths | {"/v1/requests/{request_id}": {"delete": {**cancel, "parameters": [by_id]}}}
 
 
 def _resumed(every: tuple[int, ...]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _build(
         command.note,
     )
     make_format = partial(ENDPOINTS[note.endpoint].choice_format, context.engine.tokenizer, spec)
-    job = GenerationJob(spec, note.model, make_format, True, note.includes_usage, note.created)
+    job = GenerationJob(spec, note.model, make_format, True, note.options, note.created)
     generation = Generation(context.engine, spec, lease)
     generation.adopt(found)
     if context.ledger is not None:
