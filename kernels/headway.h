@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 7;
+constexpr int32_t HW_ABI_VERSION = 8;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -115,7 +115,7 @@ struct HwModel {
 
 constexpr int32_t HW_MAX_LOGPROBS = 20;
 
-// How to choose the token of one row. Changes of the logits apply in this order: banned ids,
+// How to choose the token of one row. Changes of the logits apply in this order: mask, banned ids,
 // biases, penalties; then filters in this order: min_p, top_k, top_p. Ids outside the vocabulary
 // are skipped.
 struct HwSampling {
@@ -138,7 +138,7 @@ struct HwSampling {
   const float* output_counts;  // of each seen id: how often the output has it
 };
 
-// Log-probabilities of one row, by the model's own logits.
+// Log-probabilities of one row, by the model's own logits, before the mask and all changes.
 struct HwLogprobs {
   float logprob;  // of the chosen token
   int32_t rank;   // of the chosen token, from 1
@@ -161,6 +161,11 @@ struct HwStep {
   int32_t* chosen_ids;          // [num_rows]
   float* best;           // [num_rows]: the best logit; not finite if the row cannot be sampled
   HwLogprobs* logprobs;  // [num_sampled]
+  // [num_rows]: address of the token mask of each row, or 0 for every token; null without masks.
+  // A mask has a bit per token in uint32 words, lowest bit first; a token without it is impossible.
+  const int64_t* masks;
+  // Another thread is writing the masks until it calls hw_set_ready; null if they are written.
+  int32_t* masks_ready;
 };
 
 // Parts of a step for the profile, in seconds over steps; see PARTS in kernels.py.
@@ -182,10 +187,13 @@ HW_API int32_t hw_create(const HwModel* model, int32_t isa, int32_t num_threads,
 HW_API void hw_destroy(void* engine);
 // Returns HW_DONE or HW_NO_MEMORY, as hw_copy_blocks does.
 HW_API int32_t hw_step(void* engine, const HwStep* step);
-// Chooses a token from one row of finite logits, for tests. Returns HW_DONE, HW_NO_MEMORY or
-// HW_MISFIT.
-HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits, int32_t vocab_size,
-                         int32_t* chosen_id, float* best, HwLogprobs* logprobs);
+// Says that the masks of a step are written; the flag was 0 when the step began.
+HW_API void hw_set_ready(int32_t* flag);
+// Chooses a token from one row of finite logits, for tests. `mask` may be null. Returns HW_DONE,
+// HW_NO_MEMORY or HW_MISFIT.
+HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, const uint32_t* mask,
+                         float* logits, int32_t vocab_size, int32_t* chosen_id, float* best,
+                         HwLogprobs* logprobs);
 HW_API int32_t hw_copy_blocks(void* engine, const int32_t* sources, const int32_t* targets,
                               int32_t count);
 // Writes a checksum of the first tokens of each block, over all layers. Reads a block only if its

@@ -234,6 +234,12 @@ int count_above(const float* logits, int size, float value) {
   return count;
 }
 
+void mask_row(const float* logits, const uint32_t* mask, int size, float* out) {
+  for (int i = 0; i < size; i += 16) {
+    store(out + i, keep_lanes(loadf(logits + i), mask[i / 32] >> (i % 32)));
+  }
+}
+
 int find_best(const float* logits, int size) {
   v16f top = loadf(logits);
   v16i first = {};  // where each lane found its maximum

@@ -1,11 +1,13 @@
 // The forward pass: order of the operations, and their division over threads.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "block_sums.h"
@@ -201,7 +203,7 @@ class Engine {
       max_edits = std::max(max_edits, int64_t{one.num_banned} + one.num_biases + one.num_seen);
     }
     for (int t = 0; t < pool_.num_threads(); t++) {
-      if (s.num_sampled) samplers_[t].reserve(model_.vocab_size, max_edits);
+      if (s.num_sampled) samplers_[t].reserve(model_.vocab_size, max_edits, s.masks != nullptr);
       products_[t].reserve(product_scratch(std::max(s.num_tokens, s.num_rows)));
       best_[t].reserve(int64_t{s.num_rows} * 32);
       best_ids_[t].reserve(int64_t{s.num_rows} * 16);
@@ -274,7 +276,7 @@ class Engine {
     const int64_t hidden = model_.hidden_size, inner = model_.inner_size;
 
     multiply({normed_.get(), groups_.get(), num_tokens, &layer.qkv, Epilogue::Store, qkv_.get(),
-              nullptr, q_size_ + 2 * kv_size_, nullptr, nullptr, 0},
+              nullptr, q_size_ + 2 * kv_size_, nullptr, nullptr, 0, nullptr},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
@@ -286,7 +288,7 @@ class Engine {
     sync(phase, watch);
     quantize(mixed_.get(), layer.o, phase, watch);
     multiply({mixed_.get(), groups_.get(), num_tokens, &layer.o, Epilogue::Add, hidden_.get(),
-              nullptr, hidden, nullptr, nullptr, 0},
+              nullptr, hidden, nullptr, nullptr, 0, nullptr},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
@@ -294,13 +296,13 @@ class Engine {
     watch.lap(HW_NORM_ROPE);
     sync(phase, watch);
     multiply({normed_.get(), groups_.get(), num_tokens, &layer.gate_up, Epilogue::SiluMul, nullptr,
-              inner_.get(), inner, nullptr, nullptr, 0},
+              inner_.get(), inner, nullptr, nullptr, 0, nullptr},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
     quantize(inner_.get(), layer.down, phase, watch);
     multiply({inner_.get(), groups_.get(), num_tokens, &layer.down, Epilogue::Add, hidden_.get(),
-              nullptr, hidden, nullptr, nullptr, 0},
+              nullptr, hidden, nullptr, nullptr, 0, nullptr},
              thread, phase);
     watch.lap(HW_LINEAR);
     sync(phase, watch);
@@ -328,21 +330,34 @@ class Engine {
       }
     });
     sync(phase, watch);
+    wait_for_masks();
     float* logits = s.logits ? s.logits : logits_.get();
     const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
     multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,
               nullptr, stride, best_[thread].get(), best_ids_[thread].get(),
-              s.logits ? s.num_rows : s.num_sampled},
+              s.logits ? s.num_rows : s.num_sampled, s.masks},
              thread, phase);
     watch.lap(HW_HEAD);
     sync(phase, watch);
     share(phase, s.num_rows, [&](int row) {
       find_best(row);
       if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
-      samplers_[thread].run(*ops_, s.samplings[row], logits + row * stride, model_.vocab_size,
-                            s.chosen_ids[row], s.best[row], s.logprobs[row]);
+      samplers_[thread].run(*ops_, s.samplings[row], mask_of(row), logits + row * stride,
+                            model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
     });
     watch.lap(HW_SAMPLING);
+  }
+
+  const uint32_t* mask_of(int row) const {
+    return step_->masks ? reinterpret_cast<const uint32_t*>(step_->masks[row]) : nullptr;
+  }
+
+  // Masks are usually written long before the head. A thread that waits leaves its core to others.
+  void wait_for_masks() const {
+    if (!step_->masks_ready) return;
+    while (!__atomic_load_n(step_->masks_ready, __ATOMIC_ACQUIRE)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 
   // Merges what the threads found for one row.
@@ -538,16 +553,20 @@ HW_API int32_t hw_step(void* engine, const HwStep* step) {
   }
 }
 
-HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, float* logits, int32_t vocab_size,
-                         int32_t* chosen_id, float* best, HwLogprobs* logprobs) {
+HW_API void hw_set_ready(int32_t* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
+
+HW_API int32_t hw_sample(int32_t isa, const HwSampling* sampling, const uint32_t* mask,
+                         float* logits, int32_t vocab_size, int32_t* chosen_id, float* best,
+                         HwLogprobs* logprobs) {
   if (vocab_size % headway::TILE || isa > hw_best_isa()) return HW_MISFIT;
   try {
     const headway::Ops& ops = *headway::ops_for(isa);
     headway::Sampler sampler;
     sampler.reserve(vocab_size,
-                    int64_t{sampling->num_banned} + sampling->num_biases + sampling->num_seen);
+                    int64_t{sampling->num_banned} + sampling->num_biases + sampling->num_seen,
+                    mask != nullptr);
     *best = logits[*chosen_id = ops.find_best(logits, vocab_size)];
-    sampler.run(ops, *sampling, logits, vocab_size, *chosen_id, *best, *logprobs);
+    sampler.run(ops, *sampling, mask, logits, vocab_size, *chosen_id, *best, *logprobs);
     return HW_DONE;
   } catch (const std::exception&) {
     return HW_NO_MEMORY;

@@ -15,7 +15,8 @@ using namespace headway;
 const Ops OPS = {multiply,     multiply_int8, attend,        norm,         norm_rotate,
                  to_bf16,      quantize_row,  write_kv,      sum_kv,       clear_values,
                  embed,        thread_end,    softmax_row,   sum_at_least, sum_chunks_above,
-                 copy_between, sum_exp,       list_at_least, count_above,  find_best};
+                 copy_between, sum_exp,       list_at_least, count_above,  mask_row,
+                 find_best};
 
 }  // namespace
 

@@ -35,7 +35,8 @@ struct Product {
   int64_t out_stride;
   float* best;  // Best: 16 maxima and 16 checks of each row, of the calling thread
   int32_t* best_ids;
-  int num_out_rows;  // Best: the first rows, whose sums are stored
+  int num_out_rows;      // Best: the first rows, whose sums are stored
+  const int64_t* masks;  // Best: of each row; those of the first rows are not applied. May be null
 };
 
 // Queries of one request that share a KV head, over the context of the request.
@@ -109,6 +110,8 @@ struct Ops {
   // Lists the ids of logits of at least `bound`, in order; returns their number.
   int (*list_at_least)(const float* logits, const float* tops, int size, float bound, int32_t* ids);
   int (*count_above)(const float* logits, int size, float value);
+  // Copies logits; those of tokens without their bit in the mask become -infinity.
+  void (*mask_row)(const float* logits, const uint32_t* mask, int size, float* out);
   // Returns the id of the largest logit, the lowest of equal ones.
   int (*find_best)(const float* logits, int size);
 };

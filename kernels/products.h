@@ -39,13 +39,18 @@ inline void finish(const Product& p, int item, int row, v16f a, v16f b, bool has
       v16f top = loadf(best);
       v16i id = load<v16i>(ids);
       v16f check = loadf(best + 16) + a * 0.0f;
+      if (has_second) check += b * 0.0f;
+      if (p.masks && row >= p.num_out_rows && p.masks[row]) {
+        const uint32_t bits = reinterpret_cast<const uint32_t*>(p.masks[row])[item];
+        a = keep_lanes(a, bits);
+        b = keep_lanes(b, bits >> 16);
+      }
       // The lowest id wins ties, whatever the order of items.
       const v16i at = LANES + column;
       const v16i is_better = (a > top) | ((a == top) & (at < id));
       id = is_better ? at : id;
       top = a > top ? a : top;
       if (has_second) {
-        check += b * 0.0f;
         const v16i is_better_still = (b > top) | ((b == top) & (at + 16 < id));
         id = is_better_still ? at + 16 : id;
         top = b > top ? b : top;

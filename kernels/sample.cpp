@@ -39,7 +39,7 @@ void next_bounds(double low, double high, const Share& at_low, const Share& at_h
 
 }  // namespace
 
-void Sampler::reserve(int vocab_size, int64_t max_edits) {
+void Sampler::reserve(int vocab_size, int64_t max_edits, bool has_masks) {
   probs_.reserve(vocab_size);
   sums_.reserve(num_chunks(vocab_size));
   tops_.reserve(num_chunks(vocab_size));
@@ -48,19 +48,24 @@ void Sampler::reserve(int vocab_size, int64_t max_edits) {
   ids_.reserve(vocab_size);
   edited_ids_.reserve(max_edits);
   before_.reserve(max_edits);
+  if (has_masks) masked_.reserve(vocab_size);
 }
 
-void Sampler::run(const Ops& ops, const HwSampling& sampling, float* logits, int vocab_size,
-                  int32_t& chosen, float& best, HwLogprobs& logprobs) {
-  const Row row{ops, sampling, logits, vocab_size};
+void Sampler::run(const Ops& ops, const HwSampling& sampling, const uint32_t* mask, float* logits,
+                  int vocab_size, int32_t& chosen, float& best, HwLogprobs& logprobs) {
+  Row row{ops, sampling, logits, vocab_size};
   const bool has_logprobs = sampling.num_logprobs >= 0;
   double log_total = 0.0;
   if (has_logprobs) {
     log_total = best + std::log(ops.sum_exp(logits, vocab_size, best, logit_tops_.get()));
     list_top(row, log_total, logprobs);
   }
+  if (mask) {
+    row.logits = masked_.get();
+    ops.mask_row(logits, mask, vocab_size, row.logits);
+  }
   edit(row);
-  if (num_edits_) best = logits[chosen = ops.find_best(logits, vocab_size)];
+  if (mask || num_edits_) best = row.logits[chosen = ops.find_best(row.logits, vocab_size)];
   if (sampling.temperature > 0.0 && std::isfinite(best)) chosen = draw(row, best);
   undo(row);
   if (has_logprobs) {

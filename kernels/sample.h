@@ -10,13 +10,13 @@ namespace headway {
 // Scratch memory of one thread. A result depends on nothing but the arguments of its call.
 class Sampler {
  public:
-  // Makes room for rows of `vocab_size` logits with at most `max_edits` changes.
-  void reserve(int vocab_size, int64_t max_edits);
-  // `chosen` and `best` are the best token and its logit; replaces them by the token to choose and
-  // the best logit after all changes. If that is not finite, the row cannot be sampled. The logits
-  // are as before when the call returns.
-  void run(const Ops& ops, const HwSampling& sampling, float* logits, int vocab_size,
-           int32_t& chosen, float& best, HwLogprobs& logprobs);
+  // Makes room for rows of `vocab_size` logits with at most `max_edits` changes, and for masks.
+  void reserve(int vocab_size, int64_t max_edits, bool has_masks);
+  // `mask` may be null. `chosen` and `best` are the best token of all and its logit; replaces them
+  // by the token to choose and the best logit after all changes. If that is not finite, the row
+  // cannot be sampled. The logits are as before when the call returns.
+  void run(const Ops& ops, const HwSampling& sampling, const uint32_t* mask, float* logits,
+           int vocab_size, int32_t& chosen, float& best, HwLogprobs& logprobs);
 
  private:
   struct Row {
@@ -51,6 +51,7 @@ class Sampler {
   Buffer<int32_t> ids_, edited_ids_;
   Buffer<float> before_;      // logits of the edited ids
   Buffer<float> logit_tops_;  // maximum of each chunk of logits
+  Buffer<float> masked_;      // logits with a mask applied
   int num_edits_ = 0;
 };
 

@@ -38,6 +38,14 @@ inline v16f loadf(const float* from) { return load<v16f>(from); }
 inline v16f splat(float x) { return v16f{} + x; }
 inline v16f maximum(v16f a, v16f b) { return a > b ? a : b; }
 
+// Lanes without their bit become -infinity.
+inline v16f keep_lanes(v16f x, uint32_t bits) {
+  constexpr v16u BIT = {1u << 0,  1u << 1,  1u << 2,  1u << 3, 1u << 4,  1u << 5,
+                        1u << 6,  1u << 7,  1u << 8,  1u << 9, 1u << 10, 1u << 11,
+                        1u << 12, 1u << 13, 1u << 14, 1u << 15};
+  return ((v16u{} + bits) & BIT) != 0u ? x : splat(-__builtin_inff());
+}
+
 typedef float v8f __attribute__((vector_size(32)));
 typedef float v4f __attribute__((vector_size(16)));
 

@@ -5,9 +5,10 @@ python -m benchmarks.live.sampling MODEL [--streams 32 128] [--rounds 20] [--bus
 Each round runs one step of every setting on one executor, with the same tokens and blocks. The
 tokens are prose, so that probabilities are as in real requests; `hot` makes them nearly equal. A
 figure is the time of the greedy step over that of the step with the setting, which is the ratio of
-their rates; the table shows median and quartiles over the rounds. `mixed` gives all settings to the
-streams in turn. With --busy another process keeps one core busy. Rounds in which the host took more
-than 3 % of the busy time are left out; if fewer than two remain, all count and rows are marked.
+their rates; the table shows median and quartiles over the rounds. `mask` allows 4,000 tokens, as a
+grammar may. `mixed` gives all settings to the streams in turn. With --busy another process keeps
+one core busy. Rounds in which the host took more than 3 % of the busy time are left out; if fewer
+than two remain, all count and rows are marked.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.5},
     "logprobs": {"temperature": 0.8, "top_p": 0.95, "logprobs": 5},
     "hot": {"temperature": 3.0, "top_p": 0.95},
+    "mask": {"temperature": 0.0, "allowed_token_ids": tuple(range(2000, 6000))},
+    "mask, drawn": {"temperature": 0.8, "allowed_token_ids": tuple(range(2000, 6000))},
 }
 BLOCK_SIZE = 16
 CONTEXT = 256

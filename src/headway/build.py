@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.executors.executor import ModelExecutor
     from headway.resolve import ModelFacts, Resolved
     from headway.text import ChatTemplate, Tokenizer
+    from headway.text.matchers import Matchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +140,28 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
     )
 
 
+def build_matchers(config: Config, vocab_size: int) -> Matchers:
+    """Return what compiles grammars; it loads the tokenizer with the first grammar."""
+    from headway.text.matchers import Matchers
+
+    return Matchers(lambda: load_text(config)[0], vocab_size)
+
+
 def build_offline(config: Config, progress: Progress | None = None) -> OfflineParts:
     """Return the parts of an engine in the caller's process and thread."""
     from headway.engine.offline import OfflineParts
+    from headway.text.matchers import Matchers
 
     config = locate_model(config)
     tokenizer, chat_template = load_text(config)
     model = load_model(config, progress)
+    matchers = Matchers(lambda: tokenizer, model.vocab_size)
+    model.executor.use_grammars(matchers)
     return OfflineParts(
         lambda sink: build_core(config, model.executor, sink),
         engine_info(config, model),
         tokenizer,
         chat_template,
         SystemClock(),
+        matchers,
     )

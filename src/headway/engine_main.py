@@ -17,11 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from headway.build import build_core, engine_info, load_model
+from headway.build import build_core, build_matchers, engine_info, load_model
 from headway.config import Config
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
 from headway.core.executor import Executor
+from headway.engine.process.grammar_queue import GrammarQueue
 from headway.engine.process.journal import JournaledExecutor
 from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
 from headway.engine.process.messages import EngineInfo
@@ -47,6 +48,9 @@ def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> in
         has_index = config.cache.enable_prefix_caching
         descriptor = arguments.kv_descriptor if has_index else None
         model = load_model(config, progress, descriptor, wait)
+        matchers = build_matchers(config, model.vocab_size)
+        model.executor.use_grammars(matchers)
+        loop.use_grammars(GrammarQueue(matchers))
         executor = JournaledExecutor(wrap(model.executor), loop.journal)
         core = build_core(config, executor, sink, model.executor.recorder)
         return core, engine_info(config, model)

@@ -77,6 +77,10 @@ BAD = {
     "unresolved": changed(params=SamplingParams(max_tokens=None)),
     "unknown stop token": changed(params=SamplingParams(max_tokens=9, stop_token_ids=(100,))),
     "unknown bias": changed(params=SamplingParams(max_tokens=9, logit_bias={100: 1.0})),
+    "unknown allowed token": changed(params=SamplingParams(max_tokens=9, allowed_token_ids=(100,))),
+    "unknown bad word": changed(
+        params=SamplingParams(max_tokens=9, bad_words_token_ids=((1, 100),))
+    ),
     "large seed": changed(seed=2**63),
     "large priority": changed(priority=2**40),
     "negative attempt": changed(attempt=-1),

@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
-from headway.server.schema.request import unsupported_fields
+from headway.server.schema.fields import unsupported_fields
 from tests.conftest import ROOT
 from tests.support.apps import check_error, serving
 

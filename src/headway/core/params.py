@@ -11,6 +11,10 @@ MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+MAX_GRAMMAR_CHARS = 256 * 1024
 MIN_TEMPERATURE = 1e-5
 """A lower temperature is greedy: dividing by it would leave the range of fp32."""
 _MAX_SHOWN = 80
@@ -21,7 +25,8 @@ class SamplingParams:
     """Sampling parameters, named as in the OpenAI API and vLLM.
 
     `temperature=0` is greedy. `top_k=0` is no limit. `max_tokens=None` is as many as the
-    context has room for. `seed=None` draws a new seed when the request is accepted.
+    context has room for. `seed=None` draws a new seed when the request is accepted. `grammar` is a
+    Lark grammar that the output must follow; see `headway.text.grammar`.
     """
 
     n: int = 1
@@ -35,6 +40,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The bad words as tokens; set when the request is accepted."""
+    grammar: str | None = None
     logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -48,11 +58,16 @@ class SamplingParams:
         self._check_counts()
         self._check_floats()
         self._check_stops()
+        self._check_tokens()
 
     def _normalize(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words)
+        object.__setattr__(self, "bad_words", words)
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if self.top_k == -1:  # vLLM's older spelling of "no limit"
             object.__setattr__(self, "top_k", 0)
 
@@ -107,6 +122,39 @@ class SamplingParams:
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0)
 
+    def _check_tokens(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not 0 < len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
+                raise InvalidRequestError(
+                    f"allowed_token_ids must have 1 to {MAX_ALLOWED_TOKEN_IDS} ids, "
+                    f"got {len(allowed)}",
+                    "allowed_token_ids",
+                )
+            for token_id in allowed:
+                _check_int("allowed_token_ids", token_id, 0)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(
+                f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(self.bad_words)}",
+                "bad_words",
+            )
+        for word in self.bad_words:
+            if not isinstance(word, str) or not 0 < len(word) <= MAX_BAD_WORD_CHARS:  # pyright: ignore
+                raise InvalidRequestError(
+                    f"bad_words must be texts of 1 to {MAX_BAD_WORD_CHARS} characters", "bad_words"
+                )
+        if len(self.bad_words_token_ids) > 2 * MAX_BAD_WORDS or not all(
+            0 < len(ids) <= 4 * MAX_BAD_WORD_CHARS + 1 and min(ids) >= 0
+            for ids in self.bad_words_token_ids
+        ):
+            raise InvalidRequestError("bad_words_token_ids is out of range", "bad_words")
+        if self.grammar is not None and len(self.grammar) > MAX_GRAMMAR_CHARS:
+            raise InvalidRequestError(
+                f"the grammar has {len(self.grammar)} characters; at most {MAX_GRAMMAR_CHARS} are "
+                "allowed",
+                "grammar",
+            )
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
@@ -125,7 +173,31 @@ class SamplingParams:
             )
         eos = () if self.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys((*eos, *self.stop_token_ids)))
+        self._check_tokens_left(stop_ids)
         return replace(self, max_tokens=limit, stop_token_ids=stop_ids, ignore_eos=True)
+
+    def _check_tokens_left(self, stop_ids: tuple[int, ...]) -> None:
+        """Refuse settings that together may leave no token to sample."""
+        if self.grammar is not None:
+            for name in _UNFIT_FOR_GRAMMAR:
+                if getattr(self, name):
+                    raise InvalidRequestError(
+                        f"{name} cannot be combined with structured output; leave it out", name
+                    )
+        if self.allowed_token_ids is None:
+            return
+        left = set(self.allowed_token_ids)
+        left.difference_update(ids[0] for ids in self.bad_words_token_ids if len(ids) == 1)
+        if self.min_tokens:
+            left.difference_update(stop_ids)
+        if not left:
+            raise InvalidRequestError(
+                "bad_words or min_tokens forbid all of allowed_token_ids", "allowed_token_ids"
+            )
+
+
+_UNFIT_FOR_GRAMMAR = ("allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
+"""Each may leave no token that continues the grammar, or ends it."""
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:

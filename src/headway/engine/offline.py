@@ -11,7 +11,7 @@ from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Sink, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request, sample_id
-from headway.engine.client.inputs import draw_seed, resolve_params
+from headway.engine.client.inputs import draw_seed, resolve_params, with_bad_words
 from headway.engine.client.outputs import (
     CompletionOutput,
     RequestMetrics,
@@ -21,6 +21,7 @@ from headway.engine.client.outputs import (
 from headway.engine.process.messages import EngineInfo
 from headway.errors import EngineError, InvalidRequestError
 from headway.text import ChatTemplate, Tokenizer
+from headway.text.matchers import Matchers
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -44,6 +45,8 @@ class OfflineParts:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     clock: Clock
+    matchers: Matchers | None = None
+    """Compiles grammars; None if requests cannot have one."""
 
 
 class OfflineEngine:
@@ -55,6 +58,7 @@ class OfflineEngine:
         self.core = parts.make_core(self._consume)
         self._chat_template = parts.chat_template
         self._clock = parts.clock
+        self._matchers = parts.matchers
         self._ids = count(1)
         self._live: dict[str, tuple[_LiveRequest, int]] = {}
         self._stopped_ids: list[str] = []
@@ -129,7 +133,13 @@ class OfflineEngine:
         return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
 
     def _resolve(self, params: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
-        return resolve_params(params, token_ids, self.info, self.tokenizer.eos_token_ids)
+        params = with_bad_words(params, self.tokenizer)
+        resolved = resolve_params(params, token_ids, self.info, self.tokenizer.eos_token_ids)
+        if params.grammar is not None:
+            if self._matchers is None:
+                raise InvalidRequestError("this engine has no grammars", "grammar")
+            self._matchers.check(params.grammar)
+        return resolved
 
     def _add(self, text: str | None, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         request_id = str(next(self._ids))

@@ -13,6 +13,8 @@ Each backend is imported where it is used. In reading order:
     rng.py       counter-based random numbers
     rope.py      frequencies of the rotary positions
     step_model.py  StepModel: interface of a model with its KV store
+    grammar.py   token masks of requests with a grammar
+    tokens_so_far.py  what sampling must know of earlier tokens
     executor.py  ModelExecutor: runs step plans on a StepModel
     load.py      opens a checkpoint and makes the executor
     cpu/         StepModel on the compiled kernels; needs no torch

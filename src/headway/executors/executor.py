@@ -1,8 +1,8 @@
 """Runs step plans on one model with its KV store.
 
-The executor owns state that must outlive a step: block table, sampling parameters and, with
-penalties, token counts of each running request. It decides nothing: a plan and this state define a
-step.
+The executor owns state that must outlive a step: of each running request the block table, the
+sampling parameters and what sampling must know of earlier tokens (`tokens_so_far.py`). It decides
+nothing: a plan and this state define a step.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from headway.clock import Clock
 from headway.core.executor import BlockRecorder, Capacity, Ticket
 from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
-from headway.executors.sampling import SampleRow, TokenCounts, has_penalties
+from headway.executors.grammar import Grammars, MaskThread
+from headway.executors.sampling import SampleRow
 from headway.executors.step_model import Span, StepModel
+from headway.executors.tokens_so_far import TokensSoFar
 
 Outcome = Sample | Failure | None
 COPIES_TO_MEASURE = 8
@@ -26,7 +28,7 @@ PREPARE, MODEL = "preparation", "model"
 class _ExecutorState:
     new: NewRequest
     block_ids: array[int]
-    counts: TokenCounts | None
+    tokens: TokensSoFar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class _ScheduledRow:
 
     index: int
     span: Span
+    tokens: TokensSoFar
     row: SampleRow | None
     """How to sample the logits of its last token; None without sampling."""
 
@@ -44,6 +47,8 @@ class ModelExecutor:
 
     def __init__(self, model: StepModel, max_model_len: int, clock: Clock) -> None:
         self._model = model
+        self._grammars: Grammars | None = None
+        self._mask_thread = MaskThread()
         self._clock = clock
         self._capacity = Capacity(
             model.num_blocks,
@@ -55,6 +60,10 @@ class ModelExecutor:
         self._requests: dict[str, _ExecutorState] = {}
         self._seconds = {PREPARE: 0.0, MODEL: 0.0}
         self._pending: StepResult | None = None
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Take requests with a grammar, which fail without this."""
+        self._grammars = grammars
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -82,6 +91,7 @@ class ModelExecutor:
         return result
 
     def close(self) -> None:
+        self._mask_thread.close()
         self._requests.clear()
         self._pending = None
 
@@ -157,9 +167,11 @@ class ModelExecutor:
                 places.append(end - 1)
         started_at = self._clock.now()
         spans = [scheduled_row.span for scheduled_row in scheduled_rows]
-        outcomes = self._model.sample(spans, places, rows)
+        masks = self._mask_thread.start([one.tokens.grammar for one in sampled])
+        outcomes = self._model.sample(spans, places, rows, masks)
         self._seconds[MODEL] += self._clock.now() - started_at
-        return zip(sampled, outcomes, strict=True)
+        for one, outcome in zip(sampled, outcomes, strict=True):
+            yield one, one.tokens.failure or outcome
 
     def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
         """Check a request, then update its state to this plan."""
@@ -168,12 +180,9 @@ class ModelExecutor:
         state.block_ids.extend(scheduled.block_ids)
         self._requests[scheduled.request_id] = state
         span = Span(scheduled.token_ids, scheduled.start, state.block_ids)
-        if state.counts is not None:
-            _catch_up(state.counts, state.new, span)
-        new = state.new
-        num_outputs = span.end - new.num_prompt_tokens
-        row = SampleRow(new.params, new.seed, new.index, span.end, num_outputs, state.counts)
-        return _ScheduledRow(index, span, row if scheduled.has_sample else None)
+        state.tokens.catch_up(span)
+        row = state.tokens.row(span.end) if scheduled.has_sample else None
+        return _ScheduledRow(index, span, state.tokens, row)
 
     def _state_of(self, scheduled: ScheduledRequest) -> _ExecutorState:
         new = scheduled.new
@@ -181,13 +190,8 @@ class ModelExecutor:
             if scheduled.request_id not in self._requests:
                 raise ValueError("the request was never sent as new, or has been released")
             return self._requests[scheduled.request_id]
-        if max(new.params.logit_bias, default=0) >= self._model.spec.vocab_size:
-            raise ValueError("a token id of logit_bias is outside the vocabulary")
-        counts = None
-        if has_penalties(new.params):
-            counts = TokenCounts()
-            counts.add(new.token_ids, new.num_prompt_tokens)
-        return _ExecutorState(new, array("i"), counts)
+        tokens = TokensSoFar(new, self._model.spec.vocab_size, self._grammars)
+        return _ExecutorState(new, array("i"), tokens)
 
     def _check(self, scheduled: ScheduledRequest, num_blocks: int) -> None:
         """Refuse a request that would index outside a tensor and fail the whole step."""
@@ -202,11 +206,3 @@ class ModelExecutor:
             raise ValueError("a token id is outside the vocabulary")
         if new_blocks and not 0 <= min(new_blocks) <= max(new_blocks) < self._capacity.num_blocks:
             raise ValueError("a block id is outside the KV store")
-
-
-def _catch_up(counts: TokenCounts, new: NewRequest, span: Span) -> None:
-    """Count tokens that are new in this plan, for penalties."""
-    first_unseen = max(0, counts.num_tokens - span.start)
-    token_ids = span.token_ids[first_unseen:]
-    if token_ids:
-        counts.add(token_ids, max(0, new.num_prompt_tokens - counts.num_tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,12 +89,17 @@ class StepModel(HasLogits, Protocol):
     """Records published blocks; None if no block outlives the process."""
 
     def sample(
-        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        rows: Sequence[SampleRow],
+        masks: Future[None] | None = None,
     ) -> list[Sample | Failure]:
         """Compute the tokens of all spans; sample a token for each row.
 
         Writes the KV store. `places` are the tokens whose logits the rows need, numbered over all
-        spans in the order of the caller. A row that cannot be sampled fails alone.
+        spans in the order of the caller. A row that cannot be sampled fails alone. The masks of
+        rows are read when `masks` is done, if it is given: another thread is writing them.
         """
         ...
 

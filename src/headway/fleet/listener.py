@@ -266,7 +266,7 @@ class EngineListener:
         if not self._is_up:
             return  # the frontend has yet to hear of it, and would not read the answer
         kept = self._kept.find(message.request_id, message.tenant)
-        has_room = kept is not None and session.live.has_room(len(kept.command.token_ids))
+        has_room = kept is not None and session.live.has_room(kept.command.size)
         if kept is None or kept.session is session or not has_room:
             await self._send(session, HandedOver(now, Handover(message.request_id)))
             return
@@ -296,7 +296,7 @@ class EngineListener:
         command, now = message.request, self._clock.now()
         try:
             check_request(command, info)
-            if not session.live.has_room(len(command.token_ids), command.id):
+            if not session.live.has_room(command.size, command.id):
                 raise InvalidRequestError("the frontend exceeds its credit")
             self._quarantine.check(command)
         except (InvalidRequestError, QuarantinedError) as error:

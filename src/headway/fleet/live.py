@@ -60,16 +60,15 @@ class LiveRequests:
         attempt.open_ids |= names
         # The samples of a request with output are sent one by one.
         attempt.has_forked |= command.num_prompt_tokens > 0
-        attempt.num_tokens += len(command.token_ids)
-        self._num_tokens += len(command.token_ids)
+        attempt.num_tokens += command.size
+        self._num_tokens += command.size
         return ended
 
     def adopt(self, command: AddRequest, open_ids: set[str], has_forked: bool) -> None:
         """Add a request that another connection had, with the samples that have not ended."""
-        num_tokens = len(command.token_ids)
-        attempt = _Attempt(command.attempt, open_ids, num_tokens, has_forked)
+        attempt = _Attempt(command.attempt, open_ids, command.size, has_forked)
         self._attempts[command.id] = attempt
-        self._num_tokens += num_tokens
+        self._num_tokens += command.size
 
     def release(self, request_id: str) -> list[str]:
         """Remove a request that goes on elsewhere; return the wire ids of its samples."""

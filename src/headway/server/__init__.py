@@ -10,6 +10,8 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     access.py       hosts, keys and gateways: what every request is checked against
     context.py      what the handlers share
     admission.py    admission to the queue, before a body is read
+    grammars.py     checks of grammars, before their requests are sent
+    live.py         requests that are being answered, by id
 
     http/     below the API: limits, hosts, authentication, errors, SSE
     schema/   request and response bodies

@@ -7,7 +7,7 @@ probes, wrong paths included, then check the Host header and the key.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,8 @@ from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
-from headway.server.api.status import metrics_router, version_router
+from headway.server.api.requests import requests_router
+from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
 from headway.server.context import ServerContext
@@ -51,6 +52,8 @@ class Apps:
 
     public: Starlette
     admin: Starlette
+    idle_work: Callable[[], Awaitable[None]] | None = None
+    """Runs beside the server; waits until nobody is delayed by it."""
 
 
 def create_apps(
@@ -90,9 +93,11 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         chat_router(context, limits),
         completions_router(context, limits),
         models_router(context),
+        requests_router(context),
         explanations_router(context),
         streams_router(context),
         tokenize_router(context),
+        load_router(context),
         openapi_router(context, limits, has_keys=not directory.is_open),
         _unsupported_router(),
     )
@@ -101,6 +106,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     return Apps(
         make(access.hosts, public),
         make(access.admin_hosts, (metrics_router(context, directory),)),
+        context.grammars.prepare_when_idle,
     )
 
 

@@ -18,7 +18,9 @@ from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
+from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
+from headway.server.live import LiveGenerations
 from headway.server.schema.request import GenerationRequest
 from headway.server.streams import ResumableStreams
 from headway.tenancy import TenantRecord
@@ -50,6 +52,11 @@ class ServerContext:
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
     streams: ResumableStreams = field(default_factory=ResumableStreams)
+    live: LiveGenerations = field(default_factory=LiveGenerations)
+    grammars: GrammarChecks = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grammars", GrammarChecks(self.engine))
 
     def model_name(self, requested: str | None) -> str:
         """Return the model name for the answer; raise ApiError (404) for an unknown name."""

@@ -174,8 +174,9 @@ class _ServerRun:
                         asyncio.create_task(_repeat(partial(self._refuse_expired, parts))),
                         asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
-                    if parts.background is not None:
-                        tasks.append(asyncio.create_task(_repeat(parts.background)))
+                    for work in (parts.background, parts.apps.idle_work):
+                        if work is not None:
+                            tasks.append(asyncio.create_task(_repeat(work)))
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 # Before any await: the task must not start an engine now.
                 making.cancel()

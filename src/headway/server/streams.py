@@ -22,6 +22,7 @@ from starlette.responses import Response
 from headway.engine.client.transcript import Cursor
 from headway.errors import ReaderReplacedError
 from headway.server.api.generation import Generation
+from headway.server.schema.request import AnswerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class StreamNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     """Name of the model in the answer."""
     created: int
-    includes_usage: bool
+    options: AnswerOptions
     client_id: str
     """The client's own id of the request."""
     is_stream: bool = True

@@ -1,4 +1,4 @@
-"""Text to tokens and back, chat templates and stop strings.
+"""Text to tokens and back, chat templates, stop strings and grammars.
 
 In reading order:
 
@@ -10,6 +10,8 @@ In reading order:
     detokenizer.py       token ids to text, incrementally
     stops.py             stop strings
     output.py            text of one sample: detokenizer and stop strings
+    grammar.py           grammars of structured output, as text
+    matchers.py          compiled grammars: which tokens may come next
     chat_template.py     chat messages to a prompt
     sandbox.py           bounded Jinja sandbox for templates
 """

@@ -20,7 +20,15 @@ from headway.errors import InvalidRequestError, ModelLoadError
 from headway.text.sandbox import MAX_SOURCE_CHARS, BoundedSandbox
 
 DEFAULT_MAX_CHARS = 4_000_000
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        # Parameters of the function that others pass such variables to.
+        *("chat_template", "tokenize", "conversation", "return_tensors", "return_dict"),
+    }
+)
+_CUT_HERE = "CONTINUE_FROM_HERE "
+"""Ends the message to continue, with a space: templates may trim it."""
 
 
 class ChatTemplate:
@@ -53,10 +61,16 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render messages; `variables` are further names for the template."""
+        """Render messages; `variables` are further names for the template.
+
+        With `continue_final_message` the result ends with the text of the last message.
+        """
+        if continue_final_message:
+            return self._render_open(messages, tools, variables)
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions with a prompt",
@@ -87,6 +101,27 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"the chat template refused these messages: {error}", param="messages"
             ) from error
+
+    def _render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """Render messages without what the template writes after the last one's text."""
+        *before, last = [_message(message) for message in messages]
+        marked = {**last, "content": f"{last.get('content') or ''}{_CUT_HERE}"}
+        text = self.render(
+            [*before, marked], add_generation_prompt=False, tools=tools, variables=variables
+        )
+        at = text.rfind(_CUT_HERE.strip())
+        if at < 0:
+            raise InvalidRequestError(
+                "the chat template does not write the last message, so it cannot be continued",
+                param="continue_final_message",
+            )
+        is_trimmed = text[at : at + len(_CUT_HERE)] != _CUT_HERE
+        return text[:at].rstrip() if is_trimmed else text[:at]
 
     def _bounded(self, pieces: Iterable[str]) -> str:
         rendered, num_chars = [], 0

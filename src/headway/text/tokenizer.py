@@ -25,7 +25,7 @@ class Tokenizer:
         self._spelling = spelling_of(loaded.backend)
         self._bytes = self._spelling and TokenBytes(loaded.backend, self._spelling)
         added = loaded.backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = loaded.backend.get_vocab_size(with_added_tokens=True)
         self._longest_token = loaded.longest_token
         self.bos_token_id: int | None = loaded.bos_token_id
@@ -90,7 +90,7 @@ class Tokenizer:
         """
         if self._spelling is None or self._bytes is None:
             return StreamDetokenizer(self._backend, skip_special_tokens, after)
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+        skipped = self.special_ids if skip_special_tokens else frozenset()
         return ByteDetokenizer(self._bytes, skipped, self._spelling.drops_first_space and not after)
 
     def token_bytes(self, token_id: int) -> bytes:

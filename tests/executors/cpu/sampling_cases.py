@@ -7,13 +7,14 @@ import math
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample
 from headway.executors.cpu import kernels
 from headway.executors.cpu.sampling import Samplings
-from headway.executors.sampling import SampleRow, TokenCounts, has_penalties
+from headway.executors.sampling import SampleRow, TokenCounts, has_penalties, make_mask
 from headway.executors.torch.sampler import Scores, sample
 
 VOCABULARIES = (16, 48, 64, 80, 1008, 49152, 128256, 151936)
@@ -43,9 +44,21 @@ def make_case(seed: int, vocab_size: int) -> SamplingCase:
         counts.add(prompt + outputs, len(prompt))
     num_outputs = source.choice((0, 5, 50))
     position = source.randrange(10_000)
+    seed = source.getrandbits(63)
+    bad_ids = tuple(source.randrange(vocab_size) for _ in range(source.choice((0, 0, 0, 3))))
+    mask = _mask(source, logits) if source.random() < 0.5 else None
     return SamplingCase(
-        logits, SampleRow(params, source.getrandbits(63), 0, position, num_outputs, counts)
+        logits, SampleRow(params, seed, 0, position, num_outputs, counts, bad_ids, mask)
     )
+
+
+def _mask(source: random.Random, logits: torch.Tensor) -> np.ndarray:
+    vocab_size = len(logits)
+    count = source.choice((1, 2, vocab_size // 2, vocab_size - 1, vocab_size))
+    allowed = source.sample(range(vocab_size), count)
+    # Often the best token is among those that are not allowed.
+    best = int(logits.argmax())
+    return make_mask([one for one in allowed if one != best] or [best], vocab_size)
 
 
 def _logits(source: random.Random, generator: torch.Generator, vocab_size: int) -> torch.Tensor:
@@ -107,6 +120,7 @@ def by_kernels(case: SamplingCase, isa: str) -> Sample | Failure:
     status = library.hw_sample(
         kernels.ISA.index(isa),
         samplings.structs,
+        None if case.row.mask is None else case.row.mask.ctypes.data,
         logits.data_ptr(),
         len(logits),
         chosen,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample
 from headway.executors.cpu import kernels
-from headway.executors.sampling import SampleRow
+from headway.executors.sampling import SampleRow, make_mask
 from headway.executors.step_model import Span
 from tests.executors.cpu.sampling_cases import (
     VOCABULARIES,
@@ -80,7 +83,8 @@ def test_draws_follow_the_distribution(fields, is_full):
 def test_company_changes_no_sample(isa):
     """Each row alone, all together, in other orders and on other numbers of threads."""
     tables = [[at] for at in range(12)]
-    rows = [make_case(seed, VOCAB).row for seed in range(10)] + [row_of(temperature=0.0)] * 2
+    masked = replace(row_of(temperature=0.0), mask=make_mask(range(100, 200), VOCAB))
+    rows = [make_case(seed, VOCAB).row for seed in range(10)] + [row_of(temperature=0.0), masked]
     spans = [Span(TOKENS[at : at + 9], 0, table) for at, table in enumerate(tables)]
     alone = case_of(spec_of(vocab_size=VOCAB)).compiled(isa)
     expected = [alone.sample([span], [8], [row])[0] for span, row in zip(spans, rows, strict=True)]
@@ -136,4 +140,48 @@ def test_the_vocabulary_must_fit():
     library = kernels.load_kernels()
     assert library is not None
     none = [None] * 4
-    assert library.hw_sample(0, none[0], None, 17, *none[:3]) == kernels.STATUSES["MISFIT"]
+    assert library.hw_sample(0, None, None, None, 17, *none[:3]) == kernels.STATUSES["MISFIT"]
+
+
+@every_isa
+@pytest.mark.parametrize("vocab_size", [16, 48, 208])
+def test_a_greedy_row_takes_its_best_allowed_token(isa, vocab_size):
+    """In the head, without logits in memory; for every single token, and for all but the best."""
+    model = case_of(spec_of(vocab_size=vocab_size)).compiled(isa)
+    span = Span([token % vocab_size for token in TOKENS[:9]], 0, [0])
+    greedy = row_of(temperature=0.0)
+    logits = model.logits([span], [8])[0]
+    order = sorted(range(vocab_size), key=lambda at: (-logits[at], at))
+    masks = [make_mask([at], vocab_size) for at in range(vocab_size)]
+    masks += [make_mask(order[at:], vocab_size) for at in range(vocab_size)]
+    rows = [replace(greedy, mask=mask) for mask in masks]
+    found = model.sample([span], [8] * len(rows), rows)
+    assert found == [Sample((at,)) for at in (*range(vocab_size), *order)]
+
+
+def test_a_row_with_nothing_allowed_fails_alone():
+    model = case_of(spec_of(vocab_size=VOCAB)).compiled(BEST)
+    span, nothing = Span(TOKENS[:9], 0, [0]), make_mask([], VOCAB)
+    for fields in ({"temperature": 0.0}, {}, {"temperature": 0.0, "logprobs": 1}):
+        row = row_of(**fields)
+        (alone,) = model.sample([span], [8], [row])
+        found = model.sample([span], [8, 8], [replace(row, mask=nothing), row])
+        assert found == [Failure("the model's scores are not finite (-inf)"), alone]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+def test_the_sampler_waits_for_masks(delay_s):
+    """Masks are written while the model runs, by another thread."""
+    model = case_of(spec_of(vocab_size=VOCAB)).compiled(BEST)
+    span, mask = Span(TOKENS[:9], 0, [0]), make_mask(range(VOCAB), VOCAB)
+    rows = [replace(row_of(temperature=at), mask=mask) for at in (0.0, 1.0)]
+    pending: Future[None] = Future()
+
+    def write() -> None:
+        mask[:] = make_mask([77], VOCAB)
+        pending.set_result(None)
+
+    timer = Timer(delay_s, write)
+    timer.start()
+    assert model.sample([span], [8, 8], rows, pending) == [Sample((77,)), Sample((77,))]
+    timer.join()

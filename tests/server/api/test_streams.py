@@ -13,6 +13,7 @@ import pytest
 
 from headway.core import invariants
 from headway.server import streams
+from headway.server.schema.request import AnswerOptions
 from headway.server.streams import NOTE_VERSION, StreamNote, decode_note, encode_note
 from headway.tenancy.keys import digest_of, write_digest
 from tests.support.apps import FIXED_ID, check_error, serving
@@ -323,7 +324,7 @@ async def test_a_tenant_that_leaves_many_streams_loses_its_own(
 
 
 def test_a_note_is_checked_field_by_field() -> None:
-    good = StreamNote(NOTE_VERSION, "cmpl", "tiny", 5, True, "id")
+    good = StreamNote(NOTE_VERSION, "cmpl", "tiny", 5, AnswerOptions(), "id")
     names, ends = ("tiny",), frozenset(("cmpl",))
     assert decode_note(encode_note(good)) == good and good.check(ends, names)
     wrong = {

@@ -12,7 +12,9 @@ from headway.core.terms import Targets, Terms
 from headway.errors import InvalidRequestError
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
-from headway.server.schema.request import parse, unsupported_fields
+from headway.server.schema.fields import unsupported_fields
+from headway.server.schema.request import parse
+from headway.text.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -31,6 +33,7 @@ def refusal(make: Any, **fields: Any) -> InvalidRequestError:
     return caught.value
 
 
+SCHEMA = {"type": "array"}
 SHARED = [
     ("n", 3, {"n": 3}),
     ("temperature", 0, {"temperature": 0}),
@@ -56,6 +59,27 @@ SHARED = [
     ("user", "someone", {}),
     ("priority", 3, {}),
     ("ttft_ms", 500, {}),
+    ("allowed_token_ids", [5, 6], {"allowed_token_ids": (5, 6)}),
+    ("bad_words", ["a b"], {"bad_words": ("a b",)}),
+    ("response_format", {"type": "text"}, {}),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+        {"grammar": json_grammar(SCHEMA)},
+    ),
+    ("response_format", {"type": "json_object"}, {"grammar": json_grammar({"type": "object"})}),
+    ("structured_outputs", {"choice": ["a"]}, {"grammar": choice_grammar(["a"])}),
+    ("structured_outputs", {"json": SCHEMA}, {"grammar": json_grammar(SCHEMA)}),
+    ("structured_outputs", {"json": '{"type": "array"}'}, {"grammar": json_grammar(SCHEMA)}),
+    ("structured_outputs", {"regex": "a+"}, {"grammar": regex_grammar("a+")}),
+    ("structured_outputs", {"grammar": 'start: "a"'}, {"grammar": lark_grammar('start: "a"')}),
+    (
+        "structured_outputs",
+        {"json_object": True, "disable_any_whitespace": True, "disable_fallback": True},
+        {"grammar": json_grammar({"type": "object"}, is_compact=True)},
+    ),
+    ("return_token_ids", True, {}),
+    ("truncate_prompt_tokens", 5, {}),
     ("tpot_ms", 20.5, {}),
     ("deadline_ms", 86_400_000, {}),
     ("stream", True, {}),
@@ -89,8 +113,9 @@ def test_fields_that_differ_between_the_endpoints() -> None:
     assert completion(logprobs=0).params().logprobs == 0
     assert completion(logprobs=20).params().logprobs == 20
     assert completion(best_of=2, n=2).params().n == 2
-    assert chat(stream=True, stream_options={"include_usage": True}).includes_usage
-    assert not chat(stream=True).includes_usage
+    asked = chat(stream=True, stream_options={"include_usage": True})
+    assert asked.answer_options.includes_usage
+    assert not chat(stream=True).answer_options.includes_usage
 
 
 REFUSED_BY_BOTH = [
@@ -129,6 +154,14 @@ REFUSED_BY_BOTH = [
     ("repetition_penalty", 0, "repetition_penalty"),
     ("stop_token_ids", ["a"], "stop_token_ids"),
     ("stop_token_ids", 5, "stop_token_ids"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", [-1], "allowed_token_ids"),
+    ("allowed_token_ids", [1] * 4097, "allowed_token_ids"),
+    ("bad_words", [""], "bad_words"),
+    ("bad_words", ["x"] * 129, "bad_words"),
+    ("bad_words", [5], "bad_words"),
+    ("truncate_prompt_tokens", -1, "truncate_prompt_tokens"),
+    ("response_format", {"type": "xml"}, "response_format.type"),
     ("ttft_ms", 0, "ttft_ms"),
     ("ttft_ms", "500", "ttft_ms"),
     ("tpot_ms", -1, "tpot_ms"),
@@ -156,19 +189,15 @@ UNSUPPORTED_CHAT = [
     ("audio", {"voice": "x"}, None),
     ("function_call", "auto", "none"),
     ("functions", [{"name": "f"}], []),
-    ("metadata", {"a": "b"}, {}),
     ("modalities", ["audio"], ["text"]),
     ("moderation", {}, None),
     ("parallel_tool_calls", False, True),
     ("prediction", {"type": "content"}, None),
-    ("prompt_cache_key", "k", None),
     ("prompt_cache_options", {}, None),
     ("prompt_cache_retention", "24h", None),
     ("reasoning_effort", "high", "none"),
-    ("response_format", {"type": "json_object"}, {"type": "text"}),
     ("service_tier", "flex", "auto"),
     ("service_tier", "priority", "default"),
-    ("store", True, False),
     ("tool_choice", "auto", "none"),
     ("tools", [{"type": "function"}], []),
     ("verbosity", "low", "medium"),
@@ -196,6 +225,8 @@ def test_what_completions_do_not_support(name, value, harmless) -> None:
 def test_every_field_is_tested() -> None:
     honoured = {name for name, _, _ in SHARED} | {"messages", "prompt", "stream_options"}
     own = {"logprobs", "top_logprobs", "max_completion_tokens", "best_of", "safety_identifier"}
+    own |= {"metadata", "prompt_cache_key", "store", "chat_template_kwargs"}
+    own |= {"add_generation_prompt", "continue_final_message"}
     refused = {*unsupported_fields(ChatRequest), *unsupported_fields(CompletionRequest)}
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert fields == honoured | own | refused

@@ -137,8 +137,8 @@ class RequestStream:
 
     @property
     def num_tokens_to_send(self) -> int:
-        """Tokens of the commands that continue this request: after its first, one per sample."""
-        num_prompt = len(self.command.token_ids)
+        """Size of the commands that continue this request: after its first, one per sample."""
+        num_prompt = self.command.size
         if not self.num_output_tokens:
             return num_prompt
         samples = (one for one in self.samples.values() if not one.is_finished)

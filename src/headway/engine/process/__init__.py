@@ -4,5 +4,6 @@ Must not import client or supervise. `headway.engine_main` is its entry point. I
 
     messages.py  commands and reports, as msgspec structs
     journal.py   the request ids of the step under way, in a file that outlives the process
+    grammar_queue.py  requests that wait until their grammar is compiled
     loop.py      EngineLoop: commands in, steps, reports out
 """

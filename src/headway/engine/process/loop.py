@@ -18,6 +18,7 @@ import zmq
 from headway.core.engine import EngineCore
 from headway.core.events import Event, Refused, Sink
 from headway.core.request import Request
+from headway.engine.process.grammar_queue import GrammarQueue
 from headway.engine.process.journal import StepJournal, journal_path
 from headway.engine.process.messages import (
     AbortRequests,
@@ -67,7 +68,13 @@ class EngineLoop:
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._events: list[Event] = []
+        self._grammars: GrammarQueue | None = None
         self.journal = StepJournal(journal_path(address))
+
+    def use_grammars(self, grammars: GrammarQueue) -> None:
+        """Have requests with a grammar wait until it is compiled."""
+        self._grammars = grammars
+        self._poller.register(grammars.fileno(), zmq.POLLIN)
 
     def run(self, factory: CoreFactory) -> int:
         """Build the core, serve until the end, clean up; return the exit code."""
@@ -104,9 +111,11 @@ class EngineLoop:
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Apply pending commands; wait for one if there is no work. Return False to stop."""
-        timeout_ms = 0 if core.has_work else None
+        timeout_ms = 0 if core.has_work else self._idle_ms
         for _ in range(MAX_COMMANDS_PER_STEP):
             ready = dict(self._poller.poll(timeout_ms))
+            if self._grammars is not None:
+                self._use_compiled(self._grammars, core, is_idle=not ready and bool(timeout_ms))
             if self._commands not in ready:
                 # Standard input is readable only at its end: the parent process is gone.
                 return sys.stdin.fileno() not in ready
@@ -117,14 +126,32 @@ class EngineLoop:
             timeout_ms = 0
         return True
 
+    @property
+    def _idle_ms(self) -> int | None:
+        return None if self._grammars is None else self._grammars.idle_ms
+
+    def _use_compiled(self, grammars: GrammarQueue, core: EngineCore, is_idle: bool) -> None:
+        """Add the requests whose grammars are compiled now; prepare for some if idle."""
+        if is_idle:
+            grammars.prepare()
+        for command, abort_reason in grammars.take():
+            self.journal.begin([command.id])
+            self._add(command, core)
+            if abort_reason is not None:
+                core.abort(command.id, abort_reason)
+            self.journal.end()
+
     def _apply(self, command: Command, core: EngineCore) -> None:
         if isinstance(command, AddRequest):
             self.journal.begin([command.id])
-            self._add(command, core)
+            if self._grammars is None or not self._grammars.add(command):
+                self._add(command, core)
         elif isinstance(command, AbortRequests):
             self.journal.begin(command.ids)
             for request_id in command.ids:
                 core.abort(request_id, command.reason)
+                if self._grammars is not None:
+                    self._grammars.abort(request_id, command.reason)
         self.journal.end()
 
     def _add(self, command: AddRequest, core: EngineCore) -> None:

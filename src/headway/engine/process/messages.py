@@ -34,6 +34,8 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 
+CHARS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -124,6 +126,11 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Another name by which the request can be adopted; empty for none."""
     past: Past | None = None
     """Output before this attempt, if the request has a note and is sent again."""
+
+    @property
+    def size(self) -> int:
+        """What it takes up in a queue, in tokens; a grammar counts as its text would."""
+        return len(self.token_ids) + len(self.params.grammar or "") // CHARS_PER_TOKEN
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

@@ -13,6 +13,8 @@ import logging
 import math
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +45,16 @@ from headway.executors.weights.names import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class StepMasks(NamedTuple):
+    """Addresses of the masks of a step, and the work that writes them."""
+
+    addresses: int | None
+    pending: Future[None] | None
+
+
+NO_MASKS = StepMasks(None, None)
 
 
 class CompiledModel:
@@ -111,13 +123,19 @@ class CompiledModel:
             self._engine = None
 
     def sample(
-        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        rows: Sequence[SampleRow],
+        masks: Future[None] | None = None,
     ) -> list[Sample | Failure]:
         # Rows that need more than their best token come first: only theirs are logits in memory.
         order = sorted(range(len(rows)), key=lambda at: not rows[at].needs_logits)
         special = [rows[at] for at in order if rows[at].needs_logits]
         samplings = Samplings(special, self.spec.vocab_size)
-        chosen_ids, best = self._step(spans, [places[at] for at in order], samplings)
+        addresses = samplings.mask_addresses([rows[at] for at in order])
+        step_masks = StepMasks(addresses, masks)
+        chosen_ids, best = self._step(spans, [places[at] for at in order], samplings, step_masks)
         outcomes: dict[int, Sample | Failure] = {}
         for row, at in enumerate(order):
             if math.isfinite(best[row]):
@@ -129,7 +147,8 @@ class CompiledModel:
 
     def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
         logits = np.empty((len(places), self.spec.vocab_size), dtype=np.float32)
-        self._step(spans, places, Samplings((), self.spec.vocab_size), logits.ctypes.data)
+        none = Samplings((), self.spec.vocab_size)
+        self._step(spans, places, none, logits=logits.ctypes.data)
         return logits
 
     def _step(
@@ -137,6 +156,7 @@ class CompiledModel:
         spans: Sequence[Span],
         places: Sequence[int],
         samplings: Samplings,
+        masks: StepMasks = NO_MASKS,
         logits: int | None = None,
     ) -> tuple[array[int], array[float]]:
         """Run the kernels; return the chosen tokens and the best logits of `places`."""
@@ -160,6 +180,8 @@ class CompiledModel:
             _at(chosen_ids),
             _at(best),
             samplings.logprobs,
+            masks.addresses,
+            self._ready_flag(masks.pending),
         )
         if self._shared is not None:
             for span in spans:
@@ -167,6 +189,14 @@ class CompiledModel:
                     self._shared.prepare(block_id)
         _check(self._library.hw_step(self._engine, step))
         return chosen_ids, best
+
+    def _ready_flag(self, pending: Future[None] | None) -> ctypes._Pointer[ctypes.c_int32] | None:
+        """Return a flag that is set when the masks are written; None if nothing is pending."""
+        if pending is None:
+            return None
+        flag = ctypes.pointer(ctypes.c_int32(0))
+        pending.add_done_callback(lambda _: self._library.hw_set_ready(flag))
+        return flag
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source_ids, target_ids = array("i", sources), array("i", targets)

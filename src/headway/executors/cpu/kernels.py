@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 7
+ABI_VERSION = 8
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
@@ -147,6 +147,8 @@ class Step(Structure):
         ("chosen_ids", c_void_p),
         ("best", c_void_p),
         ("logprobs", POINTER(Logprobs)),
+        ("masks", c_void_p),
+        ("masks_ready", POINTER(c_int32)),
     ]
 
 
@@ -171,9 +173,12 @@ def load_kernels() -> ctypes.CDLL | None:
     library.hw_create.argtypes = [POINTER(Model), c_int32, c_int32, POINTER(pointer)]
     library.hw_destroy.argtypes = [pointer]
     library.hw_step.argtypes = [pointer, POINTER(Step)]
+    library.hw_set_ready.argtypes = [POINTER(c_int32)]
+    library.hw_set_ready.restype = None
     library.hw_sample.argtypes = [
         c_int32,
         POINTER(Sampling),
+        pointer,
         pointer,
         c_int32,
         POINTER(c_int32),

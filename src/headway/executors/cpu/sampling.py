@@ -40,7 +40,7 @@ class Samplings:
             struct.top_p, struct.min_p = params.top_p, params.min_p
             struct.top_k = min(params.top_k, self._vocab_size)
         if row.banned_ids:
-            # A stop id outside the vocabulary cannot be sampled and needs no ban.
+            # An id outside the vocabulary cannot be sampled and needs no ban.
             ids = array("i", [one for one in row.banned_ids if one < self._vocab_size])
             struct.num_banned, struct.banned_ids = len(ids), self._keep(ids)
         if params.logit_bias:
@@ -53,6 +53,13 @@ class Samplings:
             struct.frequency_penalty = params.frequency_penalty
             struct.num_seen, struct.seen_ids = len(counts.ids), self._keep(counts.ids)
             struct.output_counts = self._keep(counts.output_counts)
+
+    def mask_addresses(self, rows: Sequence[SampleRow]) -> int | None:
+        """Return the address of the masks' addresses; None if no row has a mask."""
+        if all(row.mask is None for row in rows):
+            return None
+        masks = [0 if row.mask is None else row.mask.ctypes.data for row in rows]
+        return self._keep(array("q", masks))
 
     def _keep(self, numbers: array) -> int:
         self._kept.append(numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -41,9 +42,15 @@ class EagerModel:
 
     @torch.inference_mode()
     def sample(
-        self, spans: Sequence[Span], places: Sequence[int], rows: Sequence[SampleRow]
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        rows: Sequence[SampleRow],
+        masks: Future[None] | None = None,
     ) -> list[Sample | Failure]:
         logits = self._logits(spans, places)
+        if masks is not None:
+            masks.result()
         return sample(Scores.of(logits), rows) if rows else []
 
     @torch.inference_mode()

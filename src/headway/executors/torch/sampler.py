@@ -1,8 +1,8 @@
 """Logits to tokens, for all requests of a step at once: the reference of the compiled sampler.
 
 Plain greedy rows share one pass over the logits. Other rows are copied and changed in this order:
-min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p. Each stage works on the
-result of the stage before. Log-probabilities are those of the model before any change.
+mask, min_tokens and bad_words, logit_bias, penalties, temperature, min_p, top_k, top_p. Each stage
+works on the result of the stage before. Log-probabilities are those of the model before any change.
 
 Probs are not normalized: exp((logit - best) / temperature) in fp64, the softmax before its
 division, exactly 1 for the best token. So samplers whose exp differs by 1e-12 draw the same tokens.
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from headway.core.params import SamplingParams
@@ -63,7 +64,8 @@ def _sample(found: Scores, rows: Sequence[SampleRow]) -> list[Sample | Failure]:
     special = [
         at
         for at, row in enumerate(rows)
-        if at not in outcomes and (row.is_adjusted or not row.params.is_greedy)
+        if at not in outcomes
+        and (row.is_adjusted or row.mask is not None or not row.params.is_greedy)
     ]
     if special:
         scores = logits[special].float()
@@ -95,7 +97,10 @@ def _failures(places: Iterable[int], best: Sequence[float]) -> dict[int, Failure
 def _adjust(scores: torch.Tensor, row: SampleRow) -> None:
     """Apply in place all stages that can change the most likely token."""
     params, counts = row.params, row.counts
-    # A stop id outside the vocabulary cannot be sampled and needs no mask.
+    if row.mask is not None:
+        bits = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: len(scores)]
+        scores[torch.from_numpy(bits == 0).to(scores.device)] = -torch.inf
+    # An id outside the vocabulary cannot be sampled and needs no ban.
     scores[[token_id for token_id in row.banned_ids if token_id < len(scores)]] = -torch.inf
     if params.logit_bias:
         scores[list(params.logit_bias)] += scores.new_tensor(list(params.logit_bias.values()))

@@ -10,11 +10,12 @@ Must not import app or serve. In reading order:
     streams.py       GET /v1/streams: the rest of a stream
     adopted.py       streams of other frontends that this one continues
     logprobs.py      log-probabilities in OpenAI's forms
-    tokenize.py      /tokenize, /detokenize
+    tokenize.py      /tokenize, /detokenize, /tokenizer_info
     models.py        /v1/models
+    requests.py      cancels a request
     explanations.py  why a request took as long as it did
     health.py        health probes
-    status.py        metrics and version
+    status.py        metrics, version and load
     openapi.py       /openapi.json
     openapi_document.py  the OpenAPI document
 """

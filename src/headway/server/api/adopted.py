@@ -68,8 +68,9 @@ def _build(
         note.model,
         partial(forms[note.endpoint].choice_format, context.engine.tokenizer, spec),
         note.is_stream,
-        note.includes_usage,
+        note.options,
         note.created,
+        note.client_id,
         note.body_digest,
     )
     generation = Generation(context.engine, spec, take_lease())

@@ -21,6 +21,7 @@ from headway.server.http import sse
 from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import ApiError, ErrorResponse, translate
+from headway.server.schema.request import AnswerOptions
 from headway.server.streams import ResumableStream
 
 FINGERPRINT_CHARS = 16
@@ -36,13 +37,21 @@ _REPLACED = ErrorResponse(
 class ChoicePart:
     """Text and tokens of a choice, all or since the last chunk.
 
-    `tokens` is None unless the request asked for log-probabilities.
+    `tokens` is None unless the request asked for log-probabilities, and `token_ids` unless it asked
+    for them.
     """
 
     index: int
     text: str = ""
     tokens: list[ScoredToken] | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    is_first: bool = False
+    """Whether nothing of the choice was written before."""
+
+    def ids(self) -> dict[str, Any]:
+        """Return the token ids as a field of the choice, if they are asked for."""
+        return {} if self.token_ids is None else {"token_ids": self.token_ids}
 
 
 class ChoiceFormat(Protocol):
@@ -74,8 +83,10 @@ class GenerationJob:
     model: str
     make_format: Callable[[], ChoiceFormat]
     is_stream: bool
-    includes_usage: bool
+    options: AnswerOptions
     created: int
+    client_id: str = ""
+    """The id in the X-Request-Id header of the answer."""
     body_digest: bytes = b""
     """Digest of the body of a request with an Idempotency-Key."""
 
@@ -89,15 +100,14 @@ async def answer(
 ) -> Response:
     """Return the answer to a started generation, which ends if the client leaves."""
     if context.ledger is not None:
-        context.ledger.set_client_id(job.spec.id, getattr(request.state, "request_id", ""))
+        context.ledger.set_client_id(job.spec.id, job.client_id)
     writer = ResponseWriter(job, generation)
     is_handed_over = False
     try:
         if not job.is_stream:
             return await unless_disconnected(writer.whole(), request.receive)
-        # A request that fails before its first token still gets an error status.
-        rest = writer.stream()
-        first = await unless_disconnected(_first(rest), request.receive)
+        # A request that fails soon, and before its first token, still gets an error status.
+        first, rest = await unless_disconnected(sse.begin(writer.stream()), request.receive)
         is_handed_over = True
         close = generation.close
         if job.is_resumable:
@@ -142,8 +152,8 @@ async def answer_kept(
         whole = await unless_disconnected(stream.whole(reader), request.receive)
         if whole is not None:
             return whole
-        rest = stream.events(reader, None)
-        first = await unless_disconnected(_first(rest), request.receive)
+        events = stream.events(reader, None)
+        first, rest = await unless_disconnected(sse.begin(events), request.receive)
         is_handed_over = True
         return sse.EventStream(sse.EventSource(first, rest, leave), context.slow_reader_timeout_s)
     except ReaderReplacedError as error:
@@ -153,16 +163,13 @@ async def answer_kept(
             await leave()
 
 
-async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
-
-
 @dataclass(slots=True)
 class _OpenChoice:
     """A growing choice, with the text and tokens that are not written yet."""
 
     index: int
     has_logprobs: bool
+    has_token_ids: bool
     num_tokens: int = 0
     """Tokens so far, written or not."""
     num_written: int = 0
@@ -171,12 +178,15 @@ class _OpenChoice:
     is_ended: bool = False
     texts: list[str] = field(default_factory=list[str])
     tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
         self.num_tokens += len(delta.token_ids)
         if delta.text:
             self.texts.append(delta.text)
+        if self.has_token_ids:
+            self.token_ids.extend(delta.token_ids)
         if self.has_logprobs:
             self.tokens.extend(zip(delta.token_ids, delta.logprobs or (), strict=False))
         if delta.finish_reason is not None:
@@ -193,8 +203,16 @@ class _OpenChoice:
 
     def take(self) -> ChoicePart:
         tokens = self.tokens if self.has_logprobs else None
-        piece = ChoicePart(self.index, "".join(self.texts), tokens, self.finish_reason)
-        self.texts, self.tokens = [], []
+        token_ids = self.token_ids if self.has_token_ids else None
+        piece = ChoicePart(
+            self.index,
+            "".join(self.texts),
+            tokens,
+            self.finish_reason,
+            token_ids,
+            is_first=self.num_written == 0,
+        )
+        self.texts, self.tokens, self.token_ids = [], [], []
         self.num_written = max(self.num_written, self.num_tokens)
         self.is_ended = self.finish_reason is not None
         return piece
@@ -236,6 +254,7 @@ class ResponseWriter:
         return JsonResponse(
             {
                 **self._envelope(self._format.object_names[0], *self._numerics),
+                **self._prompt_ids(),
                 "choices": [self._format.whole(piece) for piece in choices],
                 "usage": self._generation.usage(),
             }
@@ -251,7 +270,7 @@ class ResponseWriter:
                     if events:
                         is_begun = True
                         yield events
-            if self._job.includes_usage:
+            if self._job.options.includes_usage:
                 chunk: dict[str, Any] = self._envelope(self._format.object_names[1])
                 chunk["choices"] = []
                 chunk["usage"] = self._generation.usage()
@@ -271,7 +290,7 @@ class ResponseWriter:
         opening = None if choice.is_open else self._format.opening(delta.index)
         choice.is_open = True
         if opening is not None:
-            events = self._chunk(opening, delta.numerics)
+            events = self._chunk(opening, delta.numerics, **self._prompt_ids())
         if delta.skipped_ids:
             choice.num_tokens += len(delta.skipped_ids)
             self._format.skip(delta.index, delta.skipped_ids)
@@ -282,11 +301,18 @@ class ResponseWriter:
             events += self._chunk(self._format.chunk(choice.take()), delta.numerics)
         return events
 
-    def _chunk(self, choice: dict[str, Any], numerics: str) -> bytes:
+    def _prompt_ids(self) -> dict[str, Any]:
+        """Return the ids of the only prompt as a field, if they are asked for."""
+        prompts = self._job.spec.prompts
+        is_wanted = self._job.options.returns_token_ids and len(prompts) == 1
+        return {"prompt_token_ids": list(prompts[0])} if is_wanted else {}
+
+    def _chunk(self, choice: dict[str, Any], numerics: str, **fields: Any) -> bytes:
         envelope = self._envelope(self._format.object_names[1], numerics)
-        chunk = {**envelope, "choices": [choice]}
-        if self._job.includes_usage:
-            chunk["usage"] = None
+        chunk = {**envelope, **fields, "choices": [choice]}
+        options = self._job.options
+        if options.includes_usage:
+            chunk["usage"] = self._generation.usage() if options.has_continuous_usage else None
         return sse.event(chunk, self._event_id() if self._is_resumable else "")
 
     def _event_id(self) -> str:
@@ -299,7 +325,8 @@ class ResponseWriter:
         if choice is None:
             has_logprobs = self._job.spec.params.logprobs is not None
             at = START if self._cursor is None else self._cursor.of(index)
-            choice = self._choices[index] = _OpenChoice(index, has_logprobs)
+            has_token_ids = self._job.options.returns_token_ids
+            choice = self._choices[index] = _OpenChoice(index, has_logprobs, has_token_ids)
             choice.num_written, choice.is_ended, choice.is_open = at
         return choice
 
@@ -313,6 +340,7 @@ class ResponseWriter:
             "created": self._job.created,
             "model": self._job.model,
         }
+        envelope |= self._job.options.envelope()
         # As in the OpenAI API: the same seed gives the same tokens while this stays the same.
         fingerprints = [f"fp_{one[:FINGERPRINT_CHARS]}" for one in numerics if one]
         if fingerprints:

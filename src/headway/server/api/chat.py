@@ -29,9 +29,9 @@ def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
 
 
 def _encode(payload: ChatRequest, context: ServerContext) -> list[list[int]]:
-    text = context.chat_template.render(payload.conversation())
+    text = payload.render(context.chat_template)
     # The template has already written the special tokens.
-    return [context.encode(text, add_special_tokens=False)]
+    return [payload.truncate(context.encode(text, add_special_tokens=False))]
 
 
 class ChatFormat:
@@ -52,6 +52,7 @@ class ChatFormat:
             "delta": {"content": piece.text} if piece.text else {},
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
+            **piece.ids(),
         }
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
@@ -60,6 +61,7 @@ class ChatFormat:
             "message": {"role": "assistant", "content": piece.text, "refusal": None},
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
+            **piece.ids(),
         }
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:

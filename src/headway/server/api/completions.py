@@ -32,7 +32,9 @@ def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
 
 def _encode(payload: CompletionRequest, context: ServerContext) -> list[list[int]]:
     return [
-        context.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        payload.truncate(
+            context.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        )
         for prompt in payload.prompts()
     ]
 
@@ -56,6 +58,7 @@ class CompletionFormat:
             "text": piece.text,
             "logprobs": self._write_logprobs(piece),
             "finish_reason": piece.finish_reason,
+            **self._ids(piece),
         }
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
@@ -64,6 +67,12 @@ class CompletionFormat:
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         if self._spec.params.logprobs is not None:
             self._writer(index).skip(token_ids)
+
+    def _ids(self, piece: ChoicePart) -> dict[str, Any]:
+        ids = piece.ids()
+        if ids and piece.is_first:
+            ids["prompt_token_ids"] = list(self._spec.prompts[piece.index // self._spec.params.n])
+        return ids
 
     def _write_logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
         return None if piece.tokens is None else self._writer(piece.index).write(piece.tokens)

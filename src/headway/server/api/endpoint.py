@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.engine.client.inputs import with_bad_words
 from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import NO_NOTE, Note
 from headway.errors import InvalidRequestError
@@ -119,7 +120,7 @@ class GenerationEndpoint(Generic[RequestT]):
                     request, context, limits, reservation, body, repeat
                 )
                 if context.ledger is not None:
-                    context.ledger.set_client_id(job.spec.id, request.state.request_id)
+                    context.ledger.set_client_id(job.spec.id, job.client_id)
                 stream = resumable_stream(context, job, generation)
                 streams.add(stream)
                 return stream, stream.num_readers
@@ -151,6 +152,7 @@ class GenerationEndpoint(Generic[RequestT]):
         except InvalidRequestError as error:
             error.param = payload.field_for(error.param)
             raise
+        context.live.add(generation, job.spec, job.client_id)
         context.metrics.observe_params(generation.resolved_params)
         return job, generation
 
@@ -163,11 +165,15 @@ class GenerationEndpoint(Generic[RequestT]):
         repeat: RepeatKey,
     ) -> GenerationJob:
         model = context.model_name(payload.model)
-        params = payload.params()
+        tokenizer, terms = context.engine.tokenizer, payload.terms(tenant_terms(request))
+        params = await run_off_loop(num_bytes, lambda: with_bad_words(payload.params(), tokenizer))
+        if params.grammar is not None:
+            await _check_grammar(context, payload, params.grammar, terms.tenant)
         prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
         request_id = f"{self.id_prefix}-{context.new_id()}"
         priority, created = payload.priority or 0, int(context.time_of_day())
-        is_stream, includes_usage = bool(payload.stream), payload.includes_usage
+        client_id, options = getattr(request.state, "request_id", ""), payload.answer_options
+        is_stream = bool(payload.stream)
         note = NO_NOTE
         if payload.is_resumable or repeat.alias:
             about = StreamNote(
@@ -175,15 +181,24 @@ class GenerationEndpoint(Generic[RequestT]):
                 self.id_prefix,
                 model,
                 created,
-                includes_usage,
-                getattr(request.state, "request_id", ""),
+                options,
+                client_id,
                 is_stream,
                 repeat.body_digest,
             )
             note = Note(encode_note(about), repeat.alias)
-        terms = payload.terms(tenant_terms(request))
         spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, context.engine.tokenizer, spec)
+        make_format = partial(self.choice_format, tokenizer, spec)
         return GenerationJob(
-            spec, model, make_format, is_stream, includes_usage, created, repeat.body_digest
+            spec, model, make_format, is_stream, options, created, client_id, repeat.body_digest
         )
+
+
+async def _check_grammar(
+    context: ServerContext, payload: GenerationRequest, grammar: str, tenant: str
+) -> None:
+    try:
+        await context.grammars.check(grammar, tenant)
+    except InvalidRequestError as error:
+        message = f"{payload.grammar_field} cannot be honoured: {error}"
+        raise InvalidRequestError(message, payload.grammar_field) from error

@@ -17,7 +17,7 @@ from headway.engine.client.async_engine import AsyncEngine, RequestStream
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import NO_NOTE, Note
-from headway.errors import InvalidRequestError
+from headway.errors import HeadwayError, InvalidRequestError
 from headway.observe.trace.names import prompt_id
 from headway.server.http.errors import INTERNAL_ERROR, ApiError
 from headway.tenancy import QuotaLease
@@ -87,6 +87,10 @@ class Generation:
         self._num_again = self._streams[0].rewind(cursor, self._engine.tokenizer)
 
     @property
+    def is_running(self) -> bool:
+        return any(stream.unfinished_ids for stream in self._streams)
+
+    @property
     def is_resumable(self) -> bool:
         return all(stream.is_resumable for stream in self._streams)
 
@@ -96,6 +100,13 @@ class Generation:
         num_prompt = sum(len(stream.command.token_ids) for stream in self._streams)
         outputs = (one.transcript.size for one in self._streams if one.transcript is not None)
         return num_prompt + sum(outputs)
+
+    async def cancel(self, error: HeadwayError) -> None:
+        """End the request; whoever reads it gets the error."""
+        for stream in self._streams:
+            if stream.unfinished_ids:
+                stream.fail(error)
+                await self._engine.abort(stream)
 
     async def close(self) -> None:
         """Abort unfinished requests and settle the quota lease; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""GET /health, /health/live and /health/ready; no probe ever waits for the engine.
+"""GET /health, /health/live, /health/ready and /ping; no probe ever waits for the engine.
 
 `live` reports that this process answers. It fails once the engine is given up, because only a new
 process helps then. `ready` reports that requests are accepted: the engine is loaded and makes
@@ -46,12 +46,14 @@ def probe_router(health: HealthStatus) -> Routes:
 
 
 def health_router(health: HealthStatus) -> Routes:
-    """Return the route for load balancers."""
+    """Return the routes for load balancers."""
     router = Routes()
 
-    @router.get("/health")
     async def get_health(_request: Request) -> Response:
         # As in vLLM, the answer is the status code alone.
         return Response(status_code=200 if health.status() == "ready" else 503)
+
+    for path in ("/health", "/ping"):
+        router.add(path, get_health, "GET")
 
     return router

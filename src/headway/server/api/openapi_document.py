@@ -40,6 +40,9 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ModelList,
     answers.Tokens,
     answers.DetokenizedText,
+    answers.TokenizerInfo,
+    answers.ServerLoad,
+    answers.Cancelled,
     answers.Version,
     answers.Health,
     answers.Explanation,
@@ -49,7 +52,7 @@ _REFUSALS = {
     401: "No valid API key.",
     403: "The tenant is disabled.",
     404: "There is no such model, or no such request.",
-    409: "Another request with this Idempotency-Key gets the answer now.",
+    409: "The request was cancelled, or another one with its Idempotency-Key gets the answer.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     422: "The Idempotency-Key was used with another body.",
@@ -241,9 +244,14 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
             "security": [],
         },
         "/health": _info_operation("The same, by the status code alone.", refused | empty),
+        "/ping": _info_operation("The same as /health.", refused | empty),
+        "/load": _get_operation("The load of this server.", answers.ServerLoad, every),
+        "/tokenizer_info": _get_operation("The tokenizer.", answers.TokenizerInfo, every),
         "/openapi.json": _info_operation("This document.", refused | whole),
     }
-    return {path: {"get": operation} for path, operation in operations.items()}
+    paths = {path: {"get": operation} for path, operation in operations.items()}
+    cancel = _get_operation("Cancel a request of this client.", answers.Cancelled, (*every, 404))
+    return paths | {"/v1/requests/{request_id}": {"delete": {**cancel, "parameters": [by_id]}}}
 
 
 def _resumed(every: tuple[int, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GET /metrics, on the admin listener only, and GET /version, on both."""
+"""GET /metrics, on the admin listener only, GET /version, on both, and GET /load."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def metrics_router(context: ServerContext, directory: Directory) -> Routes:
             capacity = context.engine.info.capacity
             context.metrics.describe_cache(capacity.num_blocks, capacity.block_size)
         return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return router
+
+
+def load_router(context: ServerContext) -> Routes:
+    """Return the route of /load."""
+    router = Routes()
+
+    @router.get("/load")
+    async def get_load(_request: Request) -> Response:
+        # As in vLLM: the number of requests that are being answered.
+        return JsonResponse({"server_load": context.engine.num_requests})
 
     return router
 

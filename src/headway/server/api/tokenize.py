@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as in vLLM: text to token ids and back."""
+"""POST /tokenize, /detokenize and GET /tokenizer_info, as in vLLM."""
 
 from __future__ import annotations
 
@@ -83,7 +83,23 @@ def tokenize_router(context: ServerContext) -> Routes:
             body = await read_body(request)
             return await run_off_loop(len(body), lambda: JsonResponse(_detokenize(body, context)))
 
+    @router.get("/tokenizer_info")
+    async def get_tokenizer_info(_request: Request) -> Response:
+        return JsonResponse(_describe(context))
+
     return router
+
+
+def _describe(context: ServerContext) -> dict[str, Any]:
+    tokenizer = context.engine.tokenizer
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "chat_template": tokenizer.chat_template,
+        **tokenizer.special_tokens,
+    }
 
 
 def _tokenize(body: bytes, context: ServerContext) -> dict[str, Any]:

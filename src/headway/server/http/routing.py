@@ -20,6 +20,9 @@ class Routes(list[Route]):
     def post(self, path: str) -> Callable[[Handler], Handler]:
         return self._route(path, "POST")
 
+    def delete(self, path: str) -> Callable[[Handler], Handler]:
+        return self._route(path, "DELETE")
+
     def add(self, path: str, handler: Handler, *methods: str) -> None:
         route = Route(path, handler, methods=list(methods))
         # Starlette would answer HEAD on every GET route; only the given methods are allowed.

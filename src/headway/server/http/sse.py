@@ -15,11 +15,15 @@ from starlette.types import Message, Receive, Scope, Send
 from headway.errors import ReaderReplacedError, SlowReaderError
 from headway.server.http.disconnect import disconnected, unless_disconnected
 from headway.server.http.encoding import to_json
+from headway.server.http.errors import translate
 from headway.server.http.limits import drop_connection
 
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": waiting\n\n"
+"""A comment, for proxies that close a connection on which nothing comes."""
+KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -38,10 +42,48 @@ class EventSource:
     close: Callable[[], Awaitable[None]]
 
 
+async def begin(
+    chunks: AsyncGenerator[bytes, None], patience_s: float = KEEP_ALIVE_S
+) -> tuple[bytes, AsyncGenerator[bytes, None]]:
+    """Return the first event and the rest; a comment in place of an event that takes too long.
+
+    An exception before the first event is raised, after the comment it becomes an event.
+    """
+    first = asyncio.ensure_future(anext(chunks))
+    try:
+        await asyncio.wait((first,), timeout=patience_s)
+    except asyncio.CancelledError:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        raise
+    if first.done():
+        return first.result(), chunks
+    return KEEP_ALIVE, _after_comment(first, chunks)
+
+
+async def _after_comment(
+    first: asyncio.Future[bytes], chunks: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield await first
+        async for chunk in chunks:
+            yield chunk
+    except (SlowReaderError, ReaderReplacedError):
+        raise
+    except Exception as error:
+        yield event(translate(error).body())
+        yield DONE
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await chunks.aclose()
+
+
 class EventStream(Response):
     """Sends the events of its source, and closes the source however the stream ends.
 
-    The connection of a client that reads nothing for `timeout_s`, with full buffers, is dropped.
+    While no event comes, it sends a comment every KEEP_ALIVE_S. The connection of a client that
+    reads nothing for `timeout_s`, with full buffers, is dropped.
     """
 
     media_type = "text/event-stream"
@@ -52,6 +94,7 @@ class EventStream(Response):
         self.background = None
         self._source = source
         self._timeout_s = timeout_s
+        self._num_sent = 0
         self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,9 +114,22 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": self.status_code}
         await self._send(send, {**start, "headers": self.raw_headers})
         await self._send(send, _body(self._source.first))
-        async for chunk in self._source.rest:
-            await self._send(send, _body(chunk))
+        comments = asyncio.create_task(self._send_comments(send))
+        try:
+            async for chunk in self._source.rest:
+                self._num_sent += 1
+                await self._send(send, _body(chunk))
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_comments(self, send: Send) -> None:
+        while True:
+            num_before = self._num_sent
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if self._num_sent == num_before:
+                await self._send(send, _body(KEEP_ALIVE))
 
     async def _send(self, send: Send, message: Message) -> None:
         try:

@@ -85,6 +85,7 @@ class ChatChoice(Answer):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] = []
 
 
 class ChatCompletion(Answer):
@@ -97,6 +98,9 @@ class ChatCompletion(Answer):
     system_fingerprint: str = ""
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    prompt_token_ids: list[int] = []
 
 
 class CompletionLogprobs(Answer):
@@ -115,6 +119,8 @@ class CompletionChoice(Answer):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
 
 
 class Completion(Answer):
@@ -127,6 +133,7 @@ class Completion(Answer):
     system_fingerprint: str = ""
     choices: list[CompletionChoice]
     usage: Usage
+    prompt_token_ids: list[int] = []
 
 
 class ModelDescription(Answer):
@@ -160,6 +167,34 @@ class DetokenizedText(Answer):
     """Token ids as text."""
 
     prompt: str
+
+
+class TokenizerInfo(Answer):
+    """Special tokens by name, and the chat template."""
+
+    tokenizer_class: str
+    vocab_size: Count
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    chat_template: str | None
+    bos_token: str = ""
+    eos_token: str = ""
+    unk_token: str = ""
+    pad_token: str = ""
+
+
+class ServerLoad(Answer):
+    """How many requests are being answered."""
+
+    server_load: Count
+
+
+class Cancelled(Answer):
+    """A request that was cancelled."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: Literal[True]
 
 
 class Version(Answer):

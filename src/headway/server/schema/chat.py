@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from msgspec.structs import replace
 from pydantic import FailFast, Field, WithJsonSchema
 
 from headway.core.params import SamplingParams
 from headway.errors import InvalidRequestError
 from headway.server.schema.request import (
+    AnswerOptions,
     Fields,
     GenerationRequest,
     MaxTokens,
@@ -17,6 +19,7 @@ from headway.server.schema.request import (
     Only,
     RequestLimits,
 )
+from headway.text import ChatTemplate
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -27,6 +30,16 @@ _TEXT_PART = {
     "additionalProperties": False,
 }
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
+
+
+MAX_METADATA = 16
+_METADATA = {
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": 64},
+    "additionalProperties": {"type": "string", "maxLength": 512},
+}
+_VARIABLES = {"type": "object", "additionalProperties": True}
 
 
 class Message(Fields):
@@ -79,22 +92,26 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Annotated[Any, WithJsonSchema({"anyOf": [_METADATA, {"type": "null"}]})] = None
+    store: bool | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, WithJsonSchema({"anyOf": [_VARIABLES, {"type": "null"}]})
+    ] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(("none",))] = None
     functions: Annotated[Any, Only(([],))] = None
-    metadata: Annotated[Any, Only(({},))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     moderation: Annotated[Any, Only()] = None
     parallel_tool_calls: Annotated[Any, Only((True,))] = None
     prediction: Annotated[Any, Only()] = None
-    prompt_cache_key: Annotated[Any, Only()] = None
     prompt_cache_options: Annotated[Any, Only()] = None
     prompt_cache_retention: Annotated[Any, Only()] = None
     reasoning_effort: Annotated[Any, Only(("none",))] = None
-    response_format: Annotated[Any, Only(({"type": "text"},))] = None
     service_tier: Annotated[Any, Only(("auto", "default"))] = None
-    store: Annotated[Any, Only((False,))] = None
     tool_choice: Annotated[Any, Only(("none",))] = None
     tools: Annotated[Any, Only(([],))] = None
     verbosity: Annotated[Any, Only(("medium",))] = None
@@ -121,6 +138,38 @@ class ChatRequest(GenerationRequest):
             error.param = self.field_for(error.param)
             raise
         check_messages(self.messages)
+        _check_metadata(self.metadata)
+        if self.continue_final_message:
+            self._check_continuation()
+
+    def _check_continuation(self) -> None:
+        if self.add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                "continue_final_message",
+            )
+        if self.messages[-1].role != "assistant":
+            raise InvalidRequestError(
+                "continue_final_message needs a last message of the assistant",
+                "continue_final_message",
+            )
+
+    @property
+    def answer_options(self) -> AnswerOptions:
+        return replace(
+            super().answer_options,
+            names_tier=self.service_tier is not None,
+            names_store=bool(self.store),
+        )
+
+    def render(self, template: ChatTemplate) -> str:
+        """Return the prompt as text."""
+        return template.render(
+            self.conversation(),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            variables=self.chat_template_kwargs,
+        )
 
     def params(self) -> SamplingParams:
         return self.sampling(self.output_limit, (self.top_logprobs or 0) if self.logprobs else None)
@@ -132,6 +181,22 @@ class ChatRequest(GenerationRequest):
 
     def conversation(self) -> list[dict[str, Any]]:
         return [message.for_template() for message in self.messages]
+
+
+def _check_metadata(metadata: Any) -> None:
+    is_valid = metadata is None or (
+        isinstance(metadata, dict)
+        and len(metadata) <= MAX_METADATA
+        and all(
+            len(key) <= 64 and isinstance(value, str) and len(value) <= 512
+            for key, value in metadata.items()
+        )
+    )
+    if not is_valid:
+        raise InvalidRequestError(
+            f"metadata must have at most {MAX_METADATA} names of 64 characters, with texts of 512",
+            "metadata",
+        )
 
 
 def _check_content(content: Any, location: str) -> None:

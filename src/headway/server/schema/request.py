@@ -8,31 +8,26 @@ tokenized.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import Field, ValidationError, WithJsonSchema
 
-from headway.config import ServerConfig
 from headway.core.params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
-    MAX_SAMPLES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
 from headway.core.terms import Terms
 from headway.errors import InvalidRequestError, NeverFitsError
+from headway.server.schema.fields import DEFAULT_LIMITS, Fields, Only, RequestLimits
+from headway.server.schema.structured import ResponseFormat, StructuredOutputs
 from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
 MAX_DEPTH = 32
@@ -56,6 +51,8 @@ _PASSED_ON = (
     "frequency_penalty",
     "repetition_penalty",
     "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
@@ -74,6 +71,14 @@ _LOGIT_BIAS = {
     "additionalProperties": False,
 }
 _STOP_TOKEN_IDS = {"type": "array", "maxItems": MAX_STOP_TOKEN_IDS, "items": TOKEN_ID}
+_ALLOWED = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_ALLOWED_TOKEN_IDS,
+    "items": TOKEN_ID,
+}
+_BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS}
+_BAD_WORDS = {"type": "array", "maxItems": MAX_BAD_WORDS, "items": _BAD_WORD}
 
 MaxTokens = Annotated[int, Field(ge=1)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -81,76 +86,26 @@ TARGET_FIELDS = ("ttft_ms", "tpot_ms", "deadline_ms")
 TargetMs = Annotated[float, Field(ge=MIN_TARGET_MS, le=MAX_TARGET_MS)]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """How much one HTTP request may request."""
+class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an answer contains beside its choices."""
 
-    max_num_samples: int
-    max_output_tokens: int
+    includes_usage: bool = False
+    has_continuous_usage: bool = False
+    returns_token_ids: bool = False
+    names_tier: bool = False
+    names_store: bool = False
 
-    @classmethod
-    def of(cls, config: ServerConfig) -> RequestLimits:
-        samples = min(config.max_num_samples, MAX_SAMPLES)
-        return cls(samples, config.max_output_tokens_per_request)
-
-
-DEFAULT_LIMITS = RequestLimits.of(ServerConfig())
-
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """Marks an unsupported field: null and `values` are accepted, other values refused."""
-
-    values: tuple[Any, ...] = ()
-
-    def accepts(self, value: object) -> bool:
-        # Compares types too: to Python, 1 and True are equal.
-        return value is None or any(
-            type(value) is type(harmless) and value == harmless for harmless in self.values
-        )
-
-    def refusal(self, name: str) -> InvalidRequestError:
-        choices = [msgspec.json.encode(value).decode() for value in self.values]
-        instead = f" or send {' or '.join(choices)}" if choices else ""
-        return InvalidRequestError(f"{name} is not supported; leave it out{instead}", name)
-
-    def __get_pydantic_json_schema__(
-        self, _schema: object, _handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"enum": [*self.values, None]}
-
-
-class Fields(BaseModel):
-    """A JSON object of the API: unknown keys are errors, and values are not converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    def check(self, limits: RequestLimits) -> None:
-        """Refuse values that are well formed but not supported."""
-        del limits
-        self.refuse_unsupported("")
-
-    def refuse_unsupported(self, location: str) -> None:
-        for name, only in unsupported_fields(type(self)).items():
-            if not only.accepts(getattr(self, name)):
-                raise only.refusal(location + name)
-
-
-@cache
-def unsupported_fields(kind: type[Fields]) -> dict[str, Only]:
-    """Return the fields that are marked with Only, and their marks."""
-    return {
-        name: mark
-        for name, info in kind.model_fields.items()
-        for mark in info.metadata
-        if isinstance(mark, Only)
-    }
+    def envelope(self) -> dict[str, object]:
+        """Return the fields that say what became of a request field."""
+        tier: dict[str, object] = {"service_tier": "default"} if self.names_tier else {}
+        return {**tier, "store": False} if self.names_store else tier
 
 
 class StreamOptions(Fields):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     resumable: bool | None = None
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
@@ -178,6 +133,7 @@ class GenerationRequest(Fields):
         dict[str, Any] | None, WithJsonSchema({"anyOf": [_LOGIT_BIAS, _NULL]})
     ] = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
 
     # Fields of vLLM
     priority: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
@@ -191,6 +147,13 @@ class GenerationRequest(Fields):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[Any] | None, WithJsonSchema({"anyOf": [_ALLOWED, _NULL]})] = (
+        None
+    )
+    bad_words: Annotated[list[Any] | None, WithJsonSchema({"anyOf": [_BAD_WORDS, _NULL]})] = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
 
     # Fields of Headway: targets in place of the tier's
     ttft_ms: TargetMs | None = None
@@ -198,8 +161,18 @@ class GenerationRequest(Fields):
     deadline_ms: TargetMs | None = None
 
     @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def answer_options(self) -> AnswerOptions:
+        options = self.stream_options or StreamOptions()
+        return AnswerOptions(
+            includes_usage=bool(options.include_usage),
+            has_continuous_usage=bool(options.continuous_usage_stats),
+            returns_token_ids=bool(self.return_token_ids),
+        )
+
+    def truncate(self, token_ids: list[int]) -> list[int]:
+        """Return the end of a prompt, as long as truncate_prompt_tokens says."""
+        limit = self.truncate_prompt_tokens
+        return token_ids if limit is None else token_ids[-limit:]
 
     @property
     def is_resumable(self) -> bool:
@@ -223,6 +196,12 @@ class GenerationRequest(Fields):
                     "stream_options is only allowed when stream is true", "stream_options"
                 )
             self.stream_options.refuse_unsupported("stream_options.")
+            options = self.answer_options
+            if options.has_continuous_usage and not options.includes_usage:
+                raise InvalidRequestError(
+                    "continuous_usage_stats needs include_usage; set both",
+                    "stream_options.continuous_usage_stats",
+                )
 
     def check_output(self, num_prompts: int, max_tokens: int | None, limits: RequestLimits) -> None:
         """Refuse more output than one request may have; no max_tokens is no limit here."""
@@ -256,6 +235,28 @@ class GenerationRequest(Fields):
         in_s = {name: value / 1000 for name, value in in_ms.items() if value is not None}
         return replace(terms, targets=replace(terms.targets, **in_s)) if in_s else terms
 
+    def grammar(self) -> str | None:
+        """Return the grammar that the output must follow; None without one."""
+        try:
+            found = None if self.response_format is None else self.response_format.grammar()
+        except InvalidRequestError as error:
+            error.param = error.param or "response_format"
+            raise
+        if self.structured_outputs is None:
+            return found
+        self.structured_outputs.refuse_unsupported("structured_outputs.")
+        if found is not None:
+            raise InvalidRequestError(
+                "response_format and structured_outputs exclude each other; send one of them",
+                "structured_outputs",
+            )
+        return self.structured_outputs.to_grammar()
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that the grammar comes from."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
     def params(self) -> SamplingParams:
         """Return what the engine needs to sample the output."""
         raise NotImplementedError
@@ -274,6 +275,7 @@ class GenerationRequest(Fields):
             logprobs=logprobs,
             stop=_stop_strings(self.stop),
             logit_bias=_logit_bias(self.logit_bias),
+            grammar=self.grammar(),
             **fields,
         )
 

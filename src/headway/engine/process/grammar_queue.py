@@ -1,0 +1,116 @@
+"""Requests that wait until their grammar is compiled.
+
+Compiling takes milliseconds, or much more for a large grammar, and steps must not wait for it. So
+the engine loop adds a request with a grammar to the core only when the grammar is compiled. One
+thread compiles, in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from headway.core.request import FinishReason
+from headway.engine.process.messages import AddRequest
+
+logger = logging.getLogger(__name__)
+
+PREPARE_AFTER_MS = 5000
+"""Idle time after which the engine prepares for its first grammar. Preparing stops Python for about
+half a second, which would be felt in streams, and costs memory."""
+
+
+class Compiler(Protocol):
+    """Compiles grammars and keeps them for the executor."""
+
+    def prepare(self) -> None: ...
+
+    def is_compiled(self, grammar: str) -> bool: ...
+
+    def matcher(self, grammar: str) -> object: ...
+
+
+class CompiledRequest(NamedTuple):
+    """A request that may be added now, and why it is to be aborted at once, if it is."""
+
+    command: AddRequest
+    abort_reason: FinishReason | None
+
+
+class GrammarQueue:
+    """Compiles the grammars of requests; `fileno` is readable when a request may be added."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._work: SimpleQueue[AddRequest | None] = SimpleQueue()
+        self._done: SimpleQueue[AddRequest] = SimpleQueue()
+        self._waiting: dict[str, FinishReason | None] = {}
+        self._is_prepared = False
+        self._thread: threading.Thread | None = None
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def idle_ms(self) -> int | None:
+        """How long an idle engine waits before it calls `prepare`; None if that is done."""
+        return None if self._is_prepared else PREPARE_AFTER_MS
+
+    def prepare(self) -> None:
+        """Have the thread prepare for the first grammar."""
+        if not self._is_prepared:
+            self._submit(None)
+
+    def add(self, command: AddRequest) -> bool:
+        """Compile the grammar of a request; return whether the request must wait for it."""
+        grammar = command.params.grammar
+        if grammar is None or self._compiler.is_compiled(grammar):
+            return False
+        self._waiting[command.id] = None
+        self._submit(command)
+        return True
+
+    def abort(self, request_id: str, reason: FinishReason) -> None:
+        """Have a waiting request aborted as soon as it is added."""
+        if request_id in self._waiting:
+            self._waiting[request_id] = reason
+
+    def take(self) -> list[CompiledRequest]:
+        """Return the requests whose grammars are compiled, in the order of arrival."""
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            return []
+        taken: list[CompiledRequest] = []
+        while not self._done.empty():
+            command = self._done.get()
+            taken.append(CompiledRequest(command, self._waiting.pop(command.id, None)))
+        return taken
+
+    def _submit(self, command: AddRequest | None) -> None:
+        self._is_prepared = True
+        if self._thread is None:
+            # A daemon: it holds nothing that must be closed, and may be in a long compilation.
+            self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            self._thread.start()
+        self._work.put(command)
+
+    def _run(self) -> None:
+        while True:
+            command = self._work.get()
+            try:
+                if command is None:
+                    self._compiler.prepare()
+                elif command.params.grammar is not None:
+                    self._compiler.matcher(command.params.grammar)
+            except Exception as error:
+                # The request fails in its first step, with the error.
+                logger.warning("a grammar cannot be compiled: %s", error)
+            if command is not None:
+                self._done.put(command)
+                os.write(self._writer, b"\0")

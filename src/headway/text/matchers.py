@@ -1,0 +1,208 @@
+"""Compiled grammars: which tokens may come next in an output.
+
+llguidance does the work. It is imported when the first grammar is compiled. Its limits count work,
+not time, so every process comes to the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headway.errors import InvalidRequestError
+from headway.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_COMPILED = 64
+MAX_COMPILED_CHARS = 4 * 1024**2
+_MAX_REASON_CHARS = 300
+_STACK_BYTES = 64 * 1024**2
+_STACK_LOCK = threading.Lock()
+_QUOTED_LINE = re.compile(r"\s*(\d+ \||\^+$|<non-verbose/>)")
+
+
+class _TokenTable:
+    """The tokens of a model in the form that llguidance reads."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.eos_token_id = tokenizer.eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class OutputMatcher:
+    """The state of one output in its grammar; for one thread at a time."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """Add tokens of the output; raise ValueError if the grammar does not allow them."""
+        # A stop token ends the output; a request that goes on after it has other stop tokens.
+        if not self._matcher.consume_tokens(list(token_ids)):
+            raise ValueError(_reason(self._matcher.get_error()))
+
+    def write_mask(self, mask: np.ndarray) -> None:
+        """Write which tokens may be next; raise ValueError if a limit is reached."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise ValueError(_reason(self._matcher.get_error()))
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output is complete."""
+        return self._matcher.is_accepting()
+
+
+class Matchers:
+    """Compiles grammars for the tokens of one model; safe to share between threads."""
+
+    def __init__(self, load_tokenizer: Callable[[], Tokenizer], vocab_size: int) -> None:
+        self._load_tokenizer = load_tokenizer
+        self._vocab_size = vocab_size
+        self._tokens: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._num_chars = 0
+
+    def prepare(self) -> None:
+        """Read the tokens of the model: half a second in which other threads do not run."""
+        with self._lock:
+            self._prepared()
+
+    def check(self, grammar: str) -> None:
+        """Raise InvalidRequestError if a grammar cannot be honoured."""
+        try:
+            self.matcher(grammar)
+        except InvalidRequestError:
+            raise
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+
+    def is_compiled(self, grammar: str) -> bool:
+        return grammar in self._compiled
+
+    def matcher(self, grammar: str) -> OutputMatcher:
+        """Return a matcher before the first token; raise ValueError if it cannot be compiled."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return OutputMatcher(found.deep_copy())
+            tokens = self._prepared()
+        compiled = _run_deep(lambda: _compile(grammar, tokens))
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._num_chars += len(grammar)
+                self._evict()
+            return OutputMatcher(compiled.deep_copy())
+
+    def _prepared(self) -> LLTokenizer:
+        if self._tokens is None:
+            tokenizer = self._load_tokenizer()
+            try:
+                self._tokens = _read_tokens(tokenizer, self._vocab_size)
+            except Exception as error:  # whatever a library in another language may raise
+                raise InvalidRequestError(
+                    f"structured output is not possible with this model's tokens: {error}"
+                ) from error
+        return self._tokens
+
+    def _evict(self) -> None:
+        while len(self._compiled) > MAX_COMPILED or (
+            self._num_chars > MAX_COMPILED_CHARS and len(self._compiled) > 1
+        ):
+            grammar, _ = self._compiled.popitem(last=False)
+            self._num_chars -= len(grammar)
+
+
+def _read_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    if not tokenizer.eos_token_ids:
+        raise ValueError("no token ends an output")
+    table = _TokenTable(tokenizer, vocab_size)
+    return LLTokenizer(
+        table,  # pyright: ignore[reportArgumentType]
+        n_vocab=vocab_size,
+        eos_token=list(tokenizer.eos_token_ids),
+    )
+
+
+def _run_deep(work: Callable[[], LLMatcher]) -> LLMatcher:
+    """Run in a thread with a large stack: compiling recurses along rules and references.
+
+    llguidance does not bound that depth: 1,500 references in a row end a process with the usual
+    stack of 8 MiB. The bounds in `grammar.py` fit this stack with a factor of five.
+    """
+    outcome: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="compile-grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return outcome.result()
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=10_000,
+        step_max_items=50_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _compile(grammar: str, tokens: LLTokenizer) -> LLMatcher:
+    """Compile, and compute the first mask: some errors show only then."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()
+        if not matcher.is_error() and not any(mask):
+            raise ValueError("no output can follow the grammar")
+    if matcher.is_error():
+        raise ValueError(_reason(matcher.get_error()))
+    if warnings := matcher.get_grammar_warnings():
+        raise ValueError(_reason(warnings[0]))
+    return matcher
+
+
+def _reason(error: str) -> str:
+    """Return an error of llguidance in one line, without the lines of the grammar it quotes."""
+    lines = [line.strip() for line in error.splitlines() if not _QUOTED_LINE.match(line)]
+    text = " ".join(line for line in lines if line)
+    text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", text)
+    return text[:_MAX_REASON_CHARS]
