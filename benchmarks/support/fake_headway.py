@@ -46,11 +46,11 @@ def make_main(role: str, model: str, given: dict[str, object]) -> Coroutine[Any,
     settings = path.read_bytes() if path.exists() else b"{}"
     key_file = config.cluster.cluster_key_file
     if role == "engine":
-        host = {"cluster_key_file": key_file, "lease_s": config.listener.lease_s}
+        host = {"cluster_key_file": key_file, "lease_s": config.orphans.lease_s}
         return fake_host.main(config.listener.listen, settings, msgspec.json.encode(host), model)
     server = {name: asdict(config.server)[name] for name in given if name in asdict(config.server)}
     frontend = {"discover": config.frontend.discover, "failover_s": config.frontend.failover_s}
-    frontend["routing"] = config.frontend.routing
+    frontend["routing"] = config.routing.routing
     given_all = {**server, **frontend, "cluster_key_file": key_file, "max_queue_age_s": 120.0}
     port = given_all.pop("port", 0)
     return fake_server.main(int(str(port)), settings, msgspec.json.encode(given_all), model)
