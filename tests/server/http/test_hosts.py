@@ -27,11 +27,12 @@ async def test_loopback_names_are_accepted_on_loopback(local, host) -> None:
 async def test_other_names_are_refused_on_loopback(local, host) -> None:
     async with serving(local) as made:
         for client, path in ((made.public, "/v1/models"), (made.admin, "/metrics")):
-            for asked in (path, "/nothing", "/health/ready"):
+            for asked in (path, "/nothing", "/health"):
                 response = await client.get(asked, headers={"Host": host})
                 assert check_error(response, 400)["code"] == "host_not_allowed"
             # Probes come from any address; the answer contains no information.
-            assert (await client.get("/health/live", headers={"Host": host})).status_code == 200
+            for probe in ("/health/live", "/health/ready"):
+                assert (await client.get(probe, headers={"Host": host})).status_code == 200
 
 
 async def test_the_refusal_names_the_flag(local) -> None:
