@@ -129,6 +129,11 @@ class AsyncEngine:
         return self._replicas
 
     @property
+    def engine_states(self) -> list[tuple[str, int, int, float]]:
+        """Name, running and waiting requests, and KV usage of each engine that is up."""
+        return [one.state for one in self._replicas if one.link.is_up]
+
+    @property
     def is_ready(self) -> bool:
         """Whether an engine is up and makes progress."""
         return any(one.is_ready for one in self._replicas)

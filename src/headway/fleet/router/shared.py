@@ -239,8 +239,15 @@ class SharedRouter(Router):
             request, engine = asked.request, decision.engine
             if engine in self._engines and self._allowed.may_send(request, engine):
                 self.restore(request, engine, now)
-                waited_s, num_cached = decision.waited_s, decision.num_cached
-                sendings.append(Sending(request, engine, decision.reason, waited_s, num_cached))
+                sending = Sending(
+                    request,
+                    engine,
+                    decision.reason,
+                    decision.waited_s,
+                    decision.num_cached,
+                    decision.predicted_ttft_s,
+                )
+                sendings.append(sending)
             else:
                 self._known.discard(request.id)
                 self._tell(End(request.id))
