@@ -37,14 +37,14 @@ COST = SMOLLM2_135M.cost
 
 @dataclass(frozen=True, slots=True)
 class FleetTenant:
-    """One tenant: what it sends, from which frontend."""
+    """One tenant: what it sends, and at which frontends."""
 
     name: str
     num_clients: int = 0
     """Clients with one request each at a time; 0: sends at a rate."""
     rate: float = 0.0
-    frontend: int = 0
-    """Its frontend, counted from the end if there are fewer."""
+    is_last: bool = False
+    """Whether it is at the last frontend; if not, it is at all others."""
     has_prefix: bool = False
     """Whether its prompts share a prefix of 1,024 tokens."""
     num_prompt: int = 256
@@ -212,7 +212,7 @@ class FleetRig:
         return self._figures(until_s)
 
     def _send(self, tenant: FleetTenant, at: float) -> None:
-        number, draw = next(self._ids), self._draw
+        number, draw, num_others = next(self._ids), self._draw, self._setup.num_frontends - 1
         num_own = max(16, int(tenant.num_prompt * draw.lognormvariate(0.0, 0.4)))
         num_output = max(2, int(tenant.num_output * draw.lognormvariate(0.0, 0.4)))
         prefix = [self._numbers[tenant.name]] * (PREFIX_TOKENS * tenant.has_prefix)
@@ -224,7 +224,7 @@ class FleetRig:
             min(num_output, 400),
             terms,
             at,
-            frontend=tenant.frontend % self._setup.num_frontends,
+            frontend=num_others if tenant.is_last else number % max(1, num_others),
             priority=tenant.priority,
         )
         self._owners[record.id] = tenant

@@ -4,8 +4,8 @@
     python -m benchmarks.sim.fleet_fairness --parts
 
 Real schedulers, the real Router, and the messages of `headway router`, on a virtual clock with the
-step times of SmolLM2-135M on two cores. Each tenant that floods is at the first frontend, the
-others at the last.
+step times of SmolLM2-135M on two cores. The tenant named last is at the last frontend, the
+other at all others.
 
     pinned   a tenant whose prompts share 1,024 tokens, against one that shares nothing; both
              always have requests waiting
@@ -49,18 +49,18 @@ NUM_CLIENTS = 100
 MODEST_RATE = 9.0
 """Requests per second of half a share, for prompts of 256 and outputs of 48 tokens."""
 
-_CALM = FleetTenant("calm", NUM_CLIENTS, frontend=-1)
+_CALM = FleetTenant("calm", NUM_CLIENTS, is_last=True)
 _HOSTILE = FleetTenant(
     "hostile", 400, targets=Targets(ttft_s=0.05, tpot_s=0.02), priority=-1000, num_prompt=800
 )
 SCENARIOS: dict[str, tuple[FleetTenant, ...]] = {
     "pinned": (
         FleetTenant("spread", NUM_CLIENTS),
-        FleetTenant("pinned", NUM_CLIENTS, frontend=-1, has_prefix=True, num_prompt=128),
+        FleetTenant("pinned", NUM_CLIENTS, is_last=True, has_prefix=True, num_prompt=128),
     ),
     "10:1": (FleetTenant("flood", 10 * NUM_CLIENTS), _CALM),
     "100:1": (FleetTenant("flood", 100 * NUM_CLIENTS), _CALM),
-    "hostile": (_HOSTILE, FleetTenant("calm", rate=MODEST_RATE, frontend=-1)),
+    "hostile": (_HOSTILE, FleetTenant("calm", rate=MODEST_RATE, is_last=True)),
 }
 
 

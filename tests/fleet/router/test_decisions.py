@@ -437,7 +437,7 @@ class Chaos:
         self.rig.pass_on()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_request_is_lost_or_sent_twice_whatever_happens(seed: int) -> None:
     """Arrivals, ends, engines and routers that come and go, in any order."""
     chaos = Chaos(seed)
