@@ -21,6 +21,7 @@ from benchmarks.support.fleet_loads import (
 )
 from benchmarks.support.fleets import Fleet, RunningRouter
 from benchmarks.support.history import History, record
+from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
 from headway.clock import SystemClock
 from headway.errors import ConfigError
@@ -136,6 +137,32 @@ async def test_engines_and_frontends_die_under_a_router(fleet: Fleet) -> None:
     await wait_log(rig.routers[0], lambda log: "is gone" in log)
     await run_undisturbed(first, requests[:4])
     assert "Traceback" not in first.log + rig.routers[0].log
+
+
+@pytest.mark.full
+async def test_a_network_that_stalls_between_frontend_and_router(fleet: Fleet) -> None:
+    """The connection stands, and nothing comes: requests do not wait for it."""
+    fleet.start_engine(step_s=STEP_S, num_blocks=NUM_BLOCKS)
+    router = fleet.start_router()
+    relay = Relay(int(router.address.rpartition(":")[2]))
+    server = fleet.start_frontend(router=[relay.address])
+    await wait_up(fleet, server)
+    await wait_log(server, f"router {relay.address} decides")
+    requests = bodies(120, NUM_KINDS)
+    references = await run_undisturbed(server, requests)
+
+    async def stall() -> None:
+        relay.stall()
+        began_at = time.monotonic()
+        await run_undisturbed(server, requests[:2])
+        assert time.monotonic() - began_at < 5.0
+
+    await check_fault(server, requests, references, stall)
+    await wait_log(server, "has not answered for")
+    relay.resume()
+    await wait_log(server, lambda log: log.count(" decides") == 2)
+    await run_undisturbed(server, requests[:2])
+    relay.close()
 
 
 @pytest.mark.full
