@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.support.fleet_loads import client_of
+from benchmarks.support.fleet_loads import client_of, read_to_end
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.records import write_record
 from benchmarks.support.servers import RunningServer, start_model_server
@@ -51,18 +51,10 @@ class Contender:
         return sum(one.user + one.system for one in times)
 
 
-async def read(client: Any, body: dict[str, Any]) -> None:
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            raise RuntimeError((await response.aread()).decode())
-        async for _ in response.aiter_raw():
-            pass
-
-
 async def run_streams(server: RunningServer, bodies: Sequence[dict[str, Any]]) -> None:
     async with client_of(server) as client, asyncio.TaskGroup() as group:
         for body in bodies:
-            group.create_task(read(client, body))
+            group.create_task(read_to_end(client, body))
 
 
 def make_bodies(sampling: str, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -15,20 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 
-from benchmarks.support.fleet_loads import client_of
+from benchmarks.support.fleet_loads import client_of, read_to_end
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
-
-
-async def read(client: Any, body: dict[str, Any]) -> None:
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        async for _ in response.aiter_raw():
-            pass
 
 
 async def run_round(
@@ -39,7 +32,7 @@ async def run_round(
     body = {"prompt": "x", "max_tokens": num_tokens, "stream": True, "stream_options": options}
     async with client_of(server) as client, asyncio.TaskGroup() as group:
         for number in range(num_streams):
-            group.create_task(read(client, {**body, "seed": number}))
+            group.create_task(read_to_end(client, {**body, "seed": number}))
 
 
 def cpu_s(pid: int) -> float:

@@ -94,7 +94,7 @@ def measure(run: Run) -> Outcome:
     """Run a load on a fleet."""
     load = run.load
     profiles = load.profiles(run.num_engines)
-    fleet = VirtualFleet(ROUTERS[run.rule](), profiles, CONFIG, CAPACITY, load.seed)
+    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, CONFIG, CAPACITY, load.seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]

@@ -49,6 +49,15 @@ def client_of(server: RunningServer) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
 
 
+async def read_to_end(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    """Read a stream without looking at it; raise RuntimeError if it is refused."""
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise RuntimeError((await response.aread()).decode())
+        async for _ in response.aiter_raw():
+            pass
+
+
 async def run_undisturbed(server: RunningServer, requests: list[dict[str, Any]]) -> list[History]:
     histories = [History() for _ in requests]
     async with client_of(server) as client:

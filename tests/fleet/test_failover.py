@@ -270,6 +270,7 @@ async def test_a_request_that_kills_engines_costs_two_and_is_quarantined(fleet: 
     assert sum(engine.log.count("replacing") for engine in fleet.engines) == num_before
 
 
+@pytest.mark.full
 async def test_a_quarantine_is_known_to_every_frontend(fleet: Fleet) -> None:
     """Two engines are lost at most, however many frontends get the request, now or later."""
     for _ in range(3):

@@ -15,7 +15,8 @@ import zmq.asyncio
 from headway.clock import SystemClock
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AddRequest
+from headway.engine.process.messages import AddRequest, QuarantinedDigest
+from headway.engine.supervise.quarantine import digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
 from headway.fleet import connection, listener, wire
@@ -34,6 +35,7 @@ from headway.fleet.wire import (
     Heartbeat,
     Hello,
     Pulse,
+    Quarantined,
     Reported,
     WireError,
     decode_engine_message,
@@ -309,6 +311,29 @@ async def test_a_link_without_a_socket_tries_again(monkeypatch: pytest.MonkeyPat
             connection.PeerConnection(
                 engine.context, Endpoint("*", 1), None, link._parts.dialect, SystemClock()
             )
+
+
+async def test_a_quarantine_reaches_the_other_frontends_and_is_kept() -> None:
+    async with running(Engine()) as engine:
+        first, second = engine.connect(), engine.connect()
+        for frontend in (first, second):
+            await frontend.greet()
+        params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        digest = digest_of(AddRequest("any", [65], params, 1, 0.0))
+        told = Quarantined([QuarantinedDigest(digest, 60.0), QuarantinedDigest(b"short", 60.0)])
+        await first.socket.send(encode(told))
+        heard = await second.receive()
+        assert isinstance(heard, Quarantined) and [o.digest for o in heard.entries] == [digest]
+        await first.socket.send(encode(told))
+        assert await second.receive(0.1) is None, "it is passed on once"
+        # A frontend that does not know yet is refused, and costs nobody an engine.
+        await second.add("cmpl-1")
+        message = await second.receive()
+        assert isinstance(message, Reported) and "change the" in message.events.refused[0].message
+        assert not engine.process.added
+        late = engine.connect()
+        await late.greet()
+        assert isinstance(await late.receive(), Quarantined)
 
 
 async def test_two_frontends_share_an_engine() -> None:

@@ -177,6 +177,8 @@ class Routed:
     """Seconds in the router."""
     num_cached_tokens: int
     """Prompt tokens that the engine was expected to have cached."""
+    predicted_ttft_s: float = 0.0
+    """Predicted time from arrival to the first token; 0 if none was predicted."""
 
 
 @dataclass(frozen=True, slots=True)

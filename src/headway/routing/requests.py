@@ -41,6 +41,8 @@ class RoutedRequest:
     """Whether an engine that was lost had the request: its tenant has paid for it."""
     engine: RoutedEngine | None = None
     reason: Reason = Reason.LOAD
+    predicted_ttft_s: float = 0.0
+    """Time from arrival to the first token, as predicted at the last assignment."""
     num_cached: int = 0
     """Prompt tokens that the engine is expected to have cached, or has found at admission."""
     num_left: int = 0

@@ -84,6 +84,8 @@ class Sending(NamedTuple):
     """Seconds in the router."""
     num_cached: int
     """Prompt tokens that the engine is expected to have cached."""
+    predicted_ttft_s: float = 0.0
+    """Predicted time from arrival to the first token; 0 if the rule predicts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,14 +390,20 @@ class Router:
         """Have a waiting request wait for the engine that the rule chooses."""
         offers = self._offers(one, now)
         if offers:
-            self._place(one, self._rule.choose(one, offers), offers)
+            self._place(one, self._rule.choose(one, offers), offers, now)
         else:
             self._unassigned[one.id] = one
 
     def _place(
-        self, one: RoutedRequest, offer: Offer, offers: Sequence[Offer], has_moved: bool = False
+        self,
+        one: RoutedRequest,
+        offer: Offer,
+        offers: Sequence[Offer],
+        now: float,
+        has_moved: bool = False,
     ) -> None:
         engine, request = offer.engine, one.request
+        one.predicted_ttft_s = now - one.arrived_at + offer.ttft_s if offer.ttft_s else 0.0
         most_cached = max(other.num_cached for other in offers)
         if one.is_resent:
             one.reason = Reason.FAILOVER
@@ -566,7 +574,16 @@ class Router:
             del self._waiting[one.id]
             self.shares.end_wait(request)
             waited_s = now - one.arrived_at
-            sendings.append(Sending(request, engine.name, one.reason, waited_s, one.num_cached))
+            sendings.append(
+                Sending(
+                    request,
+                    engine.name,
+                    one.reason,
+                    waited_s,
+                    one.num_cached,
+                    one.predicted_ttft_s,
+                )
+            )
 
     def _num_ahead(self, engine: RoutedEngine, one: RoutedRequest) -> int:
         """Return the prefill tokens sent that the engine computes before a request.
@@ -639,7 +656,7 @@ class Router:
         best = self._rule.choose(one, offers)
         if best.ttft_s < limit_s:
             self._withdraw(one)
-            self._place(one, best, offers, has_moved=True)
+            self._place(one, best, offers, now, has_moved=True)
 
     # --------------------------------------------------------------------- checks
 

@@ -41,6 +41,8 @@ class FleetRecord:
     first_token_at: float | None = None
     finished_at: float | None = None
     is_refused: bool = False
+    frontend: int = 0
+    priority: int = 0
 
     @property
     def ttft_s(self) -> float | None:
@@ -54,6 +56,7 @@ class FleetRecord:
             params=SamplingParams(max_tokens=self.num_output, stop_token_ids=(STOP_TOKEN,)),
             seed=0,
             arrived_at=self.arrived_at,
+            priority=self.priority,
             terms=self.terms,
         )
 
@@ -72,23 +75,30 @@ class _Engine:
         self.events = events
         """What the core has emitted since the last report."""
         self.is_draining = False
+        self.has_left = False
 
 
 class VirtualFleet:
-    """Engines of unequal speed behind one router; every message takes DELAY_S."""
+    """Engines of unequal speed, and frontends with a router each; a message takes DELAY_S."""
 
     def __init__(
         self,
-        router: Router,
+        routers: Sequence[Router],
         profiles: Sequence[StepProfile],
         config: SchedulerConfig,
         capacity: Capacity,
         seed: int = 0,
     ) -> None:
-        self.router = router
+        self.routers = routers
+        """Routers of the frontends."""
         self.clock = VirtualClock()
         self.records: dict[str, FleetRecord] = {}
         self.on_finish: Callable[[FleetRecord], None] = lambda _record: None
+        self.on_refuse: Callable[[FleetRecord], None] = lambda _record: None
+        self.on_event: Callable[[FleetRecord, Event], None] = lambda _record, _event: None
+        """Called with every event of a request."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called after the routers were asked what to send."""
         self._engines: dict[str, _Engine] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -113,7 +123,8 @@ class VirtualFleet:
             config.max_num_seqs,
             config.max_num_batched_tokens,
         )
-        self.router.engine_joined(name, limits)
+        for router in self.routers:
+            router.engine_joined(name, limits)
 
     @property
     def num_engines(self) -> int:
@@ -124,14 +135,20 @@ class VirtualFleet:
         """Have the newest engine get no further requests; it leaves when it has none."""
         engine = next(one for one in reversed(self._engines.values()) if not one.is_draining)
         engine.is_draining = True
-        self.router.engine_draining(engine.name, self.clock.now())
+        for router in self.routers:
+            router.engine_draining(engine.name, self.clock.now())
         self._leave_if_idle(engine)
 
     def _leave_if_idle(self, engine: _Engine) -> None:
         """Remove a drained engine once no request was sent to it that has not ended."""
-        routed = {one.name: one for one in self.router.engines}
-        if engine.is_draining and engine.name in routed and not routed[engine.name].sent:
-            self.router.engine_lost(engine.name, self.clock.now())
+        if not engine.is_draining or engine.has_left:
+            return
+        views = [one for router in self.routers for one in router.engines]
+        if any(one.sent for one in views if one.name == engine.name):
+            return
+        engine.has_left = True
+        for router in self.routers:
+            router.engine_lost(engine.name, self.clock.now())
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Have something happen at a time."""
@@ -150,17 +167,22 @@ class VirtualFleet:
 
     def _arrive(self, record: FleetRecord) -> None:
         self.records[record.id] = record
-        outcome = self.router.arrive(record.make_request(), self.clock.now())
+        outcome = self.routers[record.frontend].arrive(record.make_request(), self.clock.now())
         record.is_refused = isinstance(outcome, NoEngineInTime)
-        self._tick()
+        if record.is_refused:
+            self.on_refuse(record)
+        self.tick()
 
-    def _tick(self) -> None:
-        for sending in self.router.tick(self.clock.now()):
+    def tick(self) -> None:
+        """Send what the routers say."""
+        now = self.clock.now()
+        for sending in [one for router in self.routers for one in router.tick(now)]:
             record = self.records[sending.request.id]
             record.engine, record.waited_s = sending.engine, sending.waited_s
             record.predicted_cached = sending.num_cached
             engine = self._engines[sending.engine]
-            self.at(self.clock.now() + DELAY_S, partial(self._join, engine, record.make_request()))
+            self.at(now + DELAY_S, partial(self._join, engine, record.make_request()))
+        self.on_tick()
 
     def _join(self, engine: _Engine, request: Request) -> None:
         engine.joining.append(request)
@@ -183,30 +205,33 @@ class VirtualFleet:
         self._begin(engine)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
-        now, router = self.clock.now(), self.router
-        if all(one.name != engine.name for one in router.engines):
-            return  # it has left, and nobody waits for it
-        for event in events:
-            if isinstance(event, Stepped):
-                router.observe(engine.name, event, now)
-            elif isinstance(event, Idled):
-                router.idle(engine.name, event.num_blocks_used)
+        now = self.clock.now()
+        if engine.has_left:
+            return  # nobody waits for it
+        for router in self.routers:
+            for event in events:
+                if isinstance(event, Stepped):
+                    router.observe(engine.name, event, now)
+                elif isinstance(event, Idled):
+                    router.idle(engine.name, event.num_blocks_used)
         ended: list[FleetRecord] = []
         for event in events:
+            if not isinstance(event, Admitted | TokensEmitted | Finished):
+                continue
+            record = self.records[event.request_id]
+            router = self.routers[record.frontend]
             if isinstance(event, Admitted) and not event.is_resumed:
-                self.records[event.request_id].num_cached = event.num_cached_tokens
-                router.admitted(event.request_id, event.num_cached_tokens)
-            elif isinstance(event, TokensEmitted):
-                record = self.records[event.request_id]
-                if record.first_token_at is None:
-                    record.first_token_at = now
-                    router.first_token(record.id)
+                record.num_cached = event.num_cached_tokens
+                router.admitted(record.id, event.num_cached_tokens)
+            elif isinstance(event, TokensEmitted) and record.first_token_at is None:
+                record.first_token_at = now
+                router.first_token(record.id)
             elif isinstance(event, Finished):
-                record = self.records[event.request_id]
                 record.finished_at = now
                 router.finished(record.id, [7] * event.num_output_tokens)
                 ended.append(record)
+            self.on_event(record, event)
         self._leave_if_idle(engine)
-        self._tick()
+        self.tick()
         for record in ended:
             self.on_finish(record)

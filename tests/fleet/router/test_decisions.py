@@ -294,7 +294,7 @@ def test_a_target_that_no_engine_meets_is_refused_and_counted_nowhere() -> None:
     assert "late" not in frontend.sent and "1:late" not in fleet.router._requests
 
 
-def test_what_is_too_much_for_the_router_is_decided_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_much_for_the_router_waits_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "MAX_ASKED_TOKENS", 5000)
     rig = Rig(num_frontends=1)
     fleet = rig.start_router()
@@ -303,7 +303,7 @@ def test_what_is_too_much_for_the_router_is_decided_here(monkeypatch: pytest.Mon
         frontend.router.arrive(request(600, name=f"r{number}"), 0.0)
     assert frontend.router.num_asked == 8
     rig.pass_on()
-    assert frontend.router.num_waiting
+    assert frontend.router.num_held and not frontend.router.num_waiting
     assert len(fleet.router._requests) == len(frontend.where) + frontend.router.num_asked
     monkeypatch.setattr(members, "MAX_ASKED", 1)
     assert frontend.member is not None
@@ -313,6 +313,67 @@ def test_what_is_too_much_for_the_router_is_decided_here(monkeypatch: pytest.Mon
             fleet.handle(frontend.member, item, 0.0)
     fleet.leave(frontend.member, 0.0)
     assert not fleet.router._requests
+
+
+def test_a_flood_leaves_room_in_the_router_for_others() -> None:
+    """A tenant with far more than its frontend may ask for holds up nobody, with any priority."""
+    rig = Rig(num_frontends=1, num_engines=1)
+    fleet = rig.start_router()
+    (frontend,) = rig.frontends
+    for number in range(600):
+        made = request(100, "flood", name=f"f{number}", priority=600 - number)
+        frontend.router.arrive(made, 0.0)
+    rig.pass_on()
+    assert frontend.router.num_asked <= 256 < frontend.router.num_held
+    frontend.router.arrive(request(100, "calm", name="calm"), 0.0)
+    rig.pass_on()
+    assert "1:calm" in fleet.router._requests
+    for _ in range(12):
+        rig.now += 0.1
+        rig.step("e0")
+        for name in list(frontend.where):
+            frontend.router.finished(name, [7])
+            del frontend.where[name]
+        rig.pass_on()
+    assert frontend.sent["calm"] == 1
+    # What was held back comes by priority.
+    assert "f599" in frontend.router._asked or "f599" in frontend.sent
+    for number in range(600):
+        frontend.router.finished(f"f{number}")
+    assert not frontend.router.num_held and not frontend.router.num_asked
+    rig.pass_on()
+    assert not fleet.router._requests
+
+
+def test_what_waits_for_a_lost_router_is_decided_in_parts_and_by_turns() -> None:
+    rig = Rig(num_frontends=1)
+    rig.start_router()
+    (frontend,) = rig.frontends
+    router = frontend.router
+    for number in range(300):
+        router.arrive(request(100, "flood", name=f"f{number}"), 0.0)
+    router.arrive(request(100, "calm", name="calm"), 0.0)
+    rig.kill_router()
+    assert 0 < router.num_waiting <= 128 and router.num_held
+    assert "calm" in router._requests, "a flood that came before does not hold it up"
+    # What comes now waits for its turn too.
+    router.arrive(request(100, "calm", name="later"), 0.0)
+    assert router.engine_of("later") == ROUTER
+    for _ in range(4):
+        frontend.tick(0.1)
+        router.check()
+    assert not router.num_held and "later" in router._requests
+
+
+def test_requests_that_are_held_back_and_cancelled_leave_no_keys() -> None:
+    held = shared.HeldRequests()
+    held.push(shared._Asked(request(name="first", priority=-1), False))
+    for number in range(5000):
+        held.push(shared._Asked(request(3, name=f"r{number}"), False))
+        held.remove(f"r{number}")
+    assert len(held) == 1 and len(held._heaps[""]) < 1500
+    one = held.pop_next()
+    assert one is not None and one.request.id == "first" and held.pop_next() is None
 
 
 def test_a_request_with_any_priority_and_prompt_can_be_told() -> None:
@@ -437,14 +498,14 @@ class Chaos:
         self.rig.pass_on()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_request_is_lost_or_sent_twice_whatever_happens(seed: int) -> None:
     """Arrivals, ends, engines and routers that come and go, in any order."""
     chaos = Chaos(seed)
     rig = chaos.rig
     events = [chaos.arrive] * 5 + [chaos.step, chaos.step, chaos.end, chaos.join_engines]
     events += [chaos.lose_engine, chaos.change_router]
-    for _ in range(160):
+    for _ in range(100):
         rig.now += chaos.draw.random() * 0.1
         chaos.draw.choice(events)()
         rig.pass_on()

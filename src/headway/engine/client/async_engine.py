@@ -141,6 +141,11 @@ class AsyncEngine:
         return self._replicas
 
     @property
+    def engine_states(self) -> list[tuple[str, int, int, float]]:
+        """Name, running and waiting requests, and KV usage of each engine that is up."""
+        return [one.state for one in self._replicas if one.link.is_up]
+
+    @property
     def is_ready(self) -> bool:
         """Whether an engine is up and makes progress, or comes when there is a request."""
         return any(one.is_ready for one in self._replicas) or self._is_next_awaited

@@ -69,6 +69,15 @@ class EngineReplica:
     def is_ready(self) -> bool:
         return self.link.is_up and not self.link.is_hung
 
+    @property
+    def state(self) -> tuple[str, int, int, float]:
+        """Name, running and waiting requests, and share of the KV blocks in use."""
+        step = self.last_step
+        if step is None:
+            return self.link.name, 0, 0, 0.0
+        usage = step.num_blocks_used / max(1, step.num_blocks)
+        return self.link.name, step.num_running, step.num_waiting, usage
+
     def may_take(self, stream: RequestStream) -> bool:
         """Return whether this request may be sent to the engine now."""
         is_open = self.link.is_up and not self.is_retired

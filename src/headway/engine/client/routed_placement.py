@@ -188,6 +188,7 @@ class RoutedPlacement:
                     str(sending.reason),
                     sending.waited_s,
                     sending.num_cached,
+                    sending.predicted_ttft_s,
                 )
                 return Placed(self._streams[request_id], self._replicas[sending.engine], routed)
         return None

@@ -179,6 +179,8 @@ class RouterLinks:
         while True:
             self._choose()
             self.quotas.flush()
+            if self._shared is not None and self._shared.num_held:
+                self._news.set()
             await asyncio.sleep(WATCH_S)
 
     def _choose(self) -> None:

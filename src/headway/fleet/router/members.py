@@ -14,6 +14,7 @@ from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.fleet.router.quotas import FleetMeters
 from headway.fleet.router.wire import (
+    MAX_AGE_S,
     MAX_ASKED,
     MAX_ASKED_TOKENS,
     Admit,
@@ -139,6 +140,7 @@ class FleetRouter:
                 sending.reason,
                 sending.waited_s,
                 sending.num_cached,
+                min(sending.predicted_ttft_s, MAX_AGE_S / 2),
             )
             member.outbox.append(send)
 

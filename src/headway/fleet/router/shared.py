@@ -7,9 +7,11 @@ it then knows the requests of this frontend and the reports of the engines, as w
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from headway.core.events import Stepped
@@ -49,6 +51,13 @@ from headway.routing import (
     Sending,
 )
 
+MIN_ASKED_OF_TENANT = 4
+"""Requests of a tenant that may wait in the router process, however many others wait there."""
+MAX_ASKED_OF_TENANT = 256
+MAX_GONE = 1024
+"""Keys of requests that are gone, beside as many as of those that are not."""
+MAX_ARRIVALS = 128
+"""Requests that are decided here at a time."""
 ROUTER = "router"
 """What a request that waits for a decision has in place of an engine."""
 
@@ -58,6 +67,66 @@ class _Asked(NamedTuple):
 
     request: Request
     is_resent: bool
+
+
+class HeldRequests:
+    """Requests that have yet to be asked for, by tenant; each tenant's by priority, then age."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Asked] = {}
+        self._heaps: dict[str, list[tuple[bool, int, int, str]]] = {}
+        """Keys of each tenant's requests, the first on top; some are of requests that are gone."""
+        self._num_gone = 0
+        """Requests that have left since the keys of such requests were last dropped."""
+        self._orders = count()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def tenants(self) -> list[str]:
+        return list(self._heaps)
+
+    def push(self, one: _Asked) -> None:
+        request = one.request
+        self._requests[request.id] = one
+        key = not one.is_resent, request.priority, next(self._orders), request.id
+        heappush(self._heaps.setdefault(request.terms.tenant, []), key)
+
+    def first_of(self, tenant: str) -> _Asked | None:
+        """Return the first request of a tenant; None if it has none."""
+        heap = self._heaps.get(tenant, [])
+        while heap and heap[0][-1] not in self._requests:
+            heappop(heap)
+        if not heap:
+            self._heaps.pop(tenant, None)
+            return None
+        return self._requests[heap[0][-1]]
+
+    def remove(self, request_id: str) -> None:
+        if self._requests.pop(request_id, None) is None:
+            return
+        self._num_gone += 1
+        if self._num_gone > len(self._requests) + MAX_GONE:
+            heaps, self._heaps, self._num_gone = self._heaps, {}, 0
+            for tenant, heap in heaps.items():
+                left = [key for key in heap if key[-1] in self._requests]
+                if left:
+                    heapify(left)
+                    self._heaps[tenant] = left
+
+    def pop_next(self) -> _Asked | None:
+        """Remove and return a request, of each tenant in turn; None if there is none."""
+        for tenant in self.tenants:
+            one = self.first_of(tenant)
+            if one is not None:
+                self.remove(one.request.id)
+                self._heaps[tenant] = self._heaps.pop(tenant)  # its next turn is the last
+                return one
+        return None
 
 
 class SharedRouter(Router):
@@ -74,6 +143,9 @@ class SharedRouter(Router):
         """Requests that no engine is expected to serve in time."""
         self._asked: dict[str, _Asked] = {}
         self._num_asked_tokens = 0
+        self._asked_of: Counter[str] = Counter()
+        """Requests that wait for a decision, by tenant."""
+        self._held = HeldRequests()
         self._known: set[str] = set()
         """Requests that the router process knows."""
         self._decisions: deque[SendTo] = deque()
@@ -84,6 +156,11 @@ class SharedRouter(Router):
     def num_asked(self) -> int:
         """Requests that wait for a decision of the router process."""
         return len(self._asked)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that have yet to be asked for, or decided here."""
+        return len(self._held)
 
     # ------------------------------------------------------- the router process
 
@@ -113,8 +190,10 @@ class SharedRouter(Router):
         self._decisions.clear()
         self._known.clear()
         asked, self._asked, self._num_asked_tokens = self._asked, {}, 0
+        self._asked_of.clear()
         for one in asked.values():
-            self._arrive_here(one, now)
+            self._held.push(one)
+        self._arrive_held(now)
 
     def take(self, items: Iterable[ToFrontend]) -> None:
         """Take over decisions of the router process; `tick` returns what to send."""
@@ -140,25 +219,61 @@ class SharedRouter(Router):
         self._tell(EngineFound(name, *sizes, limits.has_prefix_cache))
 
     def _ask(self, request: Request, now: float, is_resent: bool) -> None:
+        if not self._may_ask(request):
+            self._held.push(_Asked(request, is_resent))
+            return
         names = [one.name for one in self.engines]
         allowed = [name for name in names if self._allowed.may_assign(request, name)]
-        has_room = (
-            len(self._asked) < MAX_ASKED
-            and self._num_asked_tokens + request.num_tokens <= MAX_ASKED_TOKENS
-        )
-        if not allowed or not has_room:
+        if not allowed:
             self._arrive_here(_Asked(request, is_resent), now)
             return
         self._asked[request.id] = _Asked(request, is_resent)
         self._num_asked_tokens += request.num_tokens
+        self._asked_of[request.terms.tenant] += 1
         self._known.add(request.id)
         only = None if len(allowed) == len(names) else allowed
         self._tell(Arrive(_described(request, now), is_resent, only))
+
+    def _may_ask(self, request: Request) -> bool:
+        """Return whether one more request of a tenant may wait in the router process.
+
+        Each tenant has a bound of its own, so that a flood of one leaves room for others.
+        """
+        num_of_tenant = self._asked_of[request.terms.tenant]
+        if num_of_tenant < MIN_ASKED_OF_TENANT:
+            return len(self._asked) < 2 * MAX_ASKED - 1
+        return (
+            num_of_tenant < MAX_ASKED_OF_TENANT
+            and len(self._asked) < MAX_ASKED
+            and self._num_asked_tokens + request.num_tokens <= MAX_ASKED_TOKENS
+        )
+
+    def _ask_held(self, now: float) -> None:
+        """Ask for the requests that were held back, as far as there is room."""
+        for tenant in self._held.tenants:
+            while (one := self._held.first_of(tenant)) is not None and self._may_ask(one.request):
+                self._held.remove(one.request.id)
+                self._ask(one.request, now, one.is_resent)
+
+    def _arrive_held(self, now: float) -> None:
+        """Decide here for some of the requests that were held back, by turns of their tenants.
+
+        Only some: a decision takes part of a millisecond, and streams must not wait for thousands.
+        """
+        for _ in range(MAX_ARRIVALS):
+            one = self._held.pop_next()
+            if one is None:
+                return
+            self._arrive_here(one, now)
 
     def _pop_asked(self, request_id: str) -> _Asked | None:
         asked = self._asked.pop(request_id, None)
         if asked is not None:
             self._num_asked_tokens -= asked.request.num_tokens
+            tenant = asked.request.terms.tenant
+            self._asked_of[tenant] -= 1
+            if not self._asked_of[tenant]:
+                del self._asked_of[tenant]
         return asked
 
     def _arrive_here(self, asked: _Asked, now: float) -> None:
@@ -171,7 +286,7 @@ class SharedRouter(Router):
 
     def engine_of(self, request_id: str) -> str | None:
         """Return the engine of a request; ROUTER while the router process chooses it."""
-        if request_id in self._asked:
+        if request_id in self._asked or request_id in self._held:
             return ROUTER if self._engines else None
         return super().engine_of(request_id)
 
@@ -206,8 +321,11 @@ class SharedRouter(Router):
         self, request: Request, now: float, is_resent: bool = False
     ) -> str | NoEngineInTime | None:
         """Ask the router process for an engine, or choose one here."""
-        if not self.is_shared:
+        if not self.is_shared and not len(self._held):
             return super().arrive(request, now, is_resent)
+        if not self.is_shared:
+            self._held.push(_Asked(request, is_resent))
+            return self.engine_of(request.id)
         self._ask(request, now, is_resent)
         return self.engine_of(request.id)
 
@@ -224,6 +342,7 @@ class SharedRouter(Router):
     def finished(self, request_id: str, output_ids: Sequence[int] = ()) -> None:
         super().finished(request_id, output_ids)
         self._pop_asked(request_id)
+        self._held.remove(request_id)
         if request_id in self._known:
             self._known.remove(request_id)
             self._tell(End(request_id, list(output_ids)))
@@ -239,12 +358,21 @@ class SharedRouter(Router):
             request, engine = asked.request, decision.engine
             if engine in self._engines and self._allowed.may_send(request, engine):
                 self.restore(request, engine, now)
-                waited_s, num_cached = decision.waited_s, decision.num_cached
-                sendings.append(Sending(request, engine, decision.reason, waited_s, num_cached))
+                sending = Sending(
+                    request,
+                    engine,
+                    decision.reason,
+                    decision.waited_s,
+                    decision.num_cached,
+                    decision.predicted_ttft_s,
+                )
+                sendings.append(sending)
             else:
                 self._known.discard(request.id)
                 self._tell(End(request.id))
                 self._arrive_here(asked, now)
+        if len(self._held):
+            (self._ask_held if self.is_shared else self._arrive_held)(now)
         for sending in super().tick(now):
             if self.is_shared:
                 self._known.add(sending.request.id)

@@ -201,6 +201,7 @@ class SendTo(msgspec.Struct, tag="send", frozen=True):
     reason: Reason
     waited_s: float
     num_cached: int
+    predicted_ttft_s: float = 0.0
 
 
 class RefuseLate(msgspec.Struct, tag="late", frozen=True):
@@ -274,6 +275,7 @@ def decode_router_frame(frame: bytes) -> RouterFrame:
     message = decode_message(_router_frame, frame)
     for item in message.items if isinstance(message, Decided) else ():
         seconds = getattr(item, "retry_after_s", 0.0) + getattr(item, "waited_s", 0.0)
+        seconds += getattr(item, "predicted_ttft_s", 0.0)
         if not 0.0 <= seconds <= MAX_AGE_S:
             raise WireError("a decision is not valid")
     return message

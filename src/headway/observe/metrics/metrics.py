@@ -18,6 +18,7 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.ledger.writer import LedgerWriter
+from headway.observe.metrics.engine_metrics import EngineMetrics, EngineState
 from headway.observe.metrics.tenant_metrics import MAX_TENANTS, TenantMetrics
 from headway.observe.requests.parts import RequestPart
 from headway.observe.requests.table import Changes
@@ -54,6 +55,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
+        self._by_engine = EngineMetrics(self.registry, self._labels)
         self._num_blocks = 1
         self._make_gauges()
         self._make_counters()
@@ -125,6 +127,10 @@ class Metrics:
         self._cache_config.labels(**labels).set(1)
         self._blocks_total.set(num_blocks)
 
+    def describe_engines(self, engines: list[EngineState]) -> None:
+        """Export the state of each engine of a fleet."""
+        self._by_engine.describe(engines)
+
     def render(self) -> bytes:
         """Return the text of a scrape."""
         return generate_latest(self.registry)
@@ -135,12 +141,14 @@ class Metrics:
         self._generation_tokens.inc(changes.num_output_tokens)
         for part in changes.first_tokens:
             _observe(self._ttft, part.ttft_s)
+            self._by_engine.observe_ttft(part.id, part.ttft_s)
             self._prompt_tokens.inc(0 if part.is_fork else part.num_prompt_tokens)
         for gap_s in changes.token_gaps_s:
             self._token_gap.observe(gap_s)
 
     def _finish(self, terms: Terms, part: RequestPart) -> None:
         self._by_tenant.finish(terms, part)
+        self._by_engine.forget(part.id)
         if part.reason is FinishReason.ABORT:
             self._aborted.inc()
         self._finished.labels(**self._labels, finished_reason=str(part.reason)).inc()
@@ -176,6 +184,7 @@ class Metrics:
         self._routed.labels(**self._labels, reason=event.reason).inc()
         self._expected_hits.inc(event.num_cached_tokens)
         self._router_wait.observe(event.waited_s)
+        self._by_engine.route(event)
 
     def _set_idle(self, num_blocks_used: int) -> None:
         self._running.set(0)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway._version import __version__
+from headway.observe.metrics.engine_metrics import EngineState
 from headway.observe.metrics.metrics import CONTENT_TYPE
 from headway.server.context import ServerContext
 from headway.server.http.encoding import JsonResponse
@@ -33,6 +34,9 @@ def metrics_router(context: ServerContext, directory: Directory) -> Routes:
         if context.engine.is_ready:
             capacity = context.engine.info.capacity
             context.metrics.describe_cache(capacity.num_blocks, capacity.block_size)
+        context.metrics.describe_engines(
+            [EngineState(*one) for one in context.engine.engine_states]
+        )
         return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     return router
