@@ -113,8 +113,8 @@ def down(name: NameArgument = None) -> None:
     try:
         client.down(watch.note)
     except KeyboardInterrupt:
-        _echo(f"fleet {client.name} goes on stopping")
-        raise
+        _echo(f"fleet {client.name} goes on stopping; headway fleet status {client.name} shows it")
+        raise typer.Exit(130) from None
     for member in watch.abandoned:
         _echo(f"{member} was out of reach: an engine ends when its lease is over, stop a frontend")
     _echo(f"fleet {client.name} is down")
@@ -141,7 +141,7 @@ class _Watch:
                 f"fleet {name} goes on: headway fleet status {name} shows it, headway fleet down "
                 f"{name} ends it"
             )
-            raise
+            raise typer.Exit(130) from None
 
     def note(self, status: FleetStatus) -> None:
         """Print what has changed since the last status; raise ConfigError if it is hopeless."""

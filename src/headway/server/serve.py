@@ -44,6 +44,7 @@ FLUSH_S = 5
 """How long clients have to read the end of their answers after the drain."""
 SWEEP_S = 0.25
 WATCH_S = 1.0
+READY_S = 0.05
 GC_THRESHOLDS = (50_000, 20, 100)
 GC_INTERVAL_S = 5.0
 REPEAT_S = 1.0
@@ -100,21 +101,40 @@ class _Server(uvicorn.Server):
         """Do nothing: `_ServerRun` handles signals, and the base class would raise them again."""
         yield
 
-    def stop_accepting(self) -> None:
-        """Accept no connection any more; those that are idle end, others after their answer."""
+    async def stop_accepting(self, listener: socket.socket) -> None:
+        """Take the connections that wait on a listener, then accept none any more."""
+        taken: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # none waits, or no descriptor is left
+            while True:
+                taken.append(listener.accept()[0])
+        # Without a pause: a connection that comes now would be reset.
         for server in self.servers:
             server.close()
-        self._end_idle()
+        loop = asyncio.get_running_loop()
+        for connection in taken:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._make_protocol, connection)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def until_unconnected(self) -> None:
         """Wait until every connection has ended."""
         while self.server_state.connections:
-            await asyncio.sleep(0.05)
             self._end_idle()
+            await asyncio.sleep(0.05)
 
     def _end_idle(self) -> None:
+        """End connections between two requests, and others after their answer.
+
+        One without any request yet was made for one, which is on its way.
+        """
         for connection in list(self.server_state.connections):
-            connection.shutdown()
+            if getattr(connection, "cycle", None) is not None:
+                connection.shutdown()
 
 
 class _Front:
@@ -153,7 +173,7 @@ class _ServerRun:
     async def run(self, make_parts: MakeParts) -> int:
         async with _signal_handlers(self._on_signal, self._reload.set):
             http = [
-                asyncio.create_task(server.serve(sockets=[listener]))
+                asyncio.create_task(self._serve(server, listener))
                 for server, listener in self._servers.items()
             ]
             tasks = [
@@ -192,6 +212,15 @@ class _ServerRun:
             await self._close_engine()
         return self._exit_code
 
+    async def _serve(self, server: _Server, listener: socket.socket) -> None:
+        """Serve a listener; one that shares its port from when requests can be served."""
+        if self._config.reuse_port and listener is self._listeners.public:
+            while self._parts is None or not self._parts.engine.is_ready:
+                if server.should_exit:
+                    return
+                await asyncio.sleep(READY_S)
+        await server.serve(sockets=[listener])
+
     async def close(self) -> None:
         """Stop the engine, if there is one, whichever way `run` ended."""
         if self._parts is not None:
@@ -224,7 +253,10 @@ class _ServerRun:
             logger.info("%s", note)
         if self._listeners.admin is not None:
             logger.info("metrics on %s/metrics", _url(self._listeners.admin))
-        logger.info("ready on %s", _url(self._listeners.public))
+        url = _url(self._listeners.public)
+        while not next(iter(self._servers)).started:
+            await asyncio.sleep(READY_S)
+        logger.info("ready on %s", url)
         await asyncio.Event().wait()
 
     async def _refuse_expired(self, parts: ServerParts) -> None:
@@ -272,7 +304,9 @@ class _ServerRun:
         Requests on open connections are served, not refused: nobody else can.
         """
         public = next(iter(self._servers))
-        public.stop_accepting()
+        if not public.started:
+            return
+        await public.stop_accepting(self._listeners.public)
         self._listeners.public.close()
         ended = asyncio.create_task(public.until_unconnected())
         await asyncio.wait(

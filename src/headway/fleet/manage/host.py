@@ -30,6 +30,7 @@ from headway.fleet.manage.folders import FleetFolder, machine_id
 from headway.fleet.manage.link import ManagerAwayError, ManagerLink
 from headway.fleet.manage.messages import (
     MANAGER_VERSION,
+    MAX_FACTS_BYTES,
     REPORT_S,
     HostReport,
     MemberOrder,
@@ -45,7 +46,7 @@ from headway.fleet.manage.processes import (
     read_record,
     start_daemon,
 )
-from headway.fleet.wire import PROTOCOL_VERSION, EngineUp, Hello, WireError
+from headway.fleet.wire import PROTOCOL_VERSION, EngineUp, Hello, WireError, encode
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Host:
             "" if keeper is None else keeper.order.name,
             ProcessState.NONE if keeper is None else keeper.state,
             "" if keeper is None else keeper.problem[:500],
+            b"" if keeper is None else keeper.facts,
         )
         problem = ""
         try:
@@ -195,6 +197,8 @@ class MemberKeeper:
         self.order = order
         self.state = ProcessState.NONE
         self.problem = ""
+        self.facts = b""
+        """What the engine has said of itself."""
         self._arguments = arguments
         self._key = key
         self._folder = folder
@@ -327,9 +331,11 @@ class MemberKeeper:
         hello = Hello(PROTOCOL_VERSION, f"host {self._arguments.host}", "")
         connection = EngineConnection(self._context, endpoint, self._key, hello, SystemClock())
         try:
-            while not isinstance(await connection.receive(), EngineUp):
+            while not isinstance(message := await connection.receive(), EngineUp):
                 if self.state is ProcessState.READY:
                     return  # it answers; its engine process is being replaced
+            facts = encode(message)
+            self.facts = facts if len(facts) <= MAX_FACTS_BYTES else b""
         finally:
             await connection.close()
 
