@@ -145,14 +145,14 @@ class _Watch:
 
     def note(self, status: FleetStatus) -> None:
         """Print what has changed since the last status; raise ConfigError if it is hopeless."""
+        for name in self._seen.keys() - {member.name for member in status.members}:
+            _echo(f"{name}: gone")
+            del self._seen[name]
         for member in status.members:
             text = member.phase if member.phase != "ready" else f"ready at {member.address}"
             if self._seen.get(member.name) != text:
                 _echo(f"{member.name}: {text}")
                 self._seen[member.name] = text
-        for name in self._seen.keys() - {member.name for member in status.members}:
-            _echo(f"{name}: gone")
-            del self._seen[name]
         if status.problem and status.problem != self._problem:
             _echo(status.problem)
         self._problem, self.abandoned = status.problem, status.abandoned

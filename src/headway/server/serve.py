@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.clock import SystemClock
 from headway.engine.client.async_engine import AsyncEngine
@@ -124,17 +124,7 @@ class _Server(uvicorn.Server):
     async def until_unconnected(self) -> None:
         """Wait until every connection has ended."""
         while self.server_state.connections:
-            self._end_idle()
-            await asyncio.sleep(0.05)
-
-    def _end_idle(self) -> None:
-        """End connections between two requests, and others after their answer.
-
-        One without any request yet was made for one, which is on its way.
-        """
-        for connection in list(self.server_state.connections):
-            if getattr(connection, "cycle", None) is not None:
-                connection.shutdown()
+            await asyncio.sleep(READY_S)
 
 
 class _Front:
@@ -142,11 +132,29 @@ class _Front:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self.is_leaving = False
+        """Whether answers ask the client to use another connection from then on.
+
+        The server never closes a connection between two requests then: the next one may be on its
+        way. It ends after an answer that says so, or when it was idle for a while, as always.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # uvicorn cancels an answer only when it is about to end itself: no error to report.
         with contextlib.suppress(asyncio.CancelledError):
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _closing(send) if self.is_leaving else send)
+
+
+def _closing(send: Send) -> Send:
+    """Return a `send` that asks the client to close the connection after the answer."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_closing
 
 
 class _ServerRun:
@@ -306,6 +314,7 @@ class _ServerRun:
         public = next(iter(self._servers))
         if not public.started:
             return
+        self._public.is_leaving = True
         await public.stop_accepting(self._listeners.public)
         self._listeners.public.close()
         ended = asyncio.create_task(public.until_unconnected())

@@ -42,7 +42,7 @@ async def run_streams(
     return histories
 
 
-async def test_streams_outlive_hosts_scaling_and_an_upgrade(make_fleet: MakeFleet) -> None:
+async def test_streams_outlive_hosts_the_manager_and_an_upgrade(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(num_engines=1)
     await asyncio.to_thread(fleet.up)
     requests = bodies(150, NUM_KINDS)
@@ -59,12 +59,6 @@ async def test_streams_outlive_hosts_scaling_and_an_upgrade(make_fleet: MakeFlee
 
     check(await run_streams(fleet, requests, kill_hosts_and_manager), references)
     assert fleet.pids("engine") | fleet.pids("frontend") == before
-
-    async def go_to_zero_and_back() -> None:
-        await asyncio.to_thread(fleet.scale, 0)
-        await asyncio.to_thread(fleet.scale, 1)
-
-    check(await run_streams(fleet, requests, go_to_zero_and_back), references)
 
     async def upgrade() -> None:
         await asyncio.to_thread(fleet.upgrade)
@@ -92,8 +86,14 @@ def kill_above_members(fleet: ManagedFleet) -> None:
 async def test_a_frontend_that_has_seen_no_engine_has_requests_wait(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(num_engines=1)
     await asyncio.to_thread(fleet.up)
-    requests = bodies(50, NUM_KINDS)
+    requests = bodies(150, NUM_KINDS)
     references = await run_streams(fleet, requests)
+
+    async def go_to_zero_and_back() -> None:
+        await asyncio.to_thread(fleet.scale, 0)
+        await asyncio.to_thread(fleet.scale, 1)
+
+    check(await run_streams(fleet, requests, go_to_zero_and_back), references)
     await asyncio.to_thread(fleet.scale, 0)
     (frontend,) = fleet.pids("frontend")
     os.kill(frontend, signal.SIGKILL)
@@ -122,6 +122,7 @@ async def test_requests_that_wait_bring_an_engine_back(make_fleet: MakeFleet) ->
     assert fleet.pids("engine")
 
 
+@pytest.mark.full
 async def test_an_engine_is_started_again_and_ends_with_its_lease(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(num_engines=1, num_frontends=0, lease_s=2.0)
     await asyncio.to_thread(fleet.up)
