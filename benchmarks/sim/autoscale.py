@@ -99,7 +99,7 @@ class ScaledFleet:
         self.fleet.add_engine(SMOLLM2_135M)
 
     def _wanted(self, current: int, now: float) -> int:
-        router = self.fleet.router
+        router = self.fleet.routers[0]
         if self._rule == "work":
             return self._scaler.decide(router.demand(now).need, current, 1, MAX_ENGINES, now)
         if self._rule == "requests":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -41,6 +41,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "120",  # the machine may be busy
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self._num_nodes = num_nodes
@@ -49,9 +50,13 @@ class RayCluster:
 
     def start(self) -> RayCluster:
         """Start the head, then the nodes."""
-        self.head = self._start("head", "--head", f"--port={self.port}", "--num-cpus=0")
-        self.nodes = [self.start_node() for _ in range(self._num_nodes)]
-        wait_for(lambda: all(self.pids("raylet", [one]) for one in self.nodes), 60.0)
+        try:
+            self.head = self._start("head", "--head", f"--port={self.port}", "--num-cpus=0")
+            for _ in range(self._num_nodes):
+                self.nodes.append(self.start_node())
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def start_node(self) -> subprocess.Popen[bytes]:
@@ -85,7 +90,11 @@ class RayCluster:
                 raise ServerFailed((self._folder / f"{name}.log").read_text()[-2000:])
             return b"--block" in (self._folder / f"{name}.log").read_bytes()
 
-        wait_for(is_up, 60.0)
+        try:
+            wait_for(is_up, 120.0)
+        except BaseException:
+            _kill_all([process])
+            raise
         return process
 
     def pids(self, text: str, nodes: Iterable[subprocess.Popen[bytes]] | None = None) -> list[int]:
@@ -124,24 +133,27 @@ class RayCluster:
 
     def stop(self) -> None:
         """End every process of the cluster."""
-        nodes = [*self.nodes, *([self.head] if self.head else [])]
-        children: list[psutil.Process] = []
-        for node in nodes:
-            with contextlib.suppress(psutil.Error):
-                children += psutil.Process(node.pid).children(recursive=True)
-        for node in nodes:
-            if node.poll() is None:
-                node.kill()
-            node.wait(20)
-        for child in children:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-        psutil.wait_procs(children, 10)
+        _kill_all([*self.nodes, *([self.head] if self.head else [])])
         self.head, self.nodes = None, []
 
     def close(self) -> None:
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kill_all(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
+    children: list[psutil.Process] = []
+    for node in nodes:
+        with contextlib.suppress(psutil.Error):
+            children += psutil.Process(node.pid).children(recursive=True)
+    for node in nodes:
+        if node.poll() is None:
+            node.kill()
+        node.wait(20)
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(children, 10)
 
 
 def wait_for(test: Callable[[], bool], timeout_s: float) -> None:

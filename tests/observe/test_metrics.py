@@ -249,6 +249,8 @@ def test_two_instances_share_nothing() -> None:
 
 def test_every_metric_is_on_its_page_and_no_other(metrics: Metrics, tmp_path: Path) -> None:
     metrics.watch_ledger(make_writer(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "spool"))
+    metrics.watch_need(lambda: 2.5)
+    assert b'headway_fleet_desired_replicas{engine="0",model_name="m"} 2.5' in metrics.render()
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| (`.+`) \| (\w+) \|", page, re.MULTILINE)
     documented = {(name, kind) for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}

@@ -113,8 +113,8 @@ def down(name: NameArgument = None) -> None:
     try:
         client.down(watch.note)
     except KeyboardInterrupt:
-        _echo(f"fleet {client.name} goes on stopping")
-        raise
+        _echo(f"fleet {client.name} goes on stopping; headway fleet status {client.name} shows it")
+        raise typer.Exit(130) from None
     for member in watch.abandoned:
         _echo(f"{member} was out of reach: an engine ends when its lease is over, stop a frontend")
     _echo(f"fleet {client.name} is down")
@@ -141,18 +141,18 @@ class _Watch:
                 f"fleet {name} goes on: headway fleet status {name} shows it, headway fleet down "
                 f"{name} ends it"
             )
-            raise
+            raise typer.Exit(130) from None
 
     def note(self, status: FleetStatus) -> None:
         """Print what has changed since the last status; raise ConfigError if it is hopeless."""
+        for name in self._seen.keys() - {member.name for member in status.members}:
+            _echo(f"{name}: gone")
+            del self._seen[name]
         for member in status.members:
             text = member.phase if member.phase != "ready" else f"ready at {member.address}"
             if self._seen.get(member.name) != text:
                 _echo(f"{member.name}: {text}")
                 self._seen[member.name] = text
-        for name in self._seen.keys() - {member.name for member in status.members}:
-            _echo(f"{name}: gone")
-            del self._seen[name]
         if status.problem and status.problem != self._problem:
             _echo(status.problem)
         self._problem, self.abandoned = status.problem, status.abandoned

@@ -10,6 +10,7 @@ import secrets
 
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import ConfigError
+from headway.fleet.checks import check_engine
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.manage.link import ManagerLink
@@ -19,7 +20,7 @@ from headway.fleet.manage.messages import (
     FleetNeed,
     FrontendReport,
 )
-from headway.fleet.wire import WireError
+from headway.fleet.wire import EngineUp, WireError, decode_engine_message
 
 _SOURCE = re.compile(r"(tcp://[^/]+)/([a-z0-9-]{1,32})(?:/([a-z0-9-]{1,64}))?")
 
@@ -36,6 +37,8 @@ class FleetDiscovery:
         self._instance = secrets.token_hex(8)
         self._seen = 0
         """Version of the last list; its engines are in use or about to be."""
+        self._was_ready = False
+        """Whether requests were taken at the last report: by now the port is open too."""
 
     @classmethod
     def parse(cls, source: str, key: ClusterKey | None) -> FleetDiscovery:
@@ -68,10 +71,24 @@ class FleetDiscovery:
             raise ConfigError(answer.problem)
         found = {Endpoint.parse(one, "an address of the manager") for one in answer.addresses}
         self._seen = answer.version
+        if answer.facts and not engine.takes_requests:
+            self._expect(engine, answer.facts)
         return frozenset(found)
 
+    def _expect(self, engine: AsyncEngine, facts: bytes) -> None:
+        """Have requests wait for an engine like those that the pool had before this frontend."""
+        try:
+            message = decode_engine_message(facts)
+        except WireError as error:
+            raise ConfigError(f"the facts of the manager cannot be read: {error}") from error
+        if not isinstance(message, EngineUp) or check_engine(message.info, message.credit):
+            raise ConfigError("the facts of the manager are not those of an engine")
+        if message.tokenizer == engine.tokenizer.digest():
+            engine.expect(message.info)
+
     def _report(self, engine: AsyncEngine) -> FrontendReport:
-        demand = engine.demand
+        demand, was_ready = engine.demand, self._was_ready
+        self._was_ready = engine.takes_requests
         need = FleetNeed()
         if demand is not None:
             need = FleetNeed(demand.work_rate, demand.backlog_s, demand.ttft_s, demand.speed)
@@ -81,7 +98,7 @@ class FleetDiscovery:
             self._member,
             self._instance,
             self._seen,
-            engine.takes_requests,
+            was_ready and engine.takes_requests,
             [one.link.name for one in engine.engines if one.streams],
             need,
         )

@@ -87,8 +87,10 @@ def _listen(host: str, port: int, flag: str, is_shared: bool = False) -> socket.
         # Accepted connections inherit this option.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
-        # Until a process listens on the port, another process could bind it too.
-        listener.listen()
+        # Until a process listens on the port, another process could bind it too. A server that
+        # shares its port listens when it is ready: until then, the others serve all clients.
+        if not is_shared:
+            listener.listen()
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

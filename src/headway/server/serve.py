@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.clock import SystemClock
 from headway.engine.client.async_engine import AsyncEngine
@@ -44,6 +44,7 @@ FLUSH_S = 5
 """How long clients have to read the end of their answers after the drain."""
 SWEEP_S = 0.25
 WATCH_S = 1.0
+READY_S = 0.05
 GC_THRESHOLDS = (50_000, 20, 100)
 GC_INTERVAL_S = 5.0
 REPEAT_S = 1.0
@@ -100,21 +101,30 @@ class _Server(uvicorn.Server):
         """Do nothing: `_ServerRun` handles signals, and the base class would raise them again."""
         yield
 
-    def stop_accepting(self) -> None:
-        """Accept no connection any more; those that are idle end, others after their answer."""
+    async def stop_accepting(self, listener: socket.socket) -> None:
+        """Take the connections that wait on a listener, then accept none any more."""
+        taken: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # none waits, or no descriptor is left
+            while True:
+                taken.append(listener.accept()[0])
+        # Without a pause: a connection that comes now would be reset.
         for server in self.servers:
             server.close()
-        self._end_idle()
+        loop = asyncio.get_running_loop()
+        for connection in taken:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._make_protocol, connection)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def until_unconnected(self) -> None:
         """Wait until every connection has ended."""
         while self.server_state.connections:
-            await asyncio.sleep(0.05)
-            self._end_idle()
-
-    def _end_idle(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+            await asyncio.sleep(READY_S)
 
 
 class _Front:
@@ -122,11 +132,29 @@ class _Front:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self.is_leaving = False
+        """Whether answers ask the client to use another connection from then on.
+
+        The server never closes a connection between two requests then: the next one may be on its
+        way. It ends after an answer that says so, or when it was idle for a while, as always.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # uvicorn cancels an answer only when it is about to end itself: no error to report.
         with contextlib.suppress(asyncio.CancelledError):
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _closing(send) if self.is_leaving else send)
+
+
+def _closing(send: Send) -> Send:
+    """Return a `send` that asks the client to close the connection after the answer."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_closing
 
 
 class _ServerRun:
@@ -153,7 +181,7 @@ class _ServerRun:
     async def run(self, make_parts: MakeParts) -> int:
         async with _signal_handlers(self._on_signal, self._reload.set):
             http = [
-                asyncio.create_task(server.serve(sockets=[listener]))
+                asyncio.create_task(self._serve(server, listener))
                 for server, listener in self._servers.items()
             ]
             tasks = [
@@ -193,6 +221,15 @@ class _ServerRun:
             await self._close_engine()
         return self._exit_code
 
+    async def _serve(self, server: _Server, listener: socket.socket) -> None:
+        """Serve a listener; one that shares its port from when requests can be served."""
+        if self._config.reuse_port and listener is self._listeners.public:
+            while self._parts is None or not self._parts.engine.is_ready:
+                if server.should_exit:
+                    return
+                await asyncio.sleep(READY_S)
+        await server.serve(sockets=[listener])
+
     async def close(self) -> None:
         """Stop the engine, if there is one, whichever way `run` ended."""
         if self._parts is not None:
@@ -225,7 +262,10 @@ class _ServerRun:
             logger.info("%s", note)
         if self._listeners.admin is not None:
             logger.info("metrics on %s/metrics", _url(self._listeners.admin))
-        logger.info("ready on %s", _url(self._listeners.public))
+        url = _url(self._listeners.public)
+        while not next(iter(self._servers)).started:
+            await asyncio.sleep(READY_S)
+        logger.info("ready on %s", url)
         await asyncio.Event().wait()
 
     async def _refuse_expired(self, parts: ServerParts) -> None:
@@ -273,7 +313,10 @@ class _ServerRun:
         Requests on open connections are served, not refused: nobody else can.
         """
         public = next(iter(self._servers))
-        public.stop_accepting()
+        if not public.started:
+            return
+        self._public.is_leaving = True
+        await public.stop_accepting(self._listeners.public)
         self._listeners.public.close()
         ended = asyncio.create_task(public.until_unconnected())
         await asyncio.wait(

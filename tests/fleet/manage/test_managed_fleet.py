@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -20,7 +22,7 @@ from benchmarks.support.history import History
 from benchmarks.support.managed_fleets import ManagedFleet
 from headway.errors import ConfigError
 from headway.fleet.cluster_key import ClusterKey, secure_frontend
-from headway.fleet.manage.control import FleetClient
+from headway.fleet.manage.control import ControlRequest, FleetClient
 from headway.fleet.manage.processes import find_alive, read_record, wait_end
 from tests.fleet.manage.conftest import MakeFleet
 
@@ -40,34 +42,23 @@ async def run_streams(
     return histories
 
 
-async def test_streams_outlive_scaling_hosts_and_an_upgrade(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
+async def test_streams_outlive_hosts_the_manager_and_an_upgrade(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(num_engines=1)
     await asyncio.to_thread(fleet.up)
     requests = bodies(150, NUM_KINDS)
     references = await run_streams(fleet, requests)
     assert not any(one.errors for one in references), references[0].errors
-    before = fleet.pids("engine")
+    before = fleet.pids("engine") | fleet.pids("frontend")
 
     async def kill_hosts_and_manager() -> None:
         """Every host and the manager are lost; the members are not, and are adopted."""
-        hosts = fleet.client.folder.machine / "hosts"
-        for path in [*hosts.glob("*.json"), fleet.client.folder.manager]:
-            record = find_alive(path)
-            assert record is not None
-            record.send(signal.SIGKILL)
-            assert wait_end(record, 5.0)
+        kill_above_members(fleet)
         with pytest.raises(ConfigError, match="its members go on"):
             fleet.status()
         await asyncio.to_thread(fleet.resume)
 
     check(await run_streams(fleet, requests, kill_hosts_and_manager), references)
-    assert fleet.pids("engine") == before
-
-    async def go_to_zero_and_back() -> None:
-        await asyncio.to_thread(fleet.scale, 0)
-        await asyncio.to_thread(fleet.scale, 1)
-
-    check(await run_streams(fleet, requests, go_to_zero_and_back), references)
+    assert fleet.pids("engine") | fleet.pids("frontend") == before
 
     async def upgrade() -> None:
         await asyncio.to_thread(fleet.upgrade)
@@ -81,33 +72,95 @@ async def test_streams_outlive_scaling_hosts_and_an_upgrade(make_fleet: MakeFlee
         fleet.down()
 
 
-async def test_a_process_that_ends_is_started_again_on_its_address(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(num_engines=1, num_frontends=0)
+def kill_above_members(fleet: ManagedFleet) -> None:
+    """Kill the manager and every host."""
+    hosts = fleet.client.folder.machine / "hosts"
+    for path in [fleet.client.folder.manager, *hosts.glob("*.json")]:
+        record = find_alive(path)
+        assert record is not None
+        record.send(signal.SIGKILL)
+        assert wait_end(record, 5.0)
+
+
+@pytest.mark.full
+async def test_a_frontend_that_has_seen_no_engine_has_requests_wait(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(num_engines=1)
+    await asyncio.to_thread(fleet.up)
+    requests = bodies(150, NUM_KINDS)
+    references = await run_streams(fleet, requests)
+
+    async def go_to_zero_and_back() -> None:
+        await asyncio.to_thread(fleet.scale, 0)
+        await asyncio.to_thread(fleet.scale, 1)
+
+    check(await run_streams(fleet, requests, go_to_zero_and_back), references)
+    await asyncio.to_thread(fleet.scale, 0)
+    (frontend,) = fleet.pids("frontend")
+    os.kill(frontend, signal.SIGKILL)
+    while frontend in fleet.pids("frontend"):
+        await asyncio.sleep(0.1)
+    await asyncio.to_thread(fleet.settle)
+    waiting = asyncio.create_task(run_streams(fleet, requests))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(fleet.scale, 1)
+    check(await waiting, references)
+
+
+@pytest.mark.full
+async def test_requests_that_wait_bring_an_engine_back(make_fleet: MakeFleet) -> None:
+    """Autoscaling, from none: nobody sets a number."""
+    fleet = make_fleet(num_engines=1, max_engines=2)
+    await asyncio.to_thread(fleet.up)
+    requests = bodies(50, NUM_KINDS)
+    references = await run_streams(fleet, requests)
+    fleet.num_engines = 0
+    await asyncio.to_thread(fleet.upgrade)
+    await asyncio.to_thread(fleet.scale, 0)
+    fleet.client.ask(ControlRequest("scale"))  # back to autoscaling
+    assert not fleet.status().pools[0].is_fixed
+    check(await run_streams(fleet, requests), references)
+    assert fleet.pids("engine")
+
+
+@pytest.mark.full
+async def test_an_engine_is_started_again_and_ends_with_its_lease(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(num_engines=1, num_frontends=0, lease_s=2.0)
     await asyncio.to_thread(fleet.up)
     (engine,) = fleet.members("engine")
     os.kill(engine.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 30.0
     while (again := fleet.members("engine")[0]).pid == engine.pid or again.phase != "ready":
         assert time.monotonic() < deadline, again
         await asyncio.sleep(0.1)
     assert again.address == engine.address
-    # Nonsense and strangers at the socket of the manager change nothing.
     status = fleet.status()
+    send_nonsense(status.manager, fleet.folder / "cluster.key")
+    await asyncio.sleep(3.0)
+    assert fleet.settle().members == status.members, "its host renews the lease"
+    record = read_record(fleet.client.folder.pid_file(again.name))
+    assert record is not None and record.is_alive
+    kill_above_members(fleet)
+    assert await asyncio.to_thread(wait_end, record, 20.0)
+
+
+def send_nonsense(manager: str, key_file: Path) -> None:
+    """Send frames that are no reports, with and without the cluster key."""
     with zmq.Context() as context:
-        for key in (None, ClusterKey.read(fleet.folder / "cluster.key")):
-            socket = context.socket(zmq.DEALER)
-            socket.linger = 0
+        for key in (None, ClusterKey.read(key_file)):
+            stranger = context.socket(zmq.DEALER)
+            stranger.linger = 0
             if key is not None:
-                secure_frontend(socket, key)
-            socket.connect(status.manager)
+                secure_frontend(stranger, key)
+            stranger.connect(manager)
             for frame in (b"", b"\xc1", b"\x80" * 1000, os.urandom(500)):
-                socket.send(frame)
-            assert not socket.poll(200), "nothing that is no report is answered"
-            socket.close()
-    assert fleet.settle().members == status.members
+                stranger.send(frame)
+            assert not stranger.poll(200), "nothing that is no report is answered"
+            stranger.close()
 
 
-def test_the_commands_say_what_to_do(make_fleet: MakeFleet, tmp_path: Path) -> None:
+def test_the_commands_say_what_to_do(
+    make_fleet: MakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = make_fleet()
     spec = fleet.write()
     client = FleetClient("battery")
@@ -116,12 +169,21 @@ def test_the_commands_say_what_to_do(make_fleet: MakeFleet, tmp_path: Path) -> N
     fleet.ray = type("Ray", (), {"address": "127.0.0.1:1"})()  # pyright: ignore
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
         client.start(fleet.write())
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _name: None)
+        with pytest.raises(ConfigError, match=r"pip install 'headway\[ray\]'"):
+            client.start(fleet.write())
+    fleet.ray = None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"cannot listen .* choose another address"):
+            client.start(msgspec.structs.replace(spec, manager=address))
     assert not client.has_state
     key = tmp_path / "open.key"
     key.write_text("x" * 40)
     key.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
-        client.start(type(spec)(spec.name, spec.pools, str(key)))
+        client.start(msgspec.structs.replace(spec, cluster_key_file=str(key)))
     run = subprocess.run(
         [sys.executable, "-m", "headway", "fleet", "up", str(tmp_path / "none.yaml")],
         capture_output=True,
@@ -130,22 +192,3 @@ def test_the_commands_say_what_to_do(make_fleet: MakeFleet, tmp_path: Path) -> N
     )
     assert run.returncode == 2
     assert run.stderr.startswith("headway: error: cannot read") and run.stderr.count("\n") == 1
-
-
-async def test_an_engine_without_frontend_and_host_ends_with_its_lease(
-    make_fleet: MakeFleet,
-) -> None:
-    fleet = make_fleet(num_engines=1, num_frontends=0, lease_s=2.0)
-    await asyncio.to_thread(fleet.up)
-    await asyncio.sleep(4.0)
-    engine = read_record(fleet.client.folder.pid_file(fleet.members("engine")[0].name))
-    assert engine is not None and engine.is_alive, "its host renews the lease"
-    manager = find_alive(fleet.client.folder.manager)
-    hosts = [find_alive(one) for one in fleet.client.folder.machine.glob("hosts/*.json")]
-    for record in (manager, *hosts):
-        assert record is not None
-        record.send(signal.SIGKILL)
-    deadline = time.monotonic() + 10.0
-    while engine.is_alive:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)

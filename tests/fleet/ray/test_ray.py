@@ -33,6 +33,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]
         cluster.close()
 
 
+@pytest.mark.full
 async def test_streams_do_not_notice_the_loss_of_a_host(
     ray: RayCluster, tmp_path: Path, tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

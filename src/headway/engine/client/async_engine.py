@@ -198,6 +198,11 @@ class AsyncEngine:
         if self._is_started:
             self._tasks[replica] = asyncio.create_task(self._follow(replica))
 
+    def expect(self, info: EngineInfo) -> None:
+        """Accept requests for an engine with these facts before there is one."""
+        if self._last_info is None:
+            self._last_info = info
+
     def retire_engine(self, name: str) -> None:
         """Send no further requests to an engine, and leave it when its requests have ended."""
         for replica in self._replicas:

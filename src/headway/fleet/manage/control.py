@@ -139,10 +139,16 @@ class FleetClient:
         check_ray(spec)
         make_key(Path(spec.cluster_key_file))
         self.folder.make()
-        if not self.has_state:
+        is_new = not self.has_state
+        if is_new:
             saved = msgspec.json.encode(FleetState.of(spec).save())
             write_atomically(self.folder.state, saved)
-        self._start_manager(program)
+        try:
+            self._start_manager(program)
+        except ConfigError:
+            if is_new:
+                self.folder.remove_state()
+            raise
 
     def _start_manager(self, program: tuple[str, ...] = ()) -> None:
         control = Path(tempfile.mkdtemp(prefix="headway-fleet-")) / "control"

@@ -31,6 +31,7 @@ from headway.fleet.manage.folders import FleetFolder, machine_id
 from headway.fleet.manage.link import ManagerAwayError, ManagerLink
 from headway.fleet.manage.messages import (
     MANAGER_VERSION,
+    MAX_FACTS_BYTES,
     REPORT_S,
     HostReport,
     MemberOrder,
@@ -46,7 +47,7 @@ from headway.fleet.manage.processes import (
     read_record,
     start_daemon,
 )
-from headway.fleet.wire import EngineUp, WireError
+from headway.fleet.wire import EngineUp, WireError, encode
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class Host:
             "" if keeper is None else keeper.order.name,
             ProcessState.NONE if keeper is None else keeper.state,
             "" if keeper is None else keeper.problem[:500],
+            b"" if keeper is None else keeper.facts,
         )
         problem = ""
         try:
@@ -196,6 +198,8 @@ class MemberKeeper:
         self.order = order
         self.state = ProcessState.NONE
         self.problem = ""
+        self.facts = b""
+        """What the engine has said of itself."""
         self._arguments = arguments
         self._key = key
         self._folder = folder
@@ -328,9 +332,11 @@ class MemberKeeper:
         dialect = engine_dialect(f"host {self._arguments.host}")
         connection = PeerConnection(self._context, endpoint, self._key, dialect, SystemClock())
         try:
-            while not isinstance(await connection.receive(), EngineUp):
+            while not isinstance(message := await connection.receive(), EngineUp):
                 if self.state is ProcessState.READY:
                     return  # it answers; its engine process is being replaced
+            facts = encode(message)
+            self.facts = facts if len(facts) <= MAX_FACTS_BYTES else b""
         finally:
             await connection.close()
 

@@ -69,11 +69,11 @@ class Manager:
         spec = self._state.spec
         key = ClusterKey.read(Path(spec.cluster_key_file))
         self._context = zmq.asyncio.Context()
+        endpoint = Endpoint.parse(spec.manager, "manager", may_be_any=True)
+        self._socket = self._bind(endpoint, key)
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
-        endpoint = Endpoint.parse(spec.manager, "manager", may_be_any=True)
-        self._socket = self._bind(endpoint, key)
         address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._state.spec = msgspec.structs.replace(spec, manager=address)
         self._placer = self._make_placer(program)
@@ -168,7 +168,8 @@ class Manager:
         if isinstance(report, HostReport):
             return self._state.take_host(report, now)
         addresses = self._state.take_frontend(report, now)
-        return EngineList(self._state.list_version, list(addresses))
+        facts = self._state.facts.get(report.pool, b"")
+        return EngineList(self._state.list_version, list(addresses), facts=facts)
 
     # --------------------------------------------------------------------- ticks
 

@@ -123,6 +123,7 @@ class SavedFleet(msgspec.Struct, frozen=True):
     list_version: int = 0
     members: list[SavedMember] = []
     is_ending: bool = False
+    facts: dict[str, bytes] = {}
 
 
 @dataclass(slots=True)
@@ -140,6 +141,8 @@ class FleetState:
     list_version: int = 1
     """Counts changes of the lists of engines."""
     is_ending: bool = False
+    facts: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """What an engine of each pool has said of itself, for frontends while there is none."""
     abandoned: list[str] = field(default_factory=list[str])
     """Members that should have stopped, and whose hosts were out of reach."""
     _hosts: dict[str, _HostView] = field(default_factory=dict[str, _HostView])
@@ -164,6 +167,7 @@ class FleetState:
             saved.generation,
             list_version=saved.list_version + 1,
             is_ending=saved.is_ending,
+            facts=dict(saved.facts),
         )
         state._num_named = saved.num_named
         for one in saved.members:
@@ -186,6 +190,7 @@ class FleetState:
             self.list_version,
             members,
             self.is_ending,
+            self.facts,
         )
 
     # ----------------------------------------------------------------- commands
@@ -247,7 +252,7 @@ class FleetState:
     @property
     def is_settled(self) -> bool:
         """Whether every member that should be there is ready, and no other is left."""
-        if any(one.phase is not Phase.READY for one in self.members.values()):
+        if any(one.phase is not Phase.READY or not one.pid for one in self.members.values()):
             return False
         if any(one.generation != self.generation for one in self.members.values()):
             return False
@@ -326,6 +331,8 @@ class FleetState:
             self._set_starting(member, now)
         if record is None:
             return
+        if member.pid not in (0, record.pid):
+            self._set_starting(member, now)
         member.pid = record.pid
         # Until a process that starts elsewhere is ready, the one before it may still be there.
         if is_ready or not member.address:
@@ -334,6 +341,8 @@ class FleetState:
             member.address, member.admin = record.address, record.admin
         if is_ready and member.role is Role.ENGINE:
             self._set_ready(member, now)
+            if report.facts:
+                self.facts[member.pool] = report.facts
 
     def _set_ready(self, member: Member, now: float) -> None:
         if member.phase is Phase.STARTING:

@@ -21,10 +21,12 @@ REPORT_S = 1.0
 MAX_SILENCE_S = 5.0
 """Time without a report after which a host or a frontend counts as gone."""
 MAX_LISTED = 1024
+MAX_FACTS_BYTES = 64 * 1024
 _MAX_ERROR_CHARS = 200
 
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 Line = Annotated[str, msgspec.Meta(max_length=1024)]
+Facts = Annotated[bytes, msgspec.Meta(max_length=MAX_FACTS_BYTES)]
 T = TypeVar("T")
 
 
@@ -70,6 +72,8 @@ class HostReport(msgspec.Struct, tag="host", frozen=True):
     member: Name = ""
     state: ProcessState = ProcessState.NONE
     problem: Line = ""
+    facts: Facts = b""
+    """What its engine says of itself: an EngineUp, encoded."""
 
 
 class MemberOrder(msgspec.Struct, frozen=True):
@@ -130,6 +134,8 @@ class EngineList(msgspec.Struct, tag="engines", frozen=True):
     addresses: Annotated[list[Line], msgspec.Meta(max_length=MAX_LISTED)]
     problem: Line = ""
     """Why there is no list."""
+    facts: Facts = b""
+    """What an engine of the pool has said of itself, for a frontend that has seen none yet."""
 
 
 Report = HostReport | FrontendReport

@@ -108,7 +108,7 @@ class RayPlacer:
     """
 
     def __init__(self, address: str, namespace: str, arguments: HostArguments) -> None:
-        self.problem = "Ray is being connected to"
+        self.problem = "Ray is not connected yet"
         given = msgspec.json.encode(arguments).decode()
         self._command = [sys.executable, "-m", RAY_PLACER, address, namespace, given]
         self._process: Process | None = None
