@@ -81,9 +81,10 @@ def test_resumed_requests_know_what_they_knew():
 
 
 def test_ids_outside_the_vocabulary_are_refused():
-    for fields in ({"logit_bias": {VOCAB: 1.0}}, {"allowed_token_ids": (3, VOCAB)}):
+    bias = SamplingParams(logit_bias={VOCAB: 1.0})
+    for params in (bias, SamplingParams(allowed_token_ids=(3, VOCAB))):
         with pytest.raises(ValueError, match="outside the vocabulary"):
-            state_of(SamplingParams(**fields), [1], 1)
+            state_of(params, [1], 1)
 
 
 def test_a_request_with_a_grammar_needs_grammars():

@@ -24,7 +24,7 @@ from tests.support.schemas import random_schema
 
 pytestmark = pytest.mark.model
 
-MAX_TOKENS = 600
+MAX_TOKENS = 300
 
 
 def allowed_ids(matcher) -> np.ndarray:
@@ -59,14 +59,14 @@ def accepts(matchers: Matchers, tokenizer: Tokenizer, grammar: str, text: str) -
 
 
 def test_outputs_of_random_schemas_are_valid(matchers, smollm, is_full):
-    num_ended = 0
-    for seed in range(6000 if is_full else 300):
+    num_ended, num_schemas = 0, 6000 if is_full else 200
+    for seed in range(num_schemas):
         schema = random_schema(seed)
         text = walk(matchers, smollm, json_grammar(schema), seed)
         if text is not None:
             num_ended += 1
             assert jsonschema_rs.is_valid(schema, json.loads(text)), (seed, schema, text)
-    assert num_ended > 0.9 * (6000 if is_full else 300)
+    assert num_ended > 0.9 * num_schemas
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,15 @@ def test_a_costly_grammar_has_bounded_masks(matchers, smollm, name):
         matcher = None
     assert time.process_time() - started_at < 1.0
     draw, longest_s = random.Random(4), 0.0
-    for _ in range(150 if matcher else 0):
-        started_at = time.process_time()
+    for _ in range(150):
+        if matcher is None:
+            break
+        started_at = time.thread_time()
         try:
             ids = allowed_ids(matcher)
         except ValueError:
             break
-        longest_s = max(longest_s, time.process_time() - started_at)
+        longest_s = max(longest_s, time.thread_time() - started_at)
         token_id = int(draw.choice(ids))
         if token_id in smollm.eos_token_ids:
             break

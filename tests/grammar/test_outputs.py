@@ -47,7 +47,7 @@ def texts(outputs: Sequence[RequestOutput]) -> list[list[tuple[str, str]]]:
 
 def test_outputs_are_valid_unless_they_are_cut(llm: LLM, is_full: bool):
     """Random schemas, greedy and drawn, all in one batch."""
-    schemas = [random_schema(seed) for seed in range(400 if is_full else 40)]
+    schemas = [random_schema(seed) for seed in range(400 if is_full else 24)]
     params = [
         SamplingParams(
             grammar=json_grammar(schema),
@@ -90,10 +90,9 @@ def test_company_and_preemption_change_nothing(llm: LLM, model_path: Path):
     assert len({text for text, _ in alone[2]}) > 1
     assert alone[5][0][0] in ("Ada Lovelace", "Alan Turing", "Alan Kay")
     assert '"age"' not in alone[6][0][0] and alone[6][0][1] == "stop"
-    together = [*kinds(), SamplingParams(max_tokens=60, temperature=0.0)] * 2
-    found = texts(llm.generate([PROMPT] * len(together), together))
-    assert found[:7] == alone and found[8:15] == alone
-    small = LLM(str(model_path), kv_cache_memory_bytes="6M", max_num_seqs=20, max_model_len=160)
+    together = [*kinds(), SamplingParams(max_tokens=40, temperature=0.0)]
+    assert texts(llm.generate([PROMPT] * len(together), together))[:7] == alone
+    small = LLM(str(model_path), kv_cache_memory_bytes="5M", max_num_seqs=20, max_model_len=160)
     outputs = small.generate([PROMPT] * len(together), together)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert texts(outputs)[:7] == alone

@@ -162,8 +162,7 @@ def test_a_greedy_row_takes_its_best_allowed_token(isa, vocab_size):
 def test_a_row_with_nothing_allowed_fails_alone():
     model = case_of(spec_of(vocab_size=VOCAB)).compiled(BEST)
     span, nothing = Span(TOKENS[:9], 0, [0]), make_mask([], VOCAB)
-    for fields in ({"temperature": 0.0}, {}, {"temperature": 0.0, "logprobs": 1}):
-        row = row_of(**fields)
+    for row in (row_of(temperature=0.0), row_of(), row_of(temperature=0.0, logprobs=1)):
         (alone,) = model.sample([span], [8], [row])
         found = model.sample([span], [8, 8], [replace(row, mask=nothing), row])
         assert found == [Failure("the model's scores are not finite (-inf)"), alone]

@@ -135,7 +135,8 @@ class CompiledModel:
         samplings = Samplings(special, self.spec.vocab_size)
         addresses = samplings.mask_addresses([rows[at] for at in order])
         step_masks = StepMasks(addresses, masks)
-        chosen_ids, best = self._step(spans, [places[at] for at in order], samplings, step_masks)
+        ordered = [places[at] for at in order]
+        chosen_ids, best = self._step(spans, ordered, samplings, masks=step_masks)
         outcomes: dict[int, Sample | Failure] = {}
         for row, at in enumerate(order):
             if math.isfinite(best[row]):
@@ -147,8 +148,7 @@ class CompiledModel:
 
     def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
         logits = np.empty((len(places), self.spec.vocab_size), dtype=np.float32)
-        none = Samplings((), self.spec.vocab_size)
-        self._step(spans, places, none, logits=logits.ctypes.data)
+        self._step(spans, places, Samplings((), self.spec.vocab_size), logits.ctypes.data)
         return logits
 
     def _step(
@@ -156,8 +156,8 @@ class CompiledModel:
         spans: Sequence[Span],
         places: Sequence[int],
         samplings: Samplings,
-        masks: StepMasks = NO_MASKS,
         logits: int | None = None,
+        masks: StepMasks = NO_MASKS,
     ) -> tuple[array[int], array[float]]:
         """Run the kernels; return the chosen tokens and the best logits of `places`."""
         token_ids = array("i")
