@@ -55,7 +55,7 @@ class ScaledFleet:
         self._target = arguments.target
         self._until_s = 60.0 * arguments.minutes
         first = [SMOLLM2_135M] * max(1, fixed)
-        self.fleet = VirtualFleet(Router(), first, CONFIG, CAPACITY, seed)
+        self.fleet = VirtualFleet([Router()], first, CONFIG, CAPACITY, seed)
         self._scaler = Autoscaler()
         self._num_starting = 0
         self._loads: list[float] = []
