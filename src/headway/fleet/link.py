@@ -44,8 +44,8 @@ from headway.fleet.clocks import age_of, localize
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.connection import (
     ConnectionLostError,
-    Dialect,
     PeerConnection,
+    PeerDialect,
     SessionClosedError,
 )
 from headway.fleet.endpoints import Endpoint
@@ -97,9 +97,9 @@ class LinkParts:
     """Random id of this process."""
 
     @property
-    def dialect(self) -> Dialect[EngineMessage]:
+    def dialect(self) -> PeerDialect[EngineMessage]:
         hello = encode_command(Hello(PROTOCOL_VERSION, self.name, self.instance))
-        return Dialect(
+        return PeerDialect(
             "engine",
             hello,
             decode_engine_message,
