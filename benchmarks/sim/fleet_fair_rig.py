@@ -153,7 +153,7 @@ class FleetRig:
         setup: Setup,
         tenants: Sequence[FleetTenant],
         seed: int,
-        num_engines: int = NUM_ENGINES,
+        slowness: float = 1.0,
     ) -> None:
         self._setup = setup
         self._tenants = list(tenants)
@@ -164,7 +164,7 @@ class FleetRig:
             max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, scheduling_policy=policy
         )
         routers = [self._make_router() for _ in range(setup.num_frontends)]
-        profiles = [SMOLLM2_135M] * num_engines
+        profiles = [SMOLLM2_135M.scaled(slowness)] * NUM_ENGINES
         self.fleet = VirtualFleet(routers, profiles, config, CAPACITY, seed)
         self.fleet.on_event, self.fleet.on_finish = self._count, self._send_next
         self.fleet.on_refuse = self._refuse

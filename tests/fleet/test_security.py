@@ -13,7 +13,7 @@ from benchmarks.faults import mutated_frames
 from benchmarks.support.fleets import Fleet
 from headway.clock import SystemClock
 from headway.errors import ConfigError
-from headway.fleet import listener
+from headway.fleet import listener, server_socket
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.listener import EngineListener
@@ -51,7 +51,7 @@ async def test_a_process_without_the_key_gets_no_answer(wrong: ClusterKey | None
 
 async def test_bytes_that_are_no_handshake_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers may connect and say anything; connections without a handshake end in time."""
-    monkeypatch.setattr(listener, "HANDSHAKE_MS", 500)
+    monkeypatch.setattr(server_socket, "HANDSHAKE_MS", 500)
     async with running(Engine(KEY)) as engine:
         good = engine.connect(KEY)
         await good.greet()

@@ -49,7 +49,7 @@ class SessionClosedError(ConnectionLostError):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect(Generic[T]):
+class PeerDialect(Generic[T]):
     """What is said over a connection: the messages of an engine, or of a router."""
 
     peer: str
@@ -68,7 +68,7 @@ class PeerConnection(Generic[T]):
         context: zmq.asyncio.Context,
         endpoint: Endpoint,
         key: ClusterKey | None,
-        dialect: Dialect[T],
+        dialect: PeerDialect[T],
         clock: Clock,
     ) -> None:
         """Connect in the background, and say hello.

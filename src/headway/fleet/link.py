@@ -44,8 +44,8 @@ from headway.fleet.clocks import age_of, localize
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.connection import (
     ConnectionLostError,
-    Dialect,
     PeerConnection,
+    PeerDialect,
     SessionClosedError,
 )
 from headway.fleet.endpoints import Endpoint
@@ -97,13 +97,13 @@ class LinkParts:
     """Random id of this process."""
 
     @property
-    def dialect(self) -> Dialect[EngineMessage]:
+    def dialect(self) -> PeerDialect[EngineMessage]:
         return engine_dialect(self.name, self.instance)
 
 
-def engine_dialect(name: str, instance: str = "") -> Dialect[EngineMessage]:
+def engine_dialect(name: str, instance: str = "") -> PeerDialect[EngineMessage]:
     """Return what a process of this name says to an engine, and what the engine answers."""
-    return Dialect(
+    return PeerDialect(
         "engine",
         encode_command(Hello(PROTOCOL_VERSION, name, instance)),
         decode_engine_message,

@@ -11,7 +11,15 @@ from itertools import count
 from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
-from headway.core.events import Admitted, Event, Finished, Idled, Stepped, TokensEmitted
+from headway.core.events import (
+    Admitted,
+    Event,
+    Finished,
+    Idled,
+    Refused,
+    Stepped,
+    TokensEmitted,
+)
 from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
 from headway.core.request import Request
@@ -216,10 +224,15 @@ class VirtualFleet:
                     router.idle(engine.name, event.num_blocks_used)
         ended: list[FleetRecord] = []
         for event in events:
-            if not isinstance(event, Admitted | TokensEmitted | Finished):
+            if not isinstance(event, Admitted | TokensEmitted | Finished | Refused):
                 continue
             record = self.records[event.request_id]
             router = self.routers[record.frontend]
+            if isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
+                record.is_refused = True
+                router.finished(record.id)
+                self.on_refuse(record)
+                continue
             if isinstance(event, Admitted) and not event.is_resumed:
                 record.num_cached = event.num_cached_tokens
                 router.admitted(record.id, event.num_cached_tokens)

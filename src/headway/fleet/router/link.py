@@ -17,7 +17,7 @@ from math import ceil
 
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import DeadlineError
-from headway.fleet.connection import ConnectionLostError, Dialect, PeerConnection
+from headway.fleet.connection import ConnectionLostError, PeerConnection, PeerDialect
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.link import MAX_BACKOFF_S, MIN_BACKOFF_S, LinkParts
 from headway.fleet.router.quotas import SharedQuotas
@@ -115,7 +115,7 @@ class RouterLink:
             parts.context,
             self._endpoint,
             parts.key,
-            Dialect("router", join, decode_router_frame, lambda _: self._make_frame([])),
+            PeerDialect("router", join, decode_router_frame, lambda _: self._make_frame([])),
             parts.clock,
         )
         self._reading = asyncio.create_task(self._read(self._connection))

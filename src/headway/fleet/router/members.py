@@ -17,7 +17,7 @@ from headway.fleet.router.wire import (
     MAX_AGE_S,
     MAX_ASKED,
     MAX_ASKED_TOKENS,
-    Admit,
+    Admission,
     Arrive,
     End,
     EngineFound,
@@ -109,7 +109,7 @@ class FleetRouter:
                 self._arrive(member, item, now)
             case Restore():
                 self._restore(member, item, now)
-            case Admit():
+            case Admission():
                 self.router.admitted(_key(member, item.request_id), item.num_cached)
             case FirstToken():
                 self.router.first_token(_key(member, item.request_id))

@@ -24,7 +24,7 @@ from headway.fleet.router.wire import (
     MAX_ASKED,
     MAX_ASKED_TOKENS,
     MAX_PRIORITY,
-    Admit,
+    Admission,
     Arrive,
     End,
     EngineFound,
@@ -332,7 +332,7 @@ class SharedRouter(Router):
     def admitted(self, request_id: str, num_cached_tokens: int) -> None:
         super().admitted(request_id, num_cached_tokens)
         if request_id in self._known:
-            self._tell(Admit(request_id, num_cached_tokens))
+            self._tell(Admission(request_id, num_cached_tokens))
 
     def first_token(self, request_id: str) -> None:
         super().first_token(request_id)

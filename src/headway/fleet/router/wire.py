@@ -110,7 +110,7 @@ class Restore(msgspec.Struct, tag="restore", frozen=True, omit_defaults=True):
     has_first_token: bool = False
 
 
-class Admit(msgspec.Struct, tag="admit", frozen=True):
+class Admission(msgspec.Struct, tag="admit", frozen=True):
     """An engine has admitted a request."""
 
     request_id: str
@@ -179,7 +179,7 @@ FromFrontend = (
     | EngineIdled
     | Arrive
     | Restore
-    | Admit
+    | Admission
     | FirstToken
     | End
     | LeaseItem
@@ -295,7 +295,7 @@ def _check_item(item: FromFrontend) -> None:
             _check_request(item.request)
             for name in (item.only or ()) if isinstance(item, Arrive) else (item.engine,):
                 check_name(name)
-        case Admit() | FirstToken() | End():
+        case Admission() | FirstToken() | End():
             check_id(item.request_id)
         case EngineFound():
             check_name(item.name)
