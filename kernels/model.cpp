@@ -331,6 +331,7 @@ class Engine {
     });
     sync(phase, watch);
     wait_for_masks();
+    watch.lap(HW_WAIT);
     float* logits = s.logits ? s.logits : logits_.get();
     const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
     multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,

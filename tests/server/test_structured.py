@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema_rs
+import openai
+import pydantic
 import pytest
 
 from benchmarks.support.servers import RunningServer, start_model_server
@@ -21,7 +23,7 @@ from tests.grammar.test_outputs import PERSON
 pytestmark = pytest.mark.model
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-MESSAGES = [{"role": "user", "content": "Describe a person as JSON."}]
+MESSAGES: Any = [{"role": "user", "content": "Describe a person as JSON."}]
 CHAT = "/v1/chat/completions"
 
 
@@ -71,6 +73,23 @@ async def test_answers_whole_and_streamed(model_server: RunningServer) -> None:
             asked = {"prompt": "Is water wet? ", "structured_outputs": constraint, "max_tokens": 9}
             answer = (await client.post("/v1/completions", json=asked)).json()
             assert answer["choices"][0]["text"] in ("yes", "no")
+
+
+class City(pydantic.BaseModel):
+    name: Annotated[str, pydantic.Field(max_length=15)]
+    size: Literal["small", "large"]
+    twin: Annotated[str, pydantic.Field(max_length=15)] | None
+
+
+async def test_the_official_client_parses_its_models(model_server: RunningServer) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{model_server.url}/v1", api_key="none", timeout=120
+    ) as client:
+        model = (await client.models.list()).data[0].id
+        answer = await client.chat.completions.parse(
+            model=model, messages=MESSAGES, response_format=City, max_tokens=60, seed=2
+        )
+    assert isinstance(answer.choices[0].message.parsed, City)
 
 
 async def test_what_cannot_be_honoured_is_refused(model_server: RunningServer) -> None:

@@ -53,7 +53,6 @@ class OutputMatcher:
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Add tokens of the output; raise ValueError if the grammar does not allow them."""
-        # A stop token ends the output; a request that goes on after it has other stop tokens.
         if not self._matcher.consume_tokens(list(token_ids)):
             raise ValueError(_reason(self._matcher.get_error()))
 
@@ -177,7 +176,7 @@ def _limits() -> LLParserLimits:
         max_items_in_row=10_000,
         step_max_items=50_000,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=100_000,
+        step_lexer_fuel=50_000,
         max_lexer_states=20_000,
         max_grammar_size=100_000,
         verbose_errors=False,
