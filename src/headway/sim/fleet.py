@@ -213,9 +213,9 @@ class VirtualFleet:
         self._begin(engine)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
-        now = self.clock.now()
         if engine.has_left:
             return  # nobody waits for it
+        now = self.clock.now()
         for router in self.routers:
             for event in events:
                 if isinstance(event, Stepped):
@@ -224,27 +224,33 @@ class VirtualFleet:
                     router.idle(engine.name, event.num_blocks_used)
         ended: list[FleetRecord] = []
         for event in events:
-            if not isinstance(event, Admitted | TokensEmitted | Finished | Refused):
-                continue
-            record = self.records[event.request_id]
-            router = self.routers[record.frontend]
-            if isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
-                record.is_refused = True
-                router.finished(record.id)
-                self.on_refuse(record)
-                continue
-            if isinstance(event, Admitted) and not event.is_resumed:
-                record.num_cached = event.num_cached_tokens
-                router.admitted(record.id, event.num_cached_tokens)
-            elif isinstance(event, TokensEmitted) and record.first_token_at is None:
-                record.first_token_at = now
-                router.first_token(record.id)
-            elif isinstance(event, Finished):
-                record.finished_at = now
-                router.finished(record.id, [7] * event.num_output_tokens)
-                ended.append(record)
-            self.on_event(record, event)
+            if isinstance(event, Admitted | TokensEmitted | Finished | Refused):
+                record = self.records[event.request_id]
+                self._take(record, event, now)
+                if isinstance(event, Finished):
+                    ended.append(record)
         self._leave_if_idle(engine)
         self.tick()
         for record in ended:
             self.on_finish(record)
+
+    def _take(
+        self, record: FleetRecord, event: Admitted | TokensEmitted | Finished | Refused, now: float
+    ) -> None:
+        """Take over what has happened to a request in its engine."""
+        router = self.routers[record.frontend]
+        if isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
+            record.is_refused = True
+            router.finished(record.id)
+            self.on_refuse(record)
+            return
+        if isinstance(event, Admitted) and not event.is_resumed:
+            record.num_cached = event.num_cached_tokens
+            router.admitted(record.id, event.num_cached_tokens)
+        elif isinstance(event, TokensEmitted) and record.first_token_at is None:
+            record.first_token_at = now
+            router.first_token(record.id)
+        elif isinstance(event, Finished):
+            record.finished_at = now
+            router.finished(record.id, [7] * event.num_output_tokens)
+        self.on_event(record, event)
