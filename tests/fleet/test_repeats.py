@@ -31,7 +31,7 @@ def texts(response: httpx.Response) -> list[str]:
 async def test_a_repeat_finds_its_answer_at_another_frontend(fleet: Fleet, tmp_path: Path) -> None:
     """Ended or running: the same answer, computed once, one row in the ledger."""
     ledger = tmp_path / "ledger.db"
-    servers = await start(fleet, ledger_url=f"sqlite://{ledger}")
+    servers = await start(fleet, num_engines=1, ledger_url=f"sqlite://{ledger}")
     async with clients_of(servers) as (first, second):
         reference = texts(await post(first, LONG))
         ended = await post(first, SHORT, "ended")

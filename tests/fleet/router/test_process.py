@@ -20,7 +20,7 @@ from benchmarks.support.fleet_loads import (
     run_undisturbed,
 )
 from benchmarks.support.fleets import Fleet, RunningRouter
-from benchmarks.support.history import History, record
+from benchmarks.support.history import record
 from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
 from headway.clock import SystemClock
@@ -72,7 +72,7 @@ class Rig:
             used = [line.split()[2] for line in log.splitlines() if line.endswith(" decides")]
             return used[-1:] == [router.address]
 
-        await wait_log(server, is_used)
+        await wait_log(server, is_used, 60.0)
 
 
 async def test_streams_do_not_notice_what_happens_to_the_router(
@@ -163,26 +163,6 @@ async def test_a_network_that_stalls_between_frontend_and_router(fleet: Fleet) -
     await wait_log(server, lambda log: log.count(" decides") == 2)
     await run_undisturbed(server, requests[:2])
     relay.close()
-
-
-@pytest.mark.full
-async def test_a_flood_at_one_frontend_does_not_hold_up_a_tenant_of_another(fleet: Fleet) -> None:
-    """Both frontends have one queue: without the router, the flood is in the engine first."""
-    rig = Rig(fleet, num_frontends=2)
-    await rig.start()
-    first, second = rig.servers
-    flood = [History() for _ in range(150)]
-    async with client_of(first) as client:
-        body = {"prompt": "x" * 400, "max_tokens": 20}
-        tasks = [asyncio.create_task(record(client, body, one)) for one in flood]
-        while not flood[0].times:
-            await asyncio.sleep(0.01)
-        began_at = time.monotonic()
-        (calm,) = await run_undisturbed(second, [{"prompt": "y" * 400, "max_tokens": 5}])
-        assert calm.num_tokens == 5
-        taken_s = time.monotonic() - began_at
-        await asyncio.gather(*tasks)
-    assert taken_s < 0.5 * (time.monotonic() - began_at)
 
 
 # ------------------------------------------------------------------- one process

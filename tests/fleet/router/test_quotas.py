@@ -200,8 +200,8 @@ async def test_a_quota_holds_over_two_frontends_and_without_the_router(
         fleet.start_frontend(router=[router.address], tenants_file=str(tenants)) for _ in range(2)
     ]
     for server in servers:
-        await wait_log(server, " decides")
-        await wait_log(server, " is up: ")
+        await wait_log(server, " decides", 90.0)
+        await wait_log(server, " is up: ", 90.0)
     statuses = [await ask(server.url) for _ in range(5) for server in servers]
     assert statuses.count(200) == 6 and statuses.count(429) == 4
     router.kill()

@@ -74,7 +74,7 @@ class HeldRequests:
 
     def __init__(self) -> None:
         self._requests: dict[str, _Asked] = {}
-        self._heaps: dict[str, list[tuple[bool, int, int, str]]] = {}
+        self._heaps: dict[str, list[tuple[bool, int, float, int, str]]] = {}
         """Keys of each tenant's requests, the first on top; some are of requests that are gone."""
         self._num_gone = 0
         """Requests that have left since the keys of such requests were last dropped."""
@@ -93,7 +93,9 @@ class HeldRequests:
     def push(self, one: _Asked) -> None:
         request = one.request
         self._requests[request.id] = one
-        key = not one.is_resent, request.priority, next(self._orders), request.id
+        # By arrival: requests of a lost router come back here after younger ones.
+        at, number = request.arrived_at, next(self._orders)
+        key = not one.is_resent, request.priority, at, number, request.id
         heappush(self._heaps.setdefault(request.terms.tenant, []), key)
 
     def first_of(self, tenant: str) -> _Asked | None:
