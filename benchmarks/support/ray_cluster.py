@@ -91,7 +91,7 @@ class RayCluster:
             return b"--block" in (self._folder / f"{name}.log").read_bytes()
 
         try:
-            wait_for(is_up, 120.0)
+            wait_for(is_up, 300.0)
         except BaseException:
             _kill_all([process])
             raise

@@ -15,12 +15,13 @@ import pytest
 from headway.errors import ConfigError
 from headway.fleet.manage import processes
 from headway.fleet.manage.folders import FleetFolder, machine_id
-from headway.fleet.manage.host import end_leftover, find_running, last_line, take_lock
+from headway.fleet.manage.host import end_leftover, find_running, take_lock
 from headway.fleet.manage.messages import RunningProcess
 from headway.fleet.manage.processes import (
     ProcessRecord,
     end_process,
     find_alive,
+    last_line,
     read_record,
     start_daemon,
     start_ticks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -17,7 +18,14 @@ from headway.errors import ConfigError
 from headway.fleet.cluster_key import ClusterKey, write_cluster_key
 from headway.fleet.manage.folders import FleetFolder, write_atomically
 from headway.fleet.manage.members import FleetState
-from headway.fleet.manage.processes import end_process, find_alive, start_daemon, wait_end
+from headway.fleet.manage.processes import (
+    ProcessRecord,
+    end_process,
+    find_alive,
+    last_line,
+    start_daemon,
+    wait_end,
+)
 from headway.fleet.manage.spec import FleetSpec
 
 MANAGER = "headway.fleet.manage.manager"
@@ -102,6 +110,7 @@ class FleetClient:
         record = find_alive(self.folder.manager)
         if record is None:
             raise ConfigError(self._absent())
+        self._wait_control(record)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ANSWER_TIMEOUT_S)
@@ -155,14 +164,18 @@ class FleetClient:
         log = self.folder.manager_log
         command = [sys.executable, "-m", MANAGER, str(self.folder.root), str(control), *program]
         record = start_daemon(command, self.folder.manager, log, str(control))
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        while not control.exists():
-            if not record.is_alive or time.monotonic() > deadline:
-                record.send(15)
-                from headway.fleet.manage.host import last_line
+        if not self._wait_control(record):
+            record.send(signal.SIGTERM)
+            raise ConfigError(f"the manager did not start: {last_line(log)}")
 
-                raise ConfigError(f"the manager did not start: {last_line(log)}")
+    def _wait_control(self, record: ProcessRecord) -> bool:
+        """Wait until a manager that starts has its control socket; return whether it has."""
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while not Path(record.address).exists():
+            if not record.is_alive or time.monotonic() > deadline:
+                return False
             time.sleep(0.05)
+        return True
 
     def wait(
         self, is_done: Callable[[FleetStatus], bool], note: Callable[[FleetStatus], None]

@@ -44,6 +44,7 @@ from headway.fleet.manage.processes import (
     ProcessRecord,
     end_process,
     find_alive,
+    last_line,
     read_record,
     start_daemon,
 )
@@ -384,14 +385,3 @@ def is_port_free(prefix: str, port: int) -> bool:
         probe.bind((host, port))
         return True
     return False
-
-
-def last_line(path: Path, num_bytes: int = 2000) -> str:
-    """Return the last line of a log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - num_bytes))
-            lines = file.read(num_bytes).decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return "it has no log"
-    return lines[-1][:300] if lines else "its log is empty"

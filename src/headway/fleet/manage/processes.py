@@ -115,3 +115,14 @@ def wait_end(record: ProcessRecord, timeout_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def last_line(path: Path, num_bytes: int = 2000) -> str:
+    """Return the last line of a log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            lines = file.read(num_bytes).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return "it has no log"
+    return lines[-1][:300] if lines else "its log is empty"

@@ -6,4 +6,5 @@ manager; engines and frontends never join a Ray cluster. In reading order:
 
     actor.py   a host as an actor
     placer.py  the child of the manager that starts and ends these actors
+    serve_app.py  a fleet as a Ray Serve application
 """
