@@ -78,8 +78,8 @@ async def test_errors_are_of_the_right_class(local) -> None:
             await client.chat.completions.create(**payload, temperature=-1)
         assert bad.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(**payload, response_format={"type": "json_object"})
-        assert bad.value.param == "response_format"
+            await client.chat.completions.create(**payload, service_tier="flex")
+        assert bad.value.param == "service_tier"
         with pytest.raises(openai.AuthenticationError) as denied:
             await client_for(made, api_key="wrong").models.list()
         assert denied.value.code == "invalid_api_key"
@@ -255,9 +255,7 @@ async def test_errors_arrive_as_the_clients_own(client, model) -> None:
         await client.chat.completions.create(model="other", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(
-            model=model, messages=MESSAGES, response_format={"type": "json_object"}
-        )
+        await client.chat.completions.create(model=model, messages=MESSAGES, service_tier="flex")
 
 
 @real
