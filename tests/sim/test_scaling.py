@@ -13,7 +13,7 @@ CAPACITY = Capacity(num_blocks=500, block_size=16, max_model_len=1024)
 
 def test_requests_of_a_drained_engine_end_and_later_ones_go_elsewhere() -> None:
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256)
-    fleet = VirtualFleet(Router(), [SMOLLM2_135M] * 3, config, CAPACITY)
+    fleet = VirtualFleet([Router()], [SMOLLM2_135M] * 3, config, CAPACITY)
     for number in range(60):
         prompt = [100 + number] * 64
         fleet.send(FleetRecord(f"r{number}", prompt, 20, arrived_at=number / 30))
@@ -21,10 +21,10 @@ def test_requests_of_a_drained_engine_end_and_later_ones_go_elsewhere() -> None:
     fleet.at(1.0, fleet.drain_engine)
     fleet.at(1.2, lambda: fleet.add_engine(SMOLLM2_135M))
     fleet.run(60.0)
-    fleet.router.check()
+    fleet.routers[0].check()
     assert fleet.num_engines == 2
     assert all(one.finished_at is not None for one in fleet.records.values())
     late = {one.engine for one in fleet.records.values() if one.arrived_at > 1.3}
     assert late <= {"engine-0", "engine-3"}
-    assert len(list(fleet.router.engines)) == 2
-    assert fleet.router.demand(60.0).backlog_s == 0.0
+    assert len(list(fleet.routers[0].engines)) == 2
+    assert fleet.routers[0].demand(60.0).backlog_s == 0.0
