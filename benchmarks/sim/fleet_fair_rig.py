@@ -18,7 +18,7 @@ from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Event, Finished, TokensEmitted
 from headway.core.executor import Capacity
 from headway.core.terms import NO_TARGETS, Targets, Terms
-from headway.fleet.router.members import FleetRouter, Member
+from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.shared import SharedRouter
 from headway.routing import PredictedTtft, Router
 from headway.routing.router import AllEngines
@@ -102,13 +102,13 @@ class _Central:
     def __init__(self, fleet: VirtualFleet, frontends: Sequence[SharedRouter]) -> None:
         self._fleet = fleet
         self._frontends = frontends
-        self._members: list[Member] = []
+        self._joined: list[JoinedFrontend] = []
         self._router: FleetRouter | None = None
 
     def start(self) -> None:
         now = self._fleet.clock.now()
         self._router = FleetRouter("ttft", self._fleet.clock)
-        self._members = [self._router.join(str(n)) for n in range(len(self._frontends))]
+        self._joined = [self._router.join(str(n)) for n in range(len(self._frontends))]
         for frontend in self._frontends:
             frontend.share(now)
         self.pass_on()
@@ -132,11 +132,11 @@ class _Central:
             return
         now = self._fleet.clock.now()
         for item in items:
-            router.handle(self._members[number], item, now)
+            router.handle(self._joined[number], item, now)
         router.tick(now)
-        for frontend, member in zip(self._frontends, self._members, strict=True):
-            if member.outbox:
-                decided, member.outbox = member.outbox, []
+        for frontend, joined in zip(self._frontends, self._joined, strict=True):
+            if joined.outbox:
+                decided, joined.outbox = joined.outbox, []
                 self._fleet.at(now + DELAY_S, partial(self._decide, router, frontend, decided))
 
     def _decide(self, router: FleetRouter, frontend: SharedRouter, decided: list) -> None:

@@ -1,4 +1,4 @@
-"""The socket on which an engine or a router waits for frontends.
+"""The socket on which an engine, a router or a manager waits for other processes.
 
 Many connections, each known by the routing id that this socket gives it, so that no peer can take
 the place of another.
@@ -25,23 +25,35 @@ MAX_UNREAD_MESSAGES = 64
 class ServerSocket:
     """A bound ROUTER socket, encrypted if there is a key."""
 
-    def __init__(self, endpoint: Endpoint, key: ClusterKey | None) -> None:
-        """Bind; raise ConfigError if that is not possible or not safe."""
-        endpoint.check_key(key is not None, "--listen")
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        key: ClusterKey | None,
+        setting: str = "--listen",
+        max_bytes: int = MAX_COMMAND_BYTES,
+    ) -> None:
+        """Bind; raise ConfigError, which names the setting, if that is not possible or not safe.
+
+        A connection with a frame of more than `max_bytes` ends.
+        """
+        endpoint.check_key(key is not None, setting)
+        self._setting = setting
+        self._max_bytes = max_bytes
         self._context = zmq.asyncio.Context()
+        # First: an authenticator without a context ends with a traceback.
+        self._socket = self._bind(endpoint, key)
         self._authenticator: AsyncioAuthenticator | None = None
         if key is not None:
             self._authenticator = AsyncioAuthenticator(self._context)
             self._authenticator.start()
             self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
-        self._socket = self._bind(endpoint, key)
 
     def _bind(self, endpoint: Endpoint, key: ClusterKey | None) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True  # a frontend that is gone must not look like a slow one
         socket.linger = 0
         socket.ipv6 = endpoint.is_ipv6
-        socket.maxmsgsize = MAX_COMMAND_BYTES
+        socket.maxmsgsize = self._max_bytes
         socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
         socket.heartbeat_timeout = SOCKET_SILENCE_MS
@@ -54,7 +66,7 @@ class ServerSocket:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(
-                f"cannot listen on {endpoint.address} (--listen): {error.strerror}"
+                f"cannot listen on {endpoint.address} ({self._setting}): {error.strerror}"
             ) from error
         return socket
 

@@ -10,8 +10,8 @@ import pytest
 from headway.clock import VirtualClock
 from headway.core.request import Request
 from headway.core.terms import Targets
-from headway.fleet.router import members, shared
-from headway.fleet.router.members import FleetRouter, Member
+from headway.fleet.router import frontends, shared
+from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.shared import ROUTER, SharedRouter
 from headway.fleet.router.wire import (
     Arrive,
@@ -54,7 +54,7 @@ class Frontend:
         self.router = SharedRouter(PredictedTtft(), self.allowed)
         self.sent: Counter[str] = Counter()
         self.where: dict[str, str] = {}
-        self.member: Member | None = None
+        self.joined: JoinedFrontend | None = None
 
     def tick(self, now: float) -> list[str]:
         sendings = self.router.tick(now)
@@ -78,7 +78,7 @@ class Rig:
     def start_router(self) -> FleetRouter:
         self.fleet = FleetRouter("ttft", VirtualClock())
         for frontend in self.frontends:
-            frontend.member = self.fleet.join(frontend.name)
+            frontend.joined = self.fleet.join(frontend.name)
             frontend.router.share(self.now)
         self.pass_on()
         return self.fleet
@@ -86,7 +86,7 @@ class Rig:
     def kill_router(self) -> None:
         self.fleet = None
         for frontend in self.frontends:
-            frontend.member = None
+            frontend.joined = None
             frontend.router.unshare(self.now)
 
     def pass_on(self) -> list[str]:
@@ -95,18 +95,18 @@ class Rig:
         for _ in range(4):
             for frontend in self.frontends:
                 sent += frontend.tick(self.now)
-                if self.fleet is not None and frontend.member is not None:
+                if self.fleet is not None and frontend.joined is not None:
                     items, frontend.router.outbox = frontend.router.outbox, []
                     for item in decode_told(encode(Told(1, items))).items:
-                        self.fleet.handle(frontend.member, item, self.now)
+                        self.fleet.handle(frontend.joined, item, self.now)
             if self.fleet is not None:
                 self.fleet.tick(self.now)
                 self.fleet.check()
             for frontend in self.frontends:
-                if frontend.member is not None:
-                    decided = decode_router_frame(encode(Decided(1, frontend.member.outbox)))
+                if frontend.joined is not None:
+                    decided = decode_router_frame(encode(Decided(1, frontend.joined.outbox)))
                     assert isinstance(decided, Decided)
-                    frontend.member.outbox = []
+                    frontend.joined.outbox = []
                     frontend.router.take(decided.items)
                 frontend.router.check()
         return sent
@@ -188,8 +188,8 @@ def test_without_the_router_frontends_decide_and_the_next_one_hears_what_is_live
     for frontend in rig.frontends:
         assert max(frontend.sent.values()) == 1, "a request is sent once, whoever decides"
         for name, engine in frontend.where.items():
-            assert frontend.member is not None
-            assert later.router.engine_of(f"{frontend.member.number}:{name}") == engine
+            assert frontend.joined is not None
+            assert later.router.engine_of(f"{frontend.joined.number}:{name}") == engine
     # Its tenant has been charged for what it has in the fleet.
     assert later.router.shares.counter(request(1, "t")) > 0.0
 
@@ -200,17 +200,17 @@ def test_a_decision_that_cannot_be_followed_is_made_here() -> None:
     (frontend,) = rig.frontends
     frontend.router.arrive(request(100, name="a"), 0.0)
     items, frontend.router.outbox = frontend.router.outbox, []
-    assert frontend.member is not None
+    assert frontend.joined is not None
     for item in items:
-        fleet.handle(frontend.member, item, 0.0)
+        fleet.handle(frontend.joined, item, 0.0)
     fleet.tick(0.0)
-    (send,) = [one for one in frontend.member.outbox if hasattr(one, "waited_s")]
-    frontend.member.outbox = []
+    (send,) = [one for one in frontend.joined.outbox if hasattr(one, "waited_s")]
+    frontend.joined.outbox = []
     frontend.router.engine_lost(send.engine, 0.1)  # pyright: ignore
     frontend.router.take([send])
     rig.pass_on()
     assert frontend.where == {"a": ({"e0", "e1"} - {send.engine}).pop()}  # pyright: ignore
-    key = f"{frontend.member.number}:a"
+    key = f"{frontend.joined.number}:a"
     assert fleet.router.engine_of(key) == frontend.where["a"] and fleet.router.is_sent(key)
 
 
@@ -253,8 +253,8 @@ def test_one_frontend_tells_the_steps_of_an_engine() -> None:
     assert sorted(name for one in told for name in one) == [f"e{n}" for n in range(6)]
     assert [len(one) for one in told] == [2, 2, 2]
     gone = rig.frontends.pop(0)
-    assert gone.member is not None
-    fleet.leave(gone.member, 0.0)
+    assert gone.joined is not None
+    fleet.leave(gone.joined, 0.0)
     rig.pass_on()
     told = [frontend.router._reported for frontend in rig.frontends]
     assert sorted(name for one in told for name in one) == [f"e{n}" for n in range(6)]
@@ -269,8 +269,8 @@ def test_a_frontend_that_is_gone_leaves_nothing_behind() -> None:
             frontend.router.arrive(request(300, frontend.name, name=name, n=3), 0.0)
     rig.pass_on()
     first = rig.frontends.pop(0)
-    assert first.member is not None
-    fleet.leave(first.member, 1.0)
+    assert first.joined is not None
+    fleet.leave(first.joined, 1.0)
     fleet.check()
     assert all(key.startswith("2:") for key in fleet.router._requests)
     rig.pass_on()
@@ -305,13 +305,13 @@ def test_what_is_too_much_for_the_router_waits_here(monkeypatch: pytest.MonkeyPa
     rig.pass_on()
     assert frontend.router.num_held and not frontend.router.num_waiting
     assert len(fleet.router._requests) == len(frontend.where) + frontend.router.num_asked
-    monkeypatch.setattr(members, "MAX_ASKED", 1)
-    assert frontend.member is not None
+    monkeypatch.setattr(frontends, "MAX_ASKED", 1)
+    assert frontend.joined is not None
     with pytest.raises(WireError, match="too many"):
         for number in range(9):
             item = Arrive(RouterRequest(f"x{number}", [1] * 5000, 5))
-            fleet.handle(frontend.member, item, 0.0)
-    fleet.leave(frontend.member, 0.0)
+            fleet.handle(frontend.joined, item, 0.0)
+    fleet.leave(frontend.joined, 0.0)
     assert not fleet.router._requests
 
 

@@ -17,13 +17,10 @@ import sys
 from pathlib import Path
 
 import msgspec
-import zmq
-import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from headway.clock import SystemClock
 from headway.errors import ConfigError, HeadwayError
-from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.manage.control import ControlRequest, FleetStatus, MemberStatus, PoolStatus
 from headway.fleet.manage.folders import FleetFolder, write_atomically
@@ -46,13 +43,12 @@ from headway.fleet.manage.messages import (
 )
 from headway.fleet.manage.placers import LocalPlacer, Placer, RayPlacer
 from headway.fleet.manage.scaling import PoolScaler
-from headway.fleet.wire import HEARTBEAT_S, SOCKET_SILENCE_MS, WireError
+from headway.fleet.server_socket import ServerSocket
+from headway.fleet.wire import WireError
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
-HANDSHAKE_MS = 5000
-MAX_QUEUED_MESSAGES = 1024
 MAX_CONTROL_BYTES = 1024**2
 
 
@@ -68,38 +64,15 @@ class Manager:
         self._state = FleetState.load(saved, self._clock.now())
         spec = self._state.spec
         key = ClusterKey.read(Path(spec.cluster_key_file))
-        self._context = zmq.asyncio.Context()
         endpoint = Endpoint.parse(spec.manager, "manager", may_be_any=True)
-        self._socket = self._bind(endpoint, key)
-        self._authenticator = AsyncioAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), FrontendKeys(key))
-        address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        where = "`manager:` in the file of the fleet"
+        self._socket = ServerSocket(endpoint, key, where, MAX_FRAME_BYTES)
+        address = self._socket.address
         self._state.spec = msgspec.structs.replace(spec, manager=address)
         self._placer = self._make_placer(program)
         self._scalers = {pool.name: PoolScaler() for pool in spec.pools}
         self._saved = b""
         self._has_changed = asyncio.Event()
-
-    def _bind(self, endpoint: Endpoint, key: ClusterKey) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.linger = 0
-        socket.ipv6 = endpoint.is_ipv6
-        socket.maxmsgsize = MAX_FRAME_BYTES
-        socket.handshake_ivl = HANDSHAKE_MS
-        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = SOCKET_SILENCE_MS
-        socket.set_hwm(MAX_QUEUED_MESSAGES)
-        secure_engine(socket, key)
-        try:
-            socket.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(
-                f"the manager cannot listen on {endpoint.address}: {error.strerror}; choose "
-                "another address with `manager:` in the file of the fleet"
-            ) from error
-        return socket
 
     def _make_placer(self, program: tuple[str, ...]) -> Placer:
         spec = self._state.spec
@@ -136,8 +109,7 @@ class Manager:
             if self._state.is_over:
                 await self._placer.place([])
             await self._placer.close()
-            self._authenticator.stop()
-            self._context.destroy(linger=0)
+            self._socket.close()
         if self._state.is_over:
             # Those whose hosts were lost before they could stop them.
             for process in find_running(self._folder):
@@ -149,7 +121,7 @@ class Manager:
 
     async def _receive_all(self) -> None:
         while True:
-            identity, *frames = await self._socket.recv_multipart()
+            identity, *frames = await self._socket.receive()
             try:
                 answer = self._answer(decode_manager_report(frames[0] if frames else b""))
             except WireError as error:
@@ -160,8 +132,7 @@ class Manager:
             except Exception:
                 logger.exception("a report cannot be handled")
                 continue
-            with contextlib.suppress(zmq.ZMQError):
-                await self._socket.send_multipart([identity, encode(answer)], zmq.NOBLOCK)
+            await self._socket.send(identity, encode(answer))
 
     def _answer(self, report: Report) -> Answer:
         now = self._clock.now()

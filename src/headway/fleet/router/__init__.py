@@ -4,10 +4,10 @@ Decides for all frontends which engine gets a request and when, by the Router th
 has. Tokens never pass it: frontends keep their links to the engines. Its state is soft. In reading
 order:
 
-    wire.py     the messages between frontends and a router, and their bounds
-    members.py  FleetRouter: the frontends of a router, and one Router for all of them
-    quotas.py   FleetMeters and SharedQuotas: quotas over all frontends
-    process.py  RouterListener: the router's side of all connections
-    shared.py   SharedRouter: what a frontend has in place of a Router
-    link.py     RouterLinks: connects a frontend to its routers, and uses one of them
+    wire.py       the messages between frontends and a router, and their bounds
+    frontends.py  FleetRouter: the frontends of a router, and one Router for all of them
+    quotas.py     FleetMeters and SharedQuotas: quotas over all frontends
+    process.py    RouterListener: the router's side of all connections
+    shared.py     SharedRouter: what a frontend has in place of a Router
+    link.py       RouterLinks: connects a frontend to its routers, and uses one of them
 """

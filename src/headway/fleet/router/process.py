@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from headway.clock import Clock
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
-from headway.fleet.router.members import FleetRouter, Member
+from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.wire import (
     MAX_ITEMS,
     ROUTER_VERSION,
@@ -43,7 +43,7 @@ class _Session:
     """One connection of a frontend."""
 
     identity: bytes
-    member: Member
+    frontend: JoinedFrontend
     instance: str
     heard_at: float
     heard: int = 0
@@ -111,7 +111,7 @@ class RouterListener:
             now = self._clock.now()
             session.heard_at, session.heard, session.has_news = now, told.number, True
             for item in told.items:
-                self.fleet.handle(session.member, item, now)
+                self.fleet.handle(session.frontend, item, now)
         except WireError as error:
             if session is None:
                 self._remember_ended(identity)
@@ -141,19 +141,19 @@ class RouterListener:
             await self._socket.send(identity, encode(Closed(refusal)))
             return
         logger.info("frontend %s is connected", name)
-        member = self.fleet.join(name)
-        self._sessions[identity] = _Session(identity, member, join.instance, self._clock.now())
+        frontend = self.fleet.join(name)
+        self._sessions[identity] = _Session(identity, frontend, join.instance, self._clock.now())
 
     async def _end(self, session: _Session, reason: str) -> None:
         """End the session of a frontend, and forget its requests."""
         if self._sessions.pop(session.identity, None) is None:
             return
-        member = session.member
+        frontend = session.frontend
         logger.info(
-            "frontend %s is gone (%s); %d requests", member.name, reason, len(member.requests)
+            "frontend %s is gone (%s); %d requests", frontend.name, reason, len(frontend.requests)
         )
         self._remember_ended(session.identity)
-        self.fleet.leave(member, self._clock.now())
+        self.fleet.leave(frontend, self._clock.now())
         await self._socket.send(session.identity, encode(Closed(reason)))
 
     def _remember_ended(self, identity: bytes) -> None:
@@ -166,7 +166,7 @@ class RouterListener:
         """Send what is decided now, and how far each frontend was heard."""
         self.fleet.tick(self._clock.now())
         for session in list(self._sessions.values()):
-            outbox = session.member.outbox
+            outbox = session.frontend.outbox
             while session.has_news or outbox:
                 session.has_news = False
                 decided = Decided(session.heard, outbox[:MAX_ITEMS])

@@ -44,14 +44,14 @@ MAX_REQUESTS = 65_536
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class JoinedFrontend:
     """A frontend: its engines, its requests, and what it is to be told."""
 
     number: int
     name: str
     engines: dict[str, bool] = field(default_factory=dict[str, bool])
     """Engines that it can reach, and whether each may get further requests."""
-    requests: dict[str, MemberRequest] = field(default_factory=dict[str, "MemberRequest"])
+    requests: dict[str, FrontendRequest] = field(default_factory=dict[str, "FrontendRequest"])
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     reported: set[str] = field(default_factory=set[str])
@@ -61,7 +61,7 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class MemberRequest:
+class FrontendRequest:
     """A request of a frontend, from its arrival to its end."""
 
     id: str
@@ -76,64 +76,64 @@ class FleetRouter:
     def __init__(self, rule: str, clock: Clock) -> None:
         self._meters = FleetMeters(clock)
         self.router = Router(RULES[rule](), allowed=self)
-        self._members: dict[int, Member] = {}
+        self._frontends: dict[int, JoinedFrontend] = {}
         self._num_joined = 0
         self._limits: dict[str, EngineLimits] = {}
         """Sizes of the engines that the Router has."""
-        self._reporters: dict[str, Member] = {}
+        self._reporters: dict[str, JoinedFrontend] = {}
         """The frontend that tells the steps of each engine."""
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(list(self._members.values()))
+    def __iter__(self) -> Iterator[JoinedFrontend]:
+        return iter(list(self._frontends.values()))
 
-    def join(self, name: str) -> Member:
+    def join(self, name: str) -> JoinedFrontend:
         """Add a frontend."""
         self._num_joined += 1
-        member = self._members[self._num_joined] = Member(self._num_joined, name)
-        return member
+        frontend = self._frontends[self._num_joined] = JoinedFrontend(self._num_joined, name)
+        return frontend
 
-    def leave(self, member: Member, now: float) -> None:
+    def leave(self, frontend: JoinedFrontend, now: float) -> None:
         """Remove a frontend with its requests; other frontends tell of those that they adopt."""
-        for request in list(member.requests.values()):
-            self._end(member, request)
-        for name in list(member.engines):
-            self._lose_engine(member, name, now)
-        for lease in member.leases.values():
+        for request in list(frontend.requests.values()):
+            self._end(frontend, request)
+        for name in list(frontend.engines):
+            self._lose_engine(frontend, name, now)
+        for lease in frontend.leases.values():
             lease.release()
-        del self._members[member.number]
+        del self._frontends[frontend.number]
 
-    def handle(self, member: Member, item: FromFrontend, now: float) -> None:
+    def handle(self, frontend: JoinedFrontend, item: FromFrontend, now: float) -> None:
         """Take over what a frontend says; raise WireError if it cannot be."""
         match item:
             case Arrive():
-                self._arrive(member, item, now)
+                self._arrive(frontend, item, now)
             case Restore():
-                self._restore(member, item, now)
+                self._restore(frontend, item, now)
             case Admission():
-                self.router.admitted(_key(member, item.request_id), item.num_cached)
+                self.router.admitted(_key(frontend, item.request_id), item.num_cached)
             case FirstToken():
-                self.router.first_token(_key(member, item.request_id))
+                self.router.first_token(_key(frontend, item.request_id))
             case End():
-                request = member.requests.get(item.request_id)
+                request = frontend.requests.get(item.request_id)
                 if request is not None:
-                    self._end(member, request, item.output_ids)
+                    self._end(frontend, request, item.output_ids)
             case EngineFound():
-                self._add_engine(member, item, now)
+                self._add_engine(frontend, item, now)
             case EngineGone():
-                self._remove_engine(member, item, now)
+                self._remove_engine(frontend, item, now)
             case EngineStepped() | EngineIdled():
-                self._observe(member, item, now)
+                self._observe(frontend, item, now)
             case _:
-                answer = self._meters.handle(member.leases, item)
+                answer = self._meters.handle(frontend.leases, item)
                 if answer is not None:
-                    member.outbox.append(answer)
+                    frontend.outbox.append(answer)
 
     def tick(self, now: float) -> None:
         """Put what is to be sent now into the outboxes."""
         for sending in self.router.tick(now):
             number, _, request_id = sending.request.id.partition(":")
-            member = self._members[int(number)]
-            self._set_waiting(member, member.requests[request_id], False)
+            frontend = self._frontends[int(number)]
+            self._set_waiting(frontend, frontend.requests[request_id], False)
             send = SendTo(
                 request_id,
                 sending.engine,
@@ -142,65 +142,72 @@ class FleetRouter:
                 sending.num_cached,
                 min(sending.predicted_ttft_s, MAX_AGE_S / 2),
             )
-            member.outbox.append(send)
+            frontend.outbox.append(send)
 
     # ---------------------------------------------------------------- requests
 
-    def _arrive(self, member: Member, item: Arrive, now: float) -> None:
-        request = self._begin(member, item.request, item.only)
-        self._set_waiting(member, request, True)
+    def _arrive(self, frontend: JoinedFrontend, item: Arrive, now: float) -> None:
+        request = self._begin(frontend, item.request, item.only)
+        self._set_waiting(frontend, request, True)
         if (
-            member.num_waiting > HARD_BOUND * MAX_ASKED
-            or member.num_waiting_tokens > HARD_BOUND * MAX_ASKED_TOKENS
+            frontend.num_waiting > HARD_BOUND * MAX_ASKED
+            or frontend.num_waiting_tokens > HARD_BOUND * MAX_ASKED_TOKENS
         ):
             raise WireError("the frontend has too many requests in the router")
-        outcome = self.router.arrive(_make_request(member, item.request, now), now, item.is_resent)
+        outcome = self.router.arrive(
+            _make_request(frontend, item.request, now), now, item.is_resent
+        )
         if isinstance(outcome, NoEngineInTime):
-            self._set_waiting(member, request, False)
-            del member.requests[request.id]
+            self._set_waiting(frontend, request, False)
+            del frontend.requests[request.id]
             refusal = RefuseLate(request.id, outcome.message, outcome.retry_after_s)
-            member.outbox.append(refusal)
+            frontend.outbox.append(refusal)
 
-    def _restore(self, member: Member, item: Restore, now: float) -> None:
-        if item.engine not in member.engines:
+    def _restore(self, frontend: JoinedFrontend, item: Restore, now: float) -> None:
+        if item.engine not in frontend.engines:
             return  # the frontend has yet to say that it lost the engine
-        request = self._begin(member, item.request, None)
-        key = _key(member, request.id)
-        self.router.restore(_make_request(member, item.request, now), item.engine, now)
+        request = self._begin(frontend, item.request, None)
+        key = _key(frontend, request.id)
+        self.router.restore(_make_request(frontend, item.request, now), item.engine, now)
         if item.num_cached is not None:
             self.router.admitted(key, item.num_cached)
         if item.has_first_token:
             self.router.first_token(key)
 
     def _begin(
-        self, member: Member, request: RouterRequest, only: list[str] | None
-    ) -> MemberRequest:
-        before = member.requests.get(request.id)
+        self, frontend: JoinedFrontend, request: RouterRequest, only: list[str] | None
+    ) -> FrontendRequest:
+        before = frontend.requests.get(request.id)
         if before is not None:
-            self._end(member, before)
-        if len(member.requests) >= MAX_REQUESTS:
+            self._end(frontend, before)
+        if len(frontend.requests) >= MAX_REQUESTS:
             raise WireError("the frontend has too many requests")
         allowed = None if only is None else frozenset(only)
-        made = MemberRequest(request.id, len(request.token_ids), allowed, False)
-        member.requests[made.id] = made
+        made = FrontendRequest(request.id, len(request.token_ids), allowed, False)
+        frontend.requests[made.id] = made
         return made
 
     def _end(
-        self, member: Member, request: MemberRequest, output_ids: list[int] | None = None
+        self,
+        frontend: JoinedFrontend,
+        request: FrontendRequest,
+        output_ids: list[int] | None = None,
     ) -> None:
-        self._set_waiting(member, request, False)
-        del member.requests[request.id]
-        self.router.finished(_key(member, request.id), output_ids or ())
+        self._set_waiting(frontend, request, False)
+        del frontend.requests[request.id]
+        self.router.finished(_key(frontend, request.id), output_ids or ())
 
-    def _set_waiting(self, member: Member, request: MemberRequest, is_waiting: bool) -> None:
+    def _set_waiting(
+        self, frontend: JoinedFrontend, request: FrontendRequest, is_waiting: bool
+    ) -> None:
         sign = is_waiting - request.is_waiting
         request.is_waiting = is_waiting
-        member.num_waiting += sign
-        member.num_waiting_tokens += sign * request.num_tokens
+        frontend.num_waiting += sign
+        frontend.num_waiting_tokens += sign * request.num_tokens
 
     # ----------------------------------------------------------------- engines
 
-    def _add_engine(self, member: Member, item: EngineFound, now: float) -> None:
+    def _add_engine(self, frontend: JoinedFrontend, item: EngineFound, now: float) -> None:
         name = item.name
         limits = EngineLimits(
             item.num_blocks,
@@ -213,31 +220,31 @@ class FleetRouter:
         if name not in self._limits:
             self.router.engine_joined(name, limits)
             self._limits[name] = limits
-        member.engines[name] = True
+        frontend.engines[name] = True
         self._choose_reporter(name)
 
-    def _remove_engine(self, member: Member, item: EngineGone, now: float) -> None:
-        if item.name not in member.engines:
+    def _remove_engine(self, frontend: JoinedFrontend, item: EngineGone, now: float) -> None:
+        if item.name not in frontend.engines:
             return
         if not item.is_draining:
-            self._lose_engine(member, item.name, now)
+            self._lose_engine(frontend, item.name, now)
             return
-        member.engines[item.name] = False
-        self._move_waiting(member, item.name, now)
+        frontend.engines[item.name] = False
+        self._move_waiting(frontend, item.name, now)
         if not any(one.engines.get(item.name) for one in self):
             self.router.engine_draining(item.name, now)
 
-    def _lose_engine(self, member: Member, name: str, now: float) -> None:
+    def _lose_engine(self, frontend: JoinedFrontend, name: str, now: float) -> None:
         """Forget what a frontend had in an engine; without any frontend, the engine too."""
-        del member.engines[name]
-        member.reported.discard(name)
-        for request in list(member.requests.values()):
-            key = _key(member, request.id)
+        del frontend.engines[name]
+        frontend.reported.discard(name)
+        for request in list(frontend.requests.values()):
+            key = _key(frontend, request.id)
             if self.router.engine_of(key) == name and self.router.is_sent(key):
-                del member.requests[request.id]
+                del frontend.requests[request.id]
                 self.router.forget(key)
         if any(name in one.engines for one in self):
-            self._move_waiting(member, name, now)
+            self._move_waiting(frontend, name, now)
             self._choose_reporter(name)
         else:
             self._forget_engine(name, now)
@@ -245,19 +252,19 @@ class FleetRouter:
     def _forget_engine(self, name: str, now: float) -> None:
         self._reporters.pop(name, None)
         del self._limits[name]
-        for member in self:
-            member.reported.discard(name)
-            for request in list(member.requests.values()):
-                key = _key(member, request.id)
+        for frontend in self:
+            frontend.reported.discard(name)
+            for request in list(frontend.requests.values()):
+                key = _key(frontend, request.id)
                 if self.router.engine_of(key) == name and self.router.is_sent(key):
-                    del member.requests[request.id]
+                    del frontend.requests[request.id]
         self.router.engine_lost(name, now)
 
-    def _move_waiting(self, member: Member, name: str, now: float) -> None:
+    def _move_waiting(self, frontend: JoinedFrontend, name: str, now: float) -> None:
         """Have the requests of a frontend that wait for an engine wait for others."""
-        for request in member.requests.values():
-            if request.is_waiting and self.router.engine_of(_key(member, request.id)) == name:
-                self.router.reassign(_key(member, request.id), now)
+        for request in frontend.requests.values():
+            if request.is_waiting and self.router.engine_of(_key(frontend, request.id)) == name:
+                self.router.reassign(_key(frontend, request.id), now)
 
     def _choose_reporter(self, name: str) -> None:
         """Have one frontend tell the steps of an engine: that which tells of the fewest."""
@@ -273,8 +280,10 @@ class FleetRouter:
         chosen.reported.add(name)
         chosen.outbox.append(ReportSteps(sorted(chosen.reported)))
 
-    def _observe(self, member: Member, item: EngineStepped | EngineIdled, now: float) -> None:
-        if self._reporters.get(item.name) is not member:
+    def _observe(
+        self, frontend: JoinedFrontend, item: EngineStepped | EngineIdled, now: float
+    ) -> None:
+        if self._reporters.get(item.name) is not frontend:
             return
         if isinstance(item, EngineStepped):
             self.router.observe(item.name, item.stepped, now)
@@ -286,9 +295,9 @@ class FleetRouter:
     def may_assign(self, request: Request, engine: str) -> bool:
         """Return whether a request may wait for an engine."""
         number, _, request_id = request.id.partition(":")
-        member = self._members[int(number)]
-        only = member.requests[request_id].only
-        return member.engines.get(engine, False) and (only is None or engine in only)
+        frontend = self._frontends[int(number)]
+        only = frontend.requests[request_id].only
+        return frontend.engines.get(engine, False) and (only is None or engine in only)
 
     def may_send(self, request: Request, engine: str) -> bool:
         """Return whether a request may be sent to an engine now."""
@@ -296,24 +305,24 @@ class FleetRouter:
 
     def check(self) -> None:
         self.router.check()
-        for member in self:
-            waiting = [one for one in member.requests.values() if one.is_waiting]
-            if member.num_waiting != len(waiting):
-                raise AssertionError(f"{member.name} miscounts its waiting requests")
-            if member.num_waiting_tokens != sum(one.num_tokens for one in waiting):
-                raise AssertionError(f"{member.name} miscounts its waiting tokens")
-            for request in member.requests.values():
-                if self.router.is_sent(_key(member, request.id)) == request.is_waiting:
-                    raise AssertionError(f"{member.name} is wrong about {request.id}")
+        for frontend in self:
+            waiting = [one for one in frontend.requests.values() if one.is_waiting]
+            if frontend.num_waiting != len(waiting):
+                raise AssertionError(f"{frontend.name} miscounts its waiting requests")
+            if frontend.num_waiting_tokens != sum(one.num_tokens for one in waiting):
+                raise AssertionError(f"{frontend.name} miscounts its waiting tokens")
+            for request in frontend.requests.values():
+                if self.router.is_sent(_key(frontend, request.id)) == request.is_waiting:
+                    raise AssertionError(f"{frontend.name} is wrong about {request.id}")
 
 
-def _key(member: Member, request_id: str) -> str:
-    return f"{member.number}:{request_id}"
+def _key(frontend: JoinedFrontend, request_id: str) -> str:
+    return f"{frontend.number}:{request_id}"
 
 
-def _make_request(member: Member, request: RouterRequest, now: float) -> Request:
+def _make_request(frontend: JoinedFrontend, request: RouterRequest, now: float) -> Request:
     return Request(
-        id=_key(member, request.id),
+        id=_key(frontend, request.id),
         token_ids=request.token_ids,
         params=SamplingParams(max_tokens=request.max_tokens, n=request.num_samples),
         seed=0,
