@@ -147,9 +147,9 @@ def test_probes_are_answered_while_a_model_is_downloaded(start: Start, hub: Hub)
         for url in (server.url, server.admin_url):
             live = client.get(f"{url}/health/live")
             assert (live.status_code, live.json()) == (200, {"status": "live"})
-            ready = client.get(f"{url}/health/ready", headers=headers)
+            ready = client.get(f"{url}/health/ready")
             assert (ready.status_code, ready.json()) == (503, {"status": "loading"})
-            assert client.get(f"{url}/health/ready").status_code == 401
+            assert client.get(f"{url}/health").status_code == 401
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/models"):
             refused = client.post(f"{server.url}{path}", json={"prompt": "x"}, headers=headers)
             assert refused.status_code == 503

@@ -69,7 +69,7 @@ class Rig:
         """Wait until a frontend uses a router."""
 
         def is_used(log: str) -> bool:
-            used = [line.split()[2] for line in log.splitlines() if line.endswith(" decides")]
+            used = [line.split()[-2] for line in log.splitlines() if line.endswith(" decides")]
             return used[-1:] == [router.address]
 
         await wait_log(server, is_used, 60.0)
