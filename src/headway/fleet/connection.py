@@ -121,7 +121,9 @@ class PeerConnection(Generic[T]):
     async def receive(self) -> T:
         """Return the next message; raise ConnectionLostError once there will be none."""
         while True:
-            ready = dict(await self._poller.poll(int(HEARTBEAT_S * 1000)))
+            # What came before a loss is there already: nothing is waited for any more.
+            timeout_ms = 0 if self._problem else int(HEARTBEAT_S * 1000)
+            ready = dict(await self._poller.poll(timeout_ms))
             frame = await self._take_frame() if self._socket in ready else None
             if frame is not None:
                 return self._read(frame)
