@@ -12,9 +12,12 @@ Must not know HTTP; the scheduler and the streams are in core and engine. In rea
     numerics.py     which engines compute the same tokens
     sessions.py     the frontends of an engine, and the requests of each
     orphans.py      requests that outlive their frontend
+    server_socket.py  the socket on which engines and routers wait for frontends
     listener.py     EngineListener: the engine's side of all connections
-    connection.py   one connection of a frontend to an engine
+    connection.py   one connection of a frontend to an engine or a router
     link.py         NetworkLink: connects, connects again, and reports what happens
     discovery.py    which engines there are
     engine_host.py  runs a supervised engine behind a listener
+
+    router/  one router for several frontends
 """
