@@ -12,12 +12,14 @@ Must not know HTTP; the scheduler and the streams are in core and engine. In rea
     numerics.py     which engines compute the same tokens
     sessions.py     the frontends of an engine, and the requests of each
     orphans.py      requests that outlive their frontend
+    server_socket.py  the socket on which engines, routers and managers wait
     listener.py     EngineListener: the engine's side of all connections
-    connection.py   one connection of a frontend to an engine
+    connection.py   one connection of a frontend to an engine or a router
     link.py         NetworkLink: connects, connects again, and reports what happens
     discovery.py    which engines there are
     fleet_discovery.py  the same, from the manager of a fleet
     engine_host.py  runs a supervised engine behind a listener
+    router/         one router for several frontends
     manage/         the manager of a fleet and its hosts
     ray/            places hosts by Ray; the only folder that imports Ray
 """
