@@ -20,11 +20,28 @@ from headway.errors import InvalidRequestError
 from headway.fleet.wire import Credit
 
 MAX_NAME_CHARS = 256
+MAX_FRONTEND_CHARS = 100
+"""Of the name of a frontend in logs."""
 MAX_NOTE_BYTES = 4096
 MAX_WEIGHT = 1e6
 _MAX_INT = 2**31
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _SEED_LIMIT = 2**63
+
+
+def loggable_name(given: str) -> str:
+    """Return the name that a frontend gives itself, fit for a log."""
+    return "".join(one for one in given if one.isprintable())[:MAX_FRONTEND_CHARS]
+
+
+def refuse_version(peer: str, own: int, given: int) -> str:
+    """Return why a frontend of another protocol version is refused; empty if it is not."""
+    if given == own:
+        return ""
+    return (
+        f"the {peer} speaks version {own} of the protocol, the frontend version {given}; run the "
+        "same release of Headway on both"
+    )
 
 
 def check_request(command: AddRequest, info: EngineInfo) -> None:

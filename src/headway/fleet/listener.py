@@ -21,7 +21,13 @@ from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatc
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineError, InvalidRequestError, QuarantinedError
-from headway.fleet.checks import check_id, check_name, check_request
+from headway.fleet.checks import (
+    check_id,
+    check_name,
+    check_request,
+    loggable_name,
+    refuse_version,
+)
 from headway.fleet.clocks import age_of
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
@@ -60,7 +66,6 @@ from headway.fleet.wire import (
 
 logger = logging.getLogger(__name__)
 
-MAX_FRONTEND_CHARS = 100
 HARD_CREDIT = 2
 """What a frontend may have in the engine at most, as a multiple of its credit."""
 
@@ -183,14 +188,9 @@ class EngineListener:
             raise WireError("a second Hello")
 
     async def _open_session(self, identity: bytes, hello: Hello) -> None:
-        name = "".join(one for one in hello.frontend if one.isprintable())[:MAX_FRONTEND_CHARS]
-        refusal = ""
-        if hello.version != PROTOCOL_VERSION:
-            refusal = (
-                f"the engine speaks version {PROTOCOL_VERSION} of the protocol, the frontend "
-                f"version {hello.version}; run the same release of Headway on both"
-            )
-        elif self._sessions.is_full:
+        name = loggable_name(hello.frontend)
+        refusal = refuse_version("engine", PROTOCOL_VERSION, hello.version)
+        if not refusal and self._sessions.is_full:
             refusal = f"the engine has {len(self._sessions)} frontends, as many as it takes"
         if refusal:
             logger.warning("frontend %s is refused: %s", name, refusal)

@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 
 from headway.clock import Clock
+from headway.fleet.checks import loggable_name, refuse_version
 from headway.fleet.cluster_key import ClusterKey
 from headway.fleet.endpoints import Endpoint
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
@@ -30,10 +31,9 @@ from headway.fleet.wire import MAX_SILENCE_S, Closed, WireError
 
 logger = logging.getLogger(__name__)
 
-MAX_MEMBERS = 64
+MAX_FRONTENDS = 64
 MAX_ENDED = 1024
 """Connections without a session that are remembered."""
-MAX_NAME_CHARS = 100
 TICK_S = 0.1
 """How often requests are looked at without news: they age, and may move."""
 
@@ -123,17 +123,12 @@ class RouterListener:
                 await self._end(session, "a message cannot be handled")
 
     async def _open(self, identity: bytes, join: Join) -> None:
-        name = "".join(one for one in join.frontend if one.isprintable())[:MAX_NAME_CHARS]
-        refusal = ""
-        if join.version != ROUTER_VERSION:
-            refusal = (
-                f"the router speaks version {ROUTER_VERSION} of the protocol, the frontend version "
-                f"{join.version}; run the same release of Headway on both"
-            )
-        for before in list(self._sessions.values()):
+        name = loggable_name(join.frontend)
+        refusal = refuse_version("router", ROUTER_VERSION, join.version)
+        for before in [] if refusal else list(self._sessions.values()):
             if join.instance and before.instance == join.instance:
                 await self._end(before, "the frontend has connected again")
-        if len(self._sessions) >= MAX_MEMBERS:
+        if not refusal and len(self._sessions) >= MAX_FRONTENDS:
             refusal = f"the router has {len(self._sessions)} frontends, as many as it takes"
         if refusal:
             logger.warning("frontend %s is refused: %s", name, refusal)
