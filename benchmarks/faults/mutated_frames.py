@@ -36,7 +36,7 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.engine.process.messages import AddRequest, Past, SampleRecord
-from headway.fleet.wire import (
+from headway.fleet.network.wire import (
     PROTOCOL_VERSION,
     Abort,
     Add,

@@ -19,10 +19,10 @@ from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.start import EngineStart
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.engine_host import host_engine
-from headway.fleet.listener import EngineIdentity, EngineListener
+from headway.fleet.engines.engine_host import host_engine
+from headway.fleet.engines.listener import EngineIdentity, EngineListener
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
 from headway.server import run
 from headway.text import Tokenizer
 

@@ -32,8 +32,8 @@ from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.start import EngineStart
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import ConfigError
-from headway.fleet.discovery import parse_discovery
-from headway.fleet.endpoints import Endpoint
+from headway.fleet.frontends.discovery import parse_discovery
+from headway.fleet.network.endpoints import Endpoint
 from headway.observe import Metrics, make_observers
 from headway.server import (
     AdmissionController,

@@ -21,13 +21,13 @@ from headway.engine.client.routed_placement import RoutedPlacement
 from headway.engine.supervise.start import ENGINE_COMMAND, EngineStart
 from headway.executors.source import locate
 from headway.executors.weights import open_checkpoint
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.discovery import Discovery, EngineSet, parse_discovery
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.engine_host import host_engine
-from headway.fleet.link import LinkParts
-from headway.fleet.listener import EngineIdentity, EngineListener
-from headway.fleet.numerics import weights_digest
+from headway.fleet.engines.engine_host import host_engine
+from headway.fleet.engines.listener import EngineIdentity, EngineListener
+from headway.fleet.engines.numerics import weights_digest
+from headway.fleet.frontends.discovery import Discovery, EngineSet, parse_discovery
+from headway.fleet.frontends.link import LinkParts
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.router.link import RouterLinks
 from headway.fleet.router.process import RouterListener, host_router
 from headway.fleet.router.shared import SharedRouter

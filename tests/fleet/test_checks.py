@@ -27,10 +27,10 @@ from headway.engine.process.messages import (
     SampleRecord,
 )
 from headway.errors import InvalidRequestError
-from headway.fleet.checks import check_engine, check_handover, check_id, check_request
-from headway.fleet.clocks import MAX_AGE_S, age_of, localize
-from headway.fleet.sessions import Sessions
-from headway.fleet.wire import (
+from headway.fleet.engines.sessions import Sessions
+from headway.fleet.network.checks import check_engine, check_handover, check_id, check_request
+from headway.fleet.network.clocks import MAX_AGE_S, age_of, localize
+from headway.fleet.network.wire import (
     Abort,
     Add,
     Adopt,

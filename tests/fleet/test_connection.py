@@ -9,10 +9,10 @@ import zmq
 import zmq.asyncio
 
 from headway.clock import SystemClock
-from headway.fleet.connection import ConnectionLostError, PeerConnection
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.link import engine_dialect
-from headway.fleet.wire import HEARTBEAT_S
+from headway.fleet.frontends.link import engine_dialect
+from headway.fleet.network.connection import ConnectionLostError, PeerConnection
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import HEARTBEAT_S
 
 
 async def test_a_connection_that_ends_is_lost_before_the_next_heartbeat() -> None:

@@ -19,13 +19,14 @@ from headway.engine.process.messages import AddRequest, QuarantinedDigest
 from headway.engine.supervise.quarantine import digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
-from headway.fleet import connection, listener, wire
-from headway.fleet.cluster_key import ClusterKey, secure_frontend
-from headway.fleet.connection import ConnectionLostError
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.link import LinkParts, NetworkLink
-from headway.fleet.listener import EngineIdentity, EngineListener
-from headway.fleet.wire import (
+from headway.fleet.engines import listener
+from headway.fleet.engines.listener import EngineIdentity, EngineListener
+from headway.fleet.frontends.link import LinkParts, NetworkLink
+from headway.fleet.network import connection, wire
+from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
+from headway.fleet.network.connection import ConnectionLostError
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import (
     PROTOCOL_VERSION,
     Add,
     Closed,

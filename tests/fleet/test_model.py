@@ -20,7 +20,7 @@ from benchmarks.support.fleet_loads import (
 )
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.history import problems
-from headway.fleet.cluster_key import write_cluster_key
+from headway.fleet.network.cluster_key import write_cluster_key
 from tests.fleet.conftest import wait_up
 from tests.grammar.test_outputs import PERSON
 

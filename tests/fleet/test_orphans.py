@@ -11,10 +11,10 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.engine.process.messages import AddRequest, EventBatch, Handover, Past, SampleRecord
-from headway.fleet import orphans
-from headway.fleet.orphans import KeptRequests
-from headway.fleet.sessions import Session, Sessions
-from headway.fleet.wire import (
+from headway.fleet.engines import orphans
+from headway.fleet.engines.orphans import KeptRequests
+from headway.fleet.engines.sessions import Session, Sessions
+from headway.fleet.network.wire import (
     PROTOCOL_VERSION,
     Add,
     Adopt,

@@ -13,11 +13,12 @@ from benchmarks.faults import mutated_frames
 from benchmarks.support.fleets import Fleet
 from headway.clock import SystemClock
 from headway.errors import ConfigError
-from headway.fleet import listener, server_socket
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.listener import EngineListener
-from headway.fleet.wire import PROTOCOL_VERSION, Closed, EngineUp, Hello, Reported, encode
+from headway.fleet.engines import listener
+from headway.fleet.engines.listener import EngineListener
+from headway.fleet.network import server_socket
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import PROTOCOL_VERSION, Closed, EngineUp, Hello, Reported, encode
 from tests.fleet.test_listener import (
     HELLO,
     IDENTITY,

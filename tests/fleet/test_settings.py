@@ -14,11 +14,16 @@ from headway.core.executor import Capacity
 from headway.engine.process.messages import EngineInfo
 from headway.errors import ConfigError
 from headway.executors.weights.source_files import SourceFiles
-from headway.fleet.cluster_key import ClusterKey, FrontendKeys, write_cluster_key
-from headway.fleet.discovery import DnsDiscovery, EngineSet, FileDiscovery, parse_discovery
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.link import LinkParts, NetworkLink
-from headway.fleet.numerics import numerics_class, own_class, weights_digest
+from headway.fleet.engines.numerics import numerics_class, own_class, weights_digest
+from headway.fleet.frontends.discovery import (
+    DnsDiscovery,
+    EngineSet,
+    FileDiscovery,
+    parse_discovery,
+)
+from headway.fleet.frontends.link import LinkParts, NetworkLink
+from headway.fleet.network.cluster_key import ClusterKey, FrontendKeys, write_cluster_key
+from headway.fleet.network.endpoints import Endpoint
 
 SECRET = "0123456789abcdef" * 2
 

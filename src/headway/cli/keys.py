@@ -67,7 +67,7 @@ def cluster(
 
     Copy the file to every machine that runs `headway engine` or `headway frontend`.
     """
-    from headway.fleet.cluster_key import write_cluster_key
+    from headway.fleet.network.cluster_key import write_cluster_key
 
     write_cluster_key(file)
     typer.echo(f"wrote {file}; use it with --cluster-key-file", err=True)

@@ -21,9 +21,9 @@ from benchmarks.support.fleet_loads import NUM_KINDS, bodies, check, record_all,
 from benchmarks.support.history import History
 from benchmarks.support.managed_fleets import ManagedFleet
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey, secure_frontend
 from headway.fleet.manage.control import ControlRequest, FleetClient
 from headway.fleet.manage.processes import find_alive, read_record, wait_end
+from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
 from tests.fleet.manage.conftest import MakeFleet
 
 

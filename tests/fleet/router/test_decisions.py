@@ -10,6 +10,7 @@ import pytest
 from headway.clock import VirtualClock
 from headway.core.request import Request
 from headway.core.terms import Targets
+from headway.fleet.network.wire import Closed, WireError
 from headway.fleet.router import frontends, shared
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.shared import ROUTER, SharedRouter
@@ -26,7 +27,6 @@ from headway.fleet.router.wire import (
     decode_told,
     encode,
 )
-from headway.fleet.wire import Closed, WireError
 from headway.routing import EngineLimits, PredictedTtft
 from tests.routing.support import LIMITS, prompt, request, step
 

@@ -25,8 +25,9 @@ from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
 from headway.clock import SystemClock
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey, secure_frontend
-from headway.fleet.endpoints import Endpoint
+from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import Closed
 from headway.fleet.router.process import RouterListener
 from headway.fleet.router.wire import (
     ROUTER_VERSION,
@@ -42,7 +43,6 @@ from headway.fleet.router.wire import (
     decode_router_frame,
     encode,
 )
-from headway.fleet.wire import Closed
 from tests.fleet.conftest import NUM_BLOCKS, STEP_S, wait_log, wait_up
 
 KEY = ClusterKey.of("0123456789abcdef" * 2)

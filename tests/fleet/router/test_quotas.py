@@ -12,6 +12,7 @@ import pytest
 from benchmarks.support.fleets import Fleet
 from headway.clock import VirtualClock
 from headway.errors import QuotaError
+from headway.fleet.network.wire import WireError
 from headway.fleet.router.quotas import MAX_METERS, NEW_S, FleetMeters, SharedQuotas
 from headway.fleet.router.wire import (
     ChargeLease,
@@ -23,7 +24,6 @@ from headway.fleet.router.wire import (
     decode_told,
     encode,
 )
-from headway.fleet.wire import WireError
 from headway.tenancy import Meter, QuotaLease, Quotas
 from headway.tenancy.keys import digest_of, write_digest
 from tests.fleet.conftest import NUM_BLOCKS, STEP_S, wait_log

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey, write_cluster_key
 from headway.fleet.manage.folders import FleetFolder, write_atomically
 from headway.fleet.manage.members import FleetState
 from headway.fleet.manage.processes import (
@@ -27,6 +26,7 @@ from headway.fleet.manage.processes import (
     wait_end,
 )
 from headway.fleet.manage.spec import FleetSpec
+from headway.fleet.network.cluster_key import ClusterKey, write_cluster_key
 
 MANAGER = "headway.fleet.manage.manager"
 CONNECT_TIMEOUT_S = 20.0

@@ -23,10 +23,6 @@ import zmq.asyncio
 
 from headway.clock import SystemClock
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.connection import ConnectionLostError, PeerConnection
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.link import engine_dialect
 from headway.fleet.manage.folders import FleetFolder, machine_id
 from headway.fleet.manage.link import ManagerAwayError, ManagerLink
 from headway.fleet.manage.messages import (
@@ -48,7 +44,10 @@ from headway.fleet.manage.processes import (
     read_record,
     start_daemon,
 )
-from headway.fleet.wire import EngineUp, WireError, encode
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.connection import ConnectionLostError, PeerConnection, engine_dialect
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import EngineUp, WireError, encode
 
 logger = logging.getLogger(__name__)
 

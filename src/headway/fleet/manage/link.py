@@ -5,8 +5,6 @@ from __future__ import annotations
 import zmq
 import zmq.asyncio
 
-from headway.fleet.cluster_key import ClusterKey, secure_frontend
-from headway.fleet.endpoints import Endpoint
 from headway.fleet.manage.messages import (
     MAX_FRAME_BYTES,
     Answer,
@@ -14,7 +12,9 @@ from headway.fleet.manage.messages import (
     decode_answer,
     encode,
 )
-from headway.fleet.wire import HEARTBEAT_S, SOCKET_SILENCE_MS
+from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import HEARTBEAT_S, SOCKET_SILENCE_MS
 
 ANSWER_TIMEOUT_S = 2.0
 

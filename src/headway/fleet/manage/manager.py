@@ -20,8 +20,6 @@ import msgspec
 
 from headway.clock import SystemClock
 from headway.errors import ConfigError, HeadwayError
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
 from headway.fleet.manage.control import ControlRequest, FleetStatus, MemberStatus, PoolStatus
 from headway.fleet.manage.folders import FleetFolder, write_atomically
 from headway.fleet.manage.host import (
@@ -43,8 +41,10 @@ from headway.fleet.manage.messages import (
 )
 from headway.fleet.manage.placers import LocalPlacer, Placer, RayPlacer
 from headway.fleet.manage.scaling import PoolScaler
-from headway.fleet.server_socket import ServerSocket
-from headway.fleet.wire import WireError
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.server_socket import ServerSocket
+from headway.fleet.network.wire import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.config import SECTIONS, load_config
 from headway.errors import ConfigError
-from headway.fleet.endpoints import Endpoint
+from headway.fleet.network.endpoints import Endpoint
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_POOLS = 16

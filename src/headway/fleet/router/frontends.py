@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from headway.clock import Clock
 from headway.core.params import SamplingParams
 from headway.core.request import Request
+from headway.fleet.network.wire import WireError
 from headway.fleet.router.quotas import FleetMeters
 from headway.fleet.router.wire import (
     MAX_AGE_S,
@@ -33,7 +34,6 @@ from headway.fleet.router.wire import (
     SendTo,
     ToFrontend,
 )
-from headway.fleet.wire import WireError
 from headway.routing import RULES, EngineLimits, NoEngineInTime, Router
 from headway.tenancy import QuotaLease
 

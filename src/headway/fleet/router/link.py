@@ -17,9 +17,10 @@ from math import ceil
 
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import DeadlineError
-from headway.fleet.connection import ConnectionLostError, PeerConnection, PeerDialect
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.link import MAX_BACKOFF_S, MIN_BACKOFF_S, LinkParts
+from headway.fleet.frontends.link import MAX_BACKOFF_S, MIN_BACKOFF_S, LinkParts
+from headway.fleet.network.connection import ConnectionLostError, PeerConnection, PeerDialect
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import WireError
 from headway.fleet.router.quotas import SharedQuotas
 from headway.fleet.router.shared import SharedRouter
 from headway.fleet.router.wire import (
@@ -38,7 +39,6 @@ from headway.fleet.router.wire import (
     encode,
     encode_told,
 )
-from headway.fleet.wire import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,11 @@ import signal
 from dataclasses import dataclass
 
 from headway.clock import Clock
-from headway.fleet.checks import loggable_name, refuse_version
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
+from headway.fleet.network.checks import loggable_name, refuse_version
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.server_socket import ServerSocket
+from headway.fleet.network.wire import MAX_SILENCE_S, Closed, WireError
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.wire import (
     MAX_ITEMS,
@@ -26,8 +28,6 @@ from headway.fleet.router.wire import (
     decode_told,
     encode,
 )
-from headway.fleet.server_socket import ServerSocket
-from headway.fleet.wire import MAX_SILENCE_S, Closed, WireError
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from itertools import count
 
 from headway.clock import Clock
 from headway.errors import QuotaError
+from headway.fleet.network.wire import WireError
 from headway.fleet.router.wire import (
     ChargeLease,
     CloseLease,
@@ -24,7 +25,6 @@ from headway.fleet.router.wire import (
     RestoreLease,
     UsedQuota,
 )
-from headway.fleet.wire import WireError
 from headway.tenancy import Meter, QuotaLease, Quotas
 
 ANSWER_S = 0.5

@@ -16,8 +16,8 @@ from headway.core.events import Stepped
 from headway.core.params import MAX_SAMPLES
 from headway.core.terms import NO_TERMS, Terms
 from headway.errors import InvalidRequestError
-from headway.fleet.checks import check_id, check_name, check_terms
-from headway.fleet.wire import MAX_COMMAND_BYTES, Closed, WireError, decode_message
+from headway.fleet.network.checks import check_id, check_name, check_terms
+from headway.fleet.network.wire import MAX_COMMAND_BYTES, Closed, WireError, decode_message
 from headway.routing import Reason
 from headway.tenancy import Quotas
 

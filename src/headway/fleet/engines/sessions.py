@@ -19,8 +19,8 @@ from headway.core.events import (
     TokensEmitted,
 )
 from headway.engine.process.messages import AddRequest, EventBatch
-from headway.fleet.live import LiveRequests
-from headway.fleet.wire import Credit, split_wire_id, wire_id
+from headway.fleet.network.live import LiveRequests
+from headway.fleet.network.wire import Credit, split_wire_id, wire_id
 
 MAX_SESSIONS = 64
 MAX_ENDED = 1024

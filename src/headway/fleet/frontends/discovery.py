@@ -15,10 +15,10 @@ from typing import Protocol
 
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.fleet_discovery import FleetDiscovery
-from headway.fleet.link import LinkParts, NetworkLink
+from headway.fleet.frontends.fleet_discovery import FleetDiscovery
+from headway.fleet.frontends.link import LinkParts, NetworkLink
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
 

@@ -39,18 +39,19 @@ from headway.engine.process.messages import (
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 from headway.errors import InvalidRequestError
-from headway.fleet.checks import check_engine, check_handover
-from headway.fleet.clocks import age_of, localize
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.connection import (
+from headway.fleet.network.checks import check_engine, check_handover
+from headway.fleet.network.clocks import age_of, localize
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.connection import (
     ConnectionLostError,
     PeerConnection,
     PeerDialect,
     SessionClosedError,
+    engine_dialect,
 )
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.live import LiveRequests
-from headway.fleet.wire import (
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.live import LiveRequests
+from headway.fleet.network.wire import (
     DEFAULT_CREDIT,
     PROTOCOL_VERSION,
     Abort,
@@ -60,12 +61,9 @@ from headway.fleet.wire import (
     EngineMessage,
     EngineUp,
     HandedOver,
-    Heartbeat,
-    Hello,
     Quarantined,
     Reported,
     WireError,
-    decode_engine_message,
     encode_command,
     split_wire_id,
     wire_id,
@@ -99,16 +97,6 @@ class LinkParts:
     @property
     def dialect(self) -> PeerDialect[EngineMessage]:
         return engine_dialect(self.name, self.instance)
-
-
-def engine_dialect(name: str, instance: str = "") -> PeerDialect[EngineMessage]:
-    """Return what a process of this name says to an engine, and what the engine answers."""
-    return PeerDialect(
-        "engine",
-        encode_command(Hello(PROTOCOL_VERSION, name, instance)),
-        decode_engine_message,
-        lambda num_read_bytes: encode_command(Heartbeat(num_read_bytes)),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,21 +21,21 @@ from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatc
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineError, InvalidRequestError, QuarantinedError
-from headway.fleet.checks import (
+from headway.fleet.engines.numerics import numerics_class, own_class
+from headway.fleet.engines.orphans import KeptRequest, KeptRequests
+from headway.fleet.engines.sessions import Session, Sessions
+from headway.fleet.network.checks import (
     check_id,
     check_name,
     check_request,
     loggable_name,
     refuse_version,
 )
-from headway.fleet.clocks import age_of
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.numerics import numerics_class, own_class
-from headway.fleet.orphans import KeptRequest, KeptRequests
-from headway.fleet.server_socket import ServerSocket
-from headway.fleet.sessions import Session, Sessions
-from headway.fleet.wire import (
+from headway.fleet.network.clocks import age_of
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.server_socket import ServerSocket
+from headway.fleet.network.wire import (
     DEFAULT_CREDIT,
     HEARTBEAT_S,
     MAX_SILENCE_S,

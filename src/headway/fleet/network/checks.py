@@ -17,7 +17,7 @@ from headway.core.terms import Terms
 from headway.engine.client.inputs import check_prompt, check_token_ids
 from headway.engine.process.messages import AddRequest, EngineInfo, Handover, SampleRecord
 from headway.errors import InvalidRequestError
-from headway.fleet.wire import Credit
+from headway.fleet.network.wire import Credit
 
 MAX_NAME_CHARS = 256
 MAX_FRONTEND_CHARS = 100

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headway.core.request import sample_id
 from headway.engine.process.messages import AddRequest
-from headway.fleet.wire import Credit, WireError, wire_id
+from headway.fleet.network.wire import Credit, WireError, wire_id
 
 
 @dataclass(slots=True)

@@ -18,15 +18,21 @@ from zmq.utils.monitor import recv_monitor_message
 
 from headway.clock import Clock
 from headway.errors import HeadwayError
-from headway.fleet.cluster_key import ClusterKey, secure_frontend
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.wire import (
+from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import (
     HEARTBEAT_S,
     MAX_REPORT_BYTES,
     MAX_SILENCE_S,
+    PROTOCOL_VERSION,
     SOCKET_SILENCE_MS,
     Closed,
+    EngineMessage,
+    Heartbeat,
+    Hello,
     WireError,
+    decode_engine_message,
+    encode_command,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,6 +64,16 @@ class PeerDialect(Generic[T]):
     decode: Callable[[bytes], T | Closed]
     make_heartbeat: Callable[[int], bytes]
     """Returns the message that is sent at intervals, by the number of bytes read."""
+
+
+def engine_dialect(name: str, instance: str = "") -> PeerDialect[EngineMessage]:
+    """Return what a process of this name says to an engine, and what the engine answers."""
+    return PeerDialect(
+        "engine",
+        encode_command(Hello(PROTOCOL_VERSION, name, instance)),
+        decode_engine_message,
+        lambda num_read_bytes: encode_command(Heartbeat(num_read_bytes)),
+    )
 
 
 class PeerConnection(Generic[T]):

@@ -17,8 +17,8 @@ from msgspec.structs import replace as replace_fields
 from headway.core.request import FinishReason
 from headway.engine.client.transcript import MAX_SIZE, Transcript
 from headway.engine.process.messages import AddRequest, EventBatch, Handover
-from headway.fleet.sessions import Session
-from headway.fleet.wire import Credit, split_wire_id
+from headway.fleet.engines.sessions import Session
+from headway.fleet.network.wire import Credit, split_wire_id
 
 MAX_KEPT = 4096
 """Requests whose output is recorded."""

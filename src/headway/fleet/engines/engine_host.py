@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import HeadwayError
-from headway.fleet.listener import EngineListener
+from headway.fleet.engines.listener import EngineListener
 
 logger = logging.getLogger(__name__)
 

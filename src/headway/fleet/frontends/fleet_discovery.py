@@ -10,9 +10,6 @@ import secrets
 
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import ConfigError
-from headway.fleet.checks import check_engine
-from headway.fleet.cluster_key import ClusterKey
-from headway.fleet.endpoints import Endpoint
 from headway.fleet.manage.link import ManagerLink
 from headway.fleet.manage.messages import (
     MANAGER_VERSION,
@@ -20,7 +17,10 @@ from headway.fleet.manage.messages import (
     FleetNeed,
     FrontendReport,
 )
-from headway.fleet.wire import EngineUp, WireError, decode_engine_message
+from headway.fleet.network.checks import check_engine
+from headway.fleet.network.cluster_key import ClusterKey
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import EngineUp, WireError, decode_engine_message
 
 _SOURCE = re.compile(r"(tcp://[^/]+)/([a-z0-9-]{1,32})(?:/([a-z0-9-]{1,64}))?")
 

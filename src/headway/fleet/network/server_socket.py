@@ -11,9 +11,9 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from headway.errors import ConfigError
-from headway.fleet.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
-from headway.fleet.endpoints import Endpoint
-from headway.fleet.wire import HEARTBEAT_S, MAX_COMMAND_BYTES, SOCKET_SILENCE_MS
+from headway.fleet.network.cluster_key import ZAP_DOMAIN, ClusterKey, FrontendKeys, secure_engine
+from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.network.wire import HEARTBEAT_S, MAX_COMMAND_BYTES, SOCKET_SILENCE_MS
 
 HANDSHAKE_MS = 5000
 MAX_QUEUED_MESSAGES = 16_384
