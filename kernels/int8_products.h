@@ -25,10 +25,16 @@ struct alignas(64) ByteGroup {
 constexpr int64_t BYTE_CHUNK = 16;  // groups that are unpacked at a time
 static_assert(2 * BYTE_CHUNK * sizeof(ByteGroup) <= OPENED_BYTES);
 
+// As many rows as have their sums in registers, those of bytes and those in fp32.
 #if defined(__AVX512VNNI__)
-constexpr int MAX_INT8_ROWS = 6;  // 12 int32 and 12 fp32 sums of 16 outputs fit the registers
+template <bool IS_INT4>
+constexpr int MAX_BYTE_ROWS = 6;
+#elif defined(__AVX512BW__)
+template <bool IS_INT4>
+constexpr int MAX_BYTE_ROWS = IS_INT4 ? 6 : 4;
 #else
-constexpr int MAX_INT8_ROWS = 2;
+template <bool IS_INT4>
+constexpr int MAX_BYTE_ROWS = 2;
 #endif
 
 // Quantizes a row for the weights of a format. A group that is not finite has a scale of NaN.
@@ -57,9 +63,7 @@ inline void to_bytes(const uint8_t* from, int format, ByteGroup& to) {
     store(to.offsets, scale * -128.0f);
     for (int four = 0; four < 8; four++) {
       const v32h pairs = load<v32h>(from + 32 + four * 64);
-      const v32h bytes =
-          __builtin_shufflevector(pairs, pairs, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,
-                                  23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      const v32h bytes = interleave_halves(pairs);
       store(to.bytes + four * 64, (v16u)bytes ^ 0x80808080u);
     }
     return;
@@ -69,16 +73,14 @@ inline void to_bytes(const uint8_t* from, int format, ByteGroup& to) {
     const v16u bits = load<v16u>(from + 64 + eight * 64);
     // Outputs 0 - 7 and 8 - 15; the even inputs of an output are beside the odd ones.
     const v16u low = bits & 0x0f0f0f0fu, high = (bits >> 4) & 0x0f0f0f0fu;
-    store(to.bytes + eight * 128, __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16,
-                                                          18, 20, 22, 24, 26, 28, 30));
-    store(to.bytes + eight * 128 + 64, __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15,
-                                                               17, 19, 21, 23, 25, 27, 29, 31));
+    store(to.bytes + eight * 128, even_lanes(low, high));
+    store(to.bytes + eight * 128 + 64, odd_lanes(low, high));
   }
 }
 
 // Adds groups of inputs to the sums of R rows with two panels; clears the sums first if `is_first`.
 // `weights(g, panels)` sets the weights of group g of each panel.
-template <int R, typename Weights>
+template <bool IS_INT4, int R, typename Weights>
 void multiply_groups(const Int8Group* inputs, int64_t stride, int64_t num_groups, bool is_first,
                      float* sums, const Weights& weights) {
   v16f sum[R][2];
@@ -88,17 +90,17 @@ void multiply_groups(const Int8Group* inputs, int64_t stride, int64_t num_groups
   for (int64_t g = 0; g < num_groups; g++) {
     const ByteGroup* panels[2];
     weights(g, panels);
-    v16i dots[R][2] = {};
+    ByteSums<IS_INT4> dots[R][2];
 #pragma GCC unroll 8
     for (int four = 0; four < 8; four++) {
-      const v16u first = load<v16u>(panels[0]->bytes + four * 64);
-      const v16u second = load<v16u>(panels[1]->bytes + four * 64);
+      const ByteWeights<IS_INT4> first(panels[0]->bytes + four * 64);
+      const ByteWeights<IS_INT4> second(panels[1]->bytes + four * 64);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         int32_t values;
         memcpy(&values, inputs[r * stride + g].values + four * 4, 4);
-        dots[r][0] = add_products(dots[r][0], first, values);
-        dots[r][1] = add_products(dots[r][1], second, values);
+        dots[r][0].add(first, values);
+        dots[r][1].add(second, values);
       }
     }
 #pragma GCC unroll 8
@@ -107,7 +109,7 @@ void multiply_groups(const Int8Group* inputs, int64_t stride, int64_t num_groups
 #pragma GCC unroll 2
       for (int p = 0; p < 2; p++) {
         const v16f scale = loadf(panels[p]->scales) * group.scale;
-        sum[r][p] += __builtin_convertvector(dots[r][p], v16f) * scale;
+        sum[r][p] += __builtin_convertvector(dots[r][p].total(), v16f) * scale;
         sum[r][p] += loadf(panels[p]->offsets) * group.sum;
       }
     }
@@ -117,28 +119,29 @@ void multiply_groups(const Int8Group* inputs, int64_t stride, int64_t num_groups
   }
 }
 
-template <int R, typename Weights>
+template <bool IS_INT4, int R, typename Weights>
 inline void multiply_group_rows(int num_rows, const Int8Group* inputs, int64_t stride,
                                 int64_t num_groups, bool is_first, float* sums,
                                 const Weights& weights) {
   if constexpr (R > 1) {
     if (num_rows < R) {
-      multiply_group_rows<R - 1>(num_rows, inputs, stride, num_groups, is_first, sums, weights);
+      multiply_group_rows<IS_INT4, R - 1>(num_rows, inputs, stride, num_groups, is_first, sums,
+                                          weights);
       return;
     }
   }
-  multiply_groups<R>(inputs, stride, num_groups, is_first, sums, weights);
+  multiply_groups<IS_INT4, R>(inputs, stride, num_groups, is_first, sums, weights);
 }
 
-// As `multiply`, with the inputs in `groups`.
-void multiply_int8(const Product& p, int item, uint8_t* scratch) {
+template <bool IS_INT4>
+void multiply_bytes(const Product& p, int item, uint8_t* scratch) {
+  constexpr int most_rows = MAX_BYTE_ROWS<IS_INT4>, format = IS_INT4 ? HW_INT4 : HW_INT8;
   const bool has_second = item * 2 + 1 < p.linear->num_outputs / TILE;
-  const int format = p.linear->format;
   const int64_t width = p.linear->num_inputs / GROUP, bytes = group_bytes(format);
   const uint8_t* first = p.linear->data + 2 * item * width * bytes;
   const uint8_t* second = has_second ? first + width * bytes : first;
   float* sums = (float*)(scratch + OPENED_BYTES);
-  if (p.num_rows <= MAX_INT8_ROWS) {
+  if (p.num_rows <= most_rows) {
     // A weight is used once, directly after it is unpacked.
     ByteGroup ring[2][2];
     const auto weights = [&](int64_t g, const ByteGroup** panels) {
@@ -150,10 +153,11 @@ void multiply_int8(const Product& p, int item, uint8_t* scratch) {
       panels[0] = &ring[g % 2][0];
       panels[1] = &ring[g % 2][1];
     };
-    multiply_group_rows<MAX_INT8_ROWS>(p.num_rows, p.groups, width, width, true, sums, weights);
+    multiply_group_rows<IS_INT4, most_rows>(p.num_rows, p.groups, width, width, true, sums,
+                                            weights);
   } else {
     ByteGroup* opened = (ByteGroup*)scratch;
-    const int num_blocks = (p.num_rows + MAX_INT8_ROWS - 1) / MAX_INT8_ROWS;
+    const int num_blocks = (p.num_rows + most_rows - 1) / most_rows;
     for (int64_t from = 0; from < width; from += BYTE_CHUNK) {
       const int64_t count = width - from < BYTE_CHUNK ? width - from : BYTE_CHUNK;
       for (int64_t g = 0; g < count; g++) {
@@ -167,14 +171,22 @@ void multiply_int8(const Product& p, int item, uint8_t* scratch) {
       for (int block = 0; block < num_blocks; block++) {
         const int row = p.num_rows * block / num_blocks;
         const int num_rows = p.num_rows * (block + 1) / num_blocks - row;
-        multiply_group_rows<MAX_INT8_ROWS>(num_rows, p.groups + row * width + from, width, count,
-                                           from == 0, sums + row * 32, weights);
+        multiply_group_rows<IS_INT4, most_rows>(num_rows, p.groups + row * width + from, width,
+                                                count, from == 0, sums + row * 32, weights);
       }
     }
   }
   for (int r = 0; r < p.num_rows; r++) {
     finish(p, item, r, loadf(sums + r * 32), loadf(sums + r * 32 + 16), has_second);
   }
+}
+
+// As `multiply`, with the inputs in `groups`.
+void multiply_int8(const Product& p, int item, uint8_t* scratch) {
+  if (p.linear->format == HW_INT4)
+    multiply_bytes<true>(p, item, scratch);
+  else
+    multiply_bytes<false>(p, item, scratch);
 }
 
 }  // namespace

@@ -78,6 +78,67 @@ inline v16i join(__m256i low, __m256i high) {
 }
 #endif
 
+// Shuffles of 16 lanes. Without AVX-512, GCC moves one lane at a time, hence the intrinsics.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline __m256i half_of(const void* v, int half) {
+  __m256i lanes;
+  memcpy(&lanes, (const char*)v + 32 * half, 32);
+  return lanes;
+}
+
+template <int SELECT>
+inline v16u pick(v16u first, v16u second) {
+  __m256i halves[2];
+  for (int i = 0; i < 2; i++) {
+    const v16u& v = i == 0 ? first : second;
+    const __m256 picked = _mm256_shuffle_ps((__m256)half_of(&v, 0), (__m256)half_of(&v, 1), SELECT);
+    halves[i] = _mm256_permute4x64_epi64((__m256i)picked, 0xd8);
+  }
+  return (v16u)join(halves[0], halves[1]);
+}
+
+inline v16u even_lanes(v16u first, v16u second) { return pick<0x88>(first, second); }
+inline v16u odd_lanes(v16u first, v16u second) { return pick<0xdd>(first, second); }
+
+inline v16u double_half(v16u v, int half) {
+  const __m256i lanes = half_of(&v, half);
+  return (v16u)join(_mm256_permutevar8x32_epi32(lanes, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+                    _mm256_permutevar8x32_epi32(lanes, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
+}
+inline v16f double_low(v16f v) { return (v16f)double_half((v16u)v, 0); }
+inline v16f double_high(v16f v) { return (v16f)double_half((v16u)v, 1); }
+
+// Lanes 0, 16, 1, 17 and so on.
+inline v32h interleave_halves(v32h v) {
+  const __m256i a = half_of(&v, 0), b = half_of(&v, 1);
+  const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+  return (v32h)join(_mm256_permute2x128_si256(low, high, 0x20),
+                    _mm256_permute2x128_si256(low, high, 0x31));
+}
+#else
+inline v16u even_lanes(v16u first, v16u second) {
+  return __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26,
+                                 28, 30);
+}
+inline v16u odd_lanes(v16u first, v16u second) {
+  return __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27,
+                                 29, 31);
+}
+
+inline v16f double_low(v16f v) {
+  return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+}
+inline v16f double_high(v16f v) {
+  return __builtin_shufflevector(v, v, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+}
+
+// Lanes 0, 16, 1, 17 and so on.
+inline v32h interleave_halves(v32h v) {
+  return __builtin_shufflevector(v, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
+                                 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#endif
+
 // Compilers scalarize conversions between widths, hence the intrinsics.
 inline v16i widen_i8(const void* from) {
 #if defined(__AVX512F__)
@@ -183,6 +244,10 @@ inline void store_bf16(bf16* to, v16f low, v16f high) {
 inline v16f from_fp16(const void* from) {
 #if defined(__AVX512F__)
   return (v16f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  const __m128i* halves = (const __m128i*)from;
+  return (v16f)join((__m256i)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
+                    (__m256i)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1)));
 #else
   v16u h;
   for (int i = 0; i < 16; i++) h[i] = load<v16h>(from)[i];
@@ -192,31 +257,108 @@ inline v16f from_fp16(const void* from) {
 #endif
 }
 
-// Adds to each sum the products of its four unsigned bytes with the four signed bytes of `values`.
-#if !defined(__AVX2__)
-__attribute__((noinline))  // 100 instructions for what is one with VNNI
-#endif
-inline v16i add_products(v16i sums, v16u bytes, int32_t values) {
-#if defined(__AVX512VNNI__)
-  return (v16i)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)bytes, _mm512_set1_epi32(values));
-#elif defined(__AVX2__)
-  // Bytes 0 and 2, then 1 and 3, as 16-bit numbers.
-  const __m256i v = _mm256_set1_epi32(values), low = _mm256_set1_epi16(255);
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
-  __m256i halves[2];
-  memcpy(halves, &bytes, 64);
-  for (__m256i& half : halves) {
-    half = _mm256_add_epi32(_mm256_madd_epi16(_mm256_and_si256(half, low), even),
-                            _mm256_madd_epi16(_mm256_srli_epi16(half, 8), odd));
-  }
-  return sums + join(halves[0], halves[1]);
-#else
-  for (int i = 0; i < 4; i++) {
-    sums += (v16i)((bytes >> (8 * i)) & 255u) * int32_t{int8_t(values >> (8 * i))};
-  }
-  return sums;
-#endif
+// Sums of products of unsigned bytes with signed ones, for one row and 16 outputs. VNNI adds four
+// products to a number of 32 bits. Without it AVX adds two to a number of 16 bits, which holds
+// those of a group of 32 inputs with 4-bit weights: at most 32 * 15 * 127 / 2. The two halves of a
+// byte are such weights.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX512BW__)
+using Bytes = __m512i;
+
+inline Bytes load_bytes(const uint8_t* from) { return _mm512_load_si512(from); }
+
+inline Bytes low_halves(Bytes bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+
+inline Bytes high_halves(Bytes bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
+
+inline Bytes add_pairs(Bytes sums, Bytes bytes, int32_t values) {
+  return _mm512_add_epi16(sums, _mm512_maddubs_epi16(bytes, _mm512_set1_epi32(values)));
 }
+
+inline v16i widen_pairs(Bytes sums) { return (v16i)_mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+#else
+struct Bytes {
+  __m256i half[2];
+};
+
+inline Bytes load_bytes(const uint8_t* from) {
+  return {_mm256_load_si256((const __m256i*)from), _mm256_load_si256((const __m256i*)from + 1)};
+}
+
+inline Bytes low_halves(Bytes bytes) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(bytes.half[0], mask), _mm256_and_si256(bytes.half[1], mask)};
+}
+
+inline Bytes high_halves(Bytes bytes) {
+  return low_halves({_mm256_srli_epi16(bytes.half[0], 4), _mm256_srli_epi16(bytes.half[1], 4)});
+}
+
+inline Bytes add_pairs(Bytes sums, Bytes bytes, int32_t values) {
+  const __m256i v = _mm256_set1_epi32(values);
+  return {_mm256_add_epi16(sums.half[0], _mm256_maddubs_epi16(bytes.half[0], v)),
+          _mm256_add_epi16(sums.half[1], _mm256_maddubs_epi16(bytes.half[1], v))};
+}
+
+inline v16i widen_pairs(Bytes sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return join(_mm256_madd_epi16(sums.half[0], ones), _mm256_madd_epi16(sums.half[1], ones));
+}
+#endif
+
+template <bool IS_INT4>
+struct ByteWeights {
+  Bytes low, high;
+
+  explicit ByteWeights(const uint8_t* from) : low(load_bytes(from)), high(low) {
+    if (IS_INT4) return;
+    high = high_halves(low);
+    low = low_halves(low);
+  }
+};
+
+template <bool IS_INT4>
+struct ByteSums {
+  Bytes low{}, high{};
+
+  void add(const ByteWeights<IS_INT4>& weights, int32_t values) {
+    low = add_pairs(low, weights.low, values);
+    if (!IS_INT4) high = add_pairs(high, weights.high, values);
+  }
+
+  v16i total() const {
+    return IS_INT4 ? widen_pairs(low) : widen_pairs(low) + widen_pairs(high) * 16;
+  }
+};
+#else
+template <bool IS_INT4>
+struct ByteWeights {
+  v16u bytes;
+
+  explicit ByteWeights(const uint8_t* from) : bytes(load<v16u>(from)) {}
+};
+
+template <bool IS_INT4>
+struct ByteSums {
+  v16i sums{};
+
+#if !defined(__AVX512VNNI__)
+  __attribute__((noinline))  // 100 instructions for what is one with VNNI
+#endif
+  void add(const ByteWeights<IS_INT4>& weights, int32_t values) {
+#if defined(__AVX512VNNI__)
+    sums =
+        (v16i)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights.bytes, _mm512_set1_epi32(values));
+#else
+    for (int i = 0; i < 4; i++) {
+      sums += (v16i)((weights.bytes >> (8 * i)) & 255u) * int32_t{int8_t(values >> (8 * i))};
+    }
+#endif
+  }
+
+  v16i total() const { return sums; }
+};
+#endif
 
 // Stores 32 whole numbers as int8; with `is_split` the even ones of each eight come first.
 inline void store_i8(int8_t* to, v16f low, v16f high, bool is_split) {

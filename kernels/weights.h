@@ -14,10 +14,7 @@ using namespace headway;
 template <typename Write>
 inline void unpack_group(const uint8_t* from, int format, const Write& write) {
   const v16f scale = quiet(from_fp16(from));
-  const v16f low =
-      __builtin_shufflevector(scale, scale, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  const v16f high = __builtin_shufflevector(scale, scale, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13,
-                                            13, 14, 14, 15, 15);
+  const v16f low = double_low(scale), high = double_high(scale);
   if (format == HW_INT8) {
     for (int pair = 0; pair < 16; pair++) {
       const uint8_t* bytes = from + 32 + pair * 32;
@@ -27,10 +24,7 @@ inline void unpack_group(const uint8_t* from, int format, const Write& write) {
     return;
   }
   const v16f offset = quiet(from_fp16(from + 32));
-  const v16f low_offset =
-      __builtin_shufflevector(offset, offset, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  const v16f high_offset = __builtin_shufflevector(offset, offset, 8, 8, 9, 9, 10, 10, 11, 11, 12,
-                                                   12, 13, 13, 14, 14, 15, 15);
+  const v16f low_offset = double_low(offset), high_offset = double_high(offset);
   for (int four = 0; four < 4; four++) {
     // One byte per pair: outputs of the first half in the low bits, of the second in the high bits.
     v16u bits = load<v16u>(from + 64 + four * 64);
@@ -64,11 +58,9 @@ inline void dequantize_group_fp32(const uint8_t* from, int format, float* to) {
     return;
   }
   unpack_group(from, format, [to](int pair, v16f low, v16f high) {
-    const v16f a = rounded_to_bf16(low), b = rounded_to_bf16(high);
-    store(to + pair * 32,
-          __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
-    store(to + pair * 32 + 16,
-          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+    const v16u a = (v16u)rounded_to_bf16(low), b = (v16u)rounded_to_bf16(high);
+    store(to + pair * 32, even_lanes(a, b));
+    store(to + pair * 32 + 16, odd_lanes(a, b));
   });
 }
 
