@@ -83,39 +83,51 @@ inline void to_bytes(const uint8_t* from, int format, ByteGroup& to) {
 template <bool IS_INT4, int R, typename Weights>
 void multiply_groups(const Int8Group* inputs, int64_t stride, int64_t num_groups, bool is_first,
                      float* sums, const Weights& weights) {
-  v16f sum[R][2];
+  constexpr int STRIPS = 2 * TILE / LANES, PER_PANEL = TILE / LANES;
+  vf sum[R][STRIPS];
   for (int r = 0; r < R; r++) {
-    for (int p = 0; p < 2; p++) sum[r][p] = is_first ? v16f{} : loadf(sums + r * 32 + p * 16);
+    for (int s = 0; s < STRIPS; s++) {
+      sum[r][s] = is_first ? vf{} : load<vf>(sums + r * 32 + s * LANES);
+    }
   }
   for (int64_t g = 0; g < num_groups; g++) {
     const ByteGroup* panels[2];
     weights(g, panels);
-    ByteSums<IS_INT4> dots[R][2];
+    ByteSums<IS_INT4> dots[R][STRIPS];
 #pragma GCC unroll 8
     for (int four = 0; four < 8; four++) {
-      const ByteWeights<IS_INT4> first(panels[0]->bytes + four * 64);
-      const ByteWeights<IS_INT4> second(panels[1]->bytes + four * 64);
+      const auto strip = [&](int s) {
+        return ByteWeights<IS_INT4>(panels[s / PER_PANEL]->bytes + four * 64 +
+                                    s % PER_PANEL * LANES * 4);
+      };
+      const auto add = [&](int s, const ByteWeights<IS_INT4>& first,
+                           const ByteWeights<IS_INT4>& second) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        int32_t values;
-        memcpy(&values, inputs[r * stride + g].values + four * 4, 4);
-        dots[r][0].add(first, values);
-        dots[r][1].add(second, values);
-      }
+        for (int r = 0; r < R; r++) {
+          int32_t values;
+          memcpy(&values, inputs[r * stride + g].values + four * 4, 4);
+          dots[r][s].add(first, values);
+          dots[r][s + 1].add(second, values);
+        }
+      };
+#pragma GCC unroll 2
+      for (int s = 0; s < STRIPS; s += 2) add(s, strip(s), strip(s + 1));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const Int8Group& group = inputs[r * stride + g];
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; p++) {
-        const v16f scale = loadf(panels[p]->scales) * group.scale;
-        sum[r][p] += __builtin_convertvector(dots[r][p].total(), v16f) * scale;
-        sum[r][p] += loadf(panels[p]->offsets) * group.sum;
+#pragma GCC unroll 4
+      for (int s = 0; s < STRIPS; s++) {
+        const ByteGroup& panel = *panels[s / PER_PANEL];
+        const int at = s % PER_PANEL * LANES;
+        const vf scale = load<vf>(panel.scales + at) * group.scale;
+        sum[r][s] += __builtin_convertvector(dots[r][s].total(), vf) * scale;
+        sum[r][s] += load<vf>(panel.offsets + at) * group.sum;
       }
     }
   }
   for (int r = 0; r < R; r++) {
-    for (int p = 0; p < 2; p++) store(sums + r * 32 + p * 16, sum[r][p]);
+    for (int s = 0; s < STRIPS; s++) store(sums + r * 32 + s * LANES, sum[r][s]);
   }
 }
 

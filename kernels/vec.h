@@ -257,53 +257,40 @@ inline v16f from_fp16(const void* from) {
 #endif
 }
 
-// Sums of products of unsigned bytes with signed ones, for one row and 16 outputs. VNNI adds four
-// products to a number of 32 bits. Without it AVX adds two to a number of 16 bits, which holds
-// those of a group of 32 inputs with 4-bit weights: at most 32 * 15 * 127 / 2. The two halves of a
-// byte are such weights.
+// Sums of products of unsigned bytes with signed ones, for one row and as many outputs as a
+// register has lanes. VNNI adds four products to a number of 32 bits. Without it AVX adds two to a
+// number of 16 bits, which holds those of a group of 32 inputs with 4-bit weights: at most 32 * 15
+// * 127 / 2. The two halves of a byte are such weights.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+typedef v8f vf;
+typedef int32_t vi __attribute__((vector_size(32)));
+#else
+typedef v16f vf;
+typedef v16i vi;
+#endif
+constexpr int LANES = sizeof(vf) / sizeof(float);
+
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #if defined(__AVX512BW__)
 using Bytes = __m512i;
 
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_load_si512(from); }
-
 inline Bytes low_halves(Bytes bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-
 inline Bytes high_halves(Bytes bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
-
 inline Bytes add_pairs(Bytes sums, Bytes bytes, int32_t values) {
   return _mm512_add_epi16(sums, _mm512_maddubs_epi16(bytes, _mm512_set1_epi32(values)));
 }
-
-inline v16i widen_pairs(Bytes sums) { return (v16i)_mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+inline vi widen_pairs(Bytes sums) { return (vi)_mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
 #else
-struct Bytes {
-  __m256i half[2];
-};
+using Bytes = __m256i;
 
-inline Bytes load_bytes(const uint8_t* from) {
-  return {_mm256_load_si256((const __m256i*)from), _mm256_load_si256((const __m256i*)from + 1)};
-}
-
-inline Bytes low_halves(Bytes bytes) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(bytes.half[0], mask), _mm256_and_si256(bytes.half[1], mask)};
-}
-
-inline Bytes high_halves(Bytes bytes) {
-  return low_halves({_mm256_srli_epi16(bytes.half[0], 4), _mm256_srli_epi16(bytes.half[1], 4)});
-}
-
+inline Bytes load_bytes(const uint8_t* from) { return _mm256_load_si256((const __m256i*)from); }
+inline Bytes low_halves(Bytes bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
+inline Bytes high_halves(Bytes bytes) { return low_halves(_mm256_srli_epi16(bytes, 4)); }
 inline Bytes add_pairs(Bytes sums, Bytes bytes, int32_t values) {
-  const __m256i v = _mm256_set1_epi32(values);
-  return {_mm256_add_epi16(sums.half[0], _mm256_maddubs_epi16(bytes.half[0], v)),
-          _mm256_add_epi16(sums.half[1], _mm256_maddubs_epi16(bytes.half[1], v))};
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(values)));
 }
-
-inline v16i widen_pairs(Bytes sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  return join(_mm256_madd_epi16(sums.half[0], ones), _mm256_madd_epi16(sums.half[1], ones));
-}
+inline vi widen_pairs(Bytes sums) { return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 #endif
 
 template <bool IS_INT4>
@@ -323,10 +310,13 @@ struct ByteSums {
 
   void add(const ByteWeights<IS_INT4>& weights, int32_t values) {
     low = add_pairs(low, weights.low, values);
-    if (!IS_INT4) high = add_pairs(high, weights.high, values);
+    asm("" : "+v"(low));  // in this order: GCC would keep all products and add them in pairs
+    if (IS_INT4) return;
+    high = add_pairs(high, weights.high, values);
+    asm("" : "+v"(high));
   }
 
-  v16i total() const {
+  vi total() const {
     return IS_INT4 ? widen_pairs(low) : widen_pairs(low) + widen_pairs(high) * 16;
   }
 };
@@ -340,7 +330,7 @@ struct ByteWeights {
 
 template <bool IS_INT4>
 struct ByteSums {
-  v16i sums{};
+  vi sums{};
 
 #if !defined(__AVX512VNNI__)
   __attribute__((noinline))  // 100 instructions for what is one with VNNI
@@ -348,15 +338,15 @@ struct ByteSums {
   void add(const ByteWeights<IS_INT4>& weights, int32_t values) {
 #if defined(__AVX512VNNI__)
     sums =
-        (v16i)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights.bytes, _mm512_set1_epi32(values));
+        (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights.bytes, _mm512_set1_epi32(values));
 #else
     for (int i = 0; i < 4; i++) {
-      sums += (v16i)((weights.bytes >> (8 * i)) & 255u) * int32_t{int8_t(values >> (8 * i))};
+      sums += (vi)((weights.bytes >> (8 * i)) & 255u) * int32_t{int8_t(values >> (8 * i))};
     }
 #endif
   }
 
-  v16i total() const { return sums; }
+  vi total() const { return sums; }
 };
 #endif
 

@@ -319,11 +319,11 @@ def test_weights_stay_as_the_file_has_them_where_kernels_can_run(
     [
         (AMX, INT4_FILE, {}, "bf16"),
         (AVX2, INT4_FILE, {}, "int8"),
-        (AVX2, replace(MODEL, quantization="int8"), {}, "bf16"),
+        (AVX2, replace(MODEL, quantization="int8"), {}, "int8"),
+        (replace(AVX2, kernels="plain"), INT4_FILE, {}, "bf16"),
         (VNNI, INT4_FILE, {}, "int8"),
         (VNNI, replace(MODEL, quantization="int8"), {}, "int8"),
         (VNNI, INT4_FILE, {"kernels": "avx512"}, "int8"),
-        (VNNI, replace(MODEL, quantization="int8"), {"kernels": "avx512"}, "bf16"),
         (VNNI, INT4_FILE, {"activation_dtype": "bf16"}, "bf16"),
         (VNNI, INT4_FILE, {"dtype": "bf16"}, "bf16"),
         (VNNI, MODEL, {}, "fp32"),

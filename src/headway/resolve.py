@@ -75,8 +75,8 @@ _DTYPES = {
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 KERNELS = ("plain", "avx2", "avx512", "avx512_vnni", "amx")
-INT8_ACTIVATIONS = {"avx2": ("int4",), "avx512": ("int4",), "avx512_vnni": ("int4", "int8")}
-"""Weights that are multiplied faster with int8 activations than with bf16 ones, by kernels."""
+_INT8_KERNELS = ("avx2", "avx512", "avx512_vnni")
+"""Kernels that multiply int8 activations faster than bf16 ones."""
 _KERNEL_TILE = 16
 _STORE_SHARE = 16
 
@@ -183,7 +183,7 @@ def _resolve_activations(asked: str, dtype: str, kernels: str | None) -> tuple[s
     if asked == "auto":
         if kernels is None:
             return dtype, "as the weights"
-        if dtype in INT8_ACTIVATIONS.get(kernels, ()):
+        if is_quantized and kernels in _INT8_KERNELS:
             return "int8", "this machine multiplies int8 faster than bf16"
         return "bf16", "the compiled kernels' default"
     found = _DTYPES.get(asked, asked)
