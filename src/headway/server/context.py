@@ -48,6 +48,8 @@ class ServerContext:
     admission: AdmissionController
     started_at: int
     slow_reader_timeout_s: float = 30.0
+    reasoning_field: str = "reasoning_content"
+    """Name of the field of a message that has the reasoning."""
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None

@@ -7,14 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.api.answer import ChoicePart
-from headway.server.api.endpoint import GenerationEndpoint
+from headway.server.api.answer import CallPart, ChoicePart
+from headway.server.api.endpoint import Draft, GenerationEndpoint
 from headway.server.api.logprobs import chat_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import RequestLimits
-from headway.text import Tokenizer
 
 
 def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
@@ -28,10 +27,10 @@ def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
     return router
 
 
-def _encode(payload: ChatRequest, context: ServerContext) -> list[list[int]]:
+def _draft(payload: ChatRequest, context: ServerContext) -> Draft:
     text = payload.render(context.chat_template)
     # The template has already written the special tokens.
-    return [payload.truncate(context.encode(text, add_special_tokens=False))]
+    return Draft(payload.params(), [text], add_special_tokens=False)
 
 
 class ChatFormat:
@@ -39,8 +38,9 @@ class ChatFormat:
 
     object_names = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, context: ServerContext) -> None:
+        self._tokenizer = context.engine.tokenizer
+        self._reasoning_field = context.reasoning_field
 
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -49,7 +49,7 @@ class ChatFormat:
     def chunk(self, piece: ChoicePart) -> dict[str, Any]:
         return {
             "index": piece.index,
-            "delta": {"content": piece.text} if piece.text else {},
+            "delta": self._delta(piece),
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
             **piece.ids(),
@@ -58,7 +58,7 @@ class ChatFormat:
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
         return {
             "index": piece.index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": self._message(piece),
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
             **piece.ids(),
@@ -67,10 +67,40 @@ class ChatFormat:
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         """Do nothing: no entry depends on the tokens before it."""
 
+    def _delta(self, piece: ChoicePart) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if piece.reasoning:
+            delta[self._reasoning_field] = piece.reasoning
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
+        return delta
+
+    def _message(self, piece: ChoicePart) -> dict[str, Any]:
+        has_more = bool(piece.reasoning or piece.calls)
+        content = None if has_more and not piece.text else piece.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if piece.reasoning:
+            message[self._reasoning_field] = piece.reasoning
+        if piece.calls:
+            message["tool_calls"] = [_whole_call(call) for call in piece.calls]
+        return message
+
     def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
         return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)
 
 
-CHAT = GenerationEndpoint(
-    ChatRequest, "chatcmpl", _encode, lambda tokenizer, _: ChatFormat(tokenizer)
-)
+def _whole_call(call: CallPart) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: CallPart) -> dict[str, Any]:
+    """Return a part of a call; clients join parts by index, and take id and name once."""
+    if call.name is None:
+        return {"index": call.number, "function": {"arguments": call.arguments}}
+    return {"index": call.number, **_whole_call(call)}
+
+
+CHAT = GenerationEndpoint(ChatRequest, "chatcmpl", _draft, lambda context, _: ChatFormat(context))
