@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, StrEnum, auto
 
-from headway.text.tools.parser import MAX_LEADING_SPACE, HeldSpace, find_marker
+from headway.text.tools.parser import MAX_LEADING_SPACE, SPACES, HeldSpace, find_marker
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
@@ -50,7 +50,7 @@ class ReasoningSplitter:
         if self._place is _Place.INSIDE:
             reasoning, text = self._split(text)
         if self._place is _Place.BEHIND:
-            text = text.lstrip()
+            text = text.lstrip(SPACES)
             if text:
                 self._place = _Place.TEXT
         return reasoning, text
@@ -65,7 +65,7 @@ class ReasoningSplitter:
     def _find_start(self, text: str) -> str:
         """Return the text to go on with, once it shows whether there is reasoning."""
         text = self._pending + text
-        body, self._pending = text.lstrip(), ""
+        body, self._pending = text.lstrip(SPACES), ""
         if len(text) - len(body) > MAX_LEADING_SPACE:
             self._place = _Place.TEXT
             return text
@@ -81,7 +81,7 @@ class ReasoningSplitter:
     def _split(self, text: str) -> tuple[str, str]:
         before, after, self._pending = find_marker(self._pending + text, CLOSE_TAG)
         if not self._has_reasoning:
-            before = before.lstrip()
+            before = before.lstrip(SPACES)
         reasoning = self._space.feed(before) if before else ""
         self._has_reasoning = self._has_reasoning or bool(reasoning)
         if after is None:

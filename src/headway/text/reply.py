@@ -7,11 +7,13 @@ anywhere: after a crash, on another replica, by a client that comes back.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from headway.text.reasoning import ReasoningSplitter, ReasoningStart
 from headway.text.tools.deltas import ReplyDelta, join
-from headway.text.tools.forms import FORMS
+from headway.text.tools.forms import FORMS, CallForm
 from headway.text.tools.parser import CallParser
+from headway.text.tools.xml import XmlReader, plain_strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ TEXT_ONLY = ReplyForm()
 class ReplyParser:
     """Reads one reply."""
 
-    def __init__(self, form: ReplyForm) -> None:
+    def __init__(self, form: ReplyForm, grammar: str | None = None) -> None:
         self._splitter = ReasoningSplitter(form.reasoning)
-        self._calls = CallParser(FORMS[form.calls]) if form.calls else None
+        self._calls = _call_parser(FORMS[form.calls], grammar) if form.calls else None
 
     @property
     def ends_with_calls(self) -> bool:
@@ -56,3 +58,9 @@ class ReplyParser:
         if self._calls is None:
             return ReplyDelta(reasoning, text)
         return join((ReplyDelta(reasoning), self._calls.feed(text), self._calls.finish()))
+
+
+def _call_parser(form: CallForm, grammar: str | None) -> CallParser:
+    if not form.has_xml_arguments:
+        return CallParser(form)
+    return CallParser(form, partial(XmlReader, plain_strings(grammar)))

@@ -139,7 +139,9 @@ def sample_streams(
         SampleStream(
             index,
             OutputText(
-                tokenizer.detokenizer(params.skip_special_tokens, after=tail),
+                tokenizer.detokenizer(
+                    params.skip_special_tokens, after=tail, shown_ids=params.shown_token_ids
+                ),
                 stops.fresh(),
                 params.min_tokens,
             ),

@@ -372,7 +372,7 @@ class ResponseWriter:
             has_logprobs = self._job.spec.params.logprobs is not None
             at = START if self._cursor is None else self._cursor.of(index)
             has_token_ids = self._job.options.returns_token_ids
-            parser = ReplyParser(self._job.reply)
+            parser = ReplyParser(self._job.reply, self._job.spec.params.grammar)
             make_call_id = partial(call_id, self._generation.id, self._job.reply)
             choice = _OpenChoice(index, parser, make_call_id, has_logprobs, has_token_ids)
             self._choices[index] = choice

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.errors import InvalidRequestError
 from headway.server.api.answer import CallPart, ChoicePart
-from headway.server.api.endpoint import Draft, GenerationEndpoint
+from headway.server.api.endpoint import Draft, GenerationEndpoint, GrammarPart
 from headway.server.api.logprobs import chat_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import RequestLimits
+from headway.server.schema.tools import ToolChoice
+from headway.text.reasoning import ReasoningStart
+from headway.text.reply import TEXT_ONLY, ReplyForm
+from headway.text.tools.dialect import ChatDialect
+from headway.text.tools.forms import CallForm
+from headway.text.tools.grammar import CallRules, Tool, reply_grammar
 
 
 def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
@@ -27,10 +35,62 @@ def chat_router(context: ServerContext, limits: RequestLimits) -> Routes:
     return router
 
 
-def _draft(payload: ChatRequest, context: ServerContext) -> Draft:
-    text = payload.render(context.chat_template)
+def draft_chat(payload: ChatRequest, context: ServerContext) -> Draft:
+    """Return a conversation as a prompt, with the grammar and the form of its reply."""
+    dialect, params = context.dialect, payload.params()
+    prompt = payload.render(dialect)
+    is_continued = bool(payload.continue_final_message) or payload.add_generation_prompt is False
+    reasoning = dialect.reasoning_after(prompt, is_continued=is_continued)
+    choice = payload.choice()
+    form = dialect.tools.form if choice.tools else None
+    parts = [] if form is None else _tool_parts(choice, form, dialect)
+    grammar = params.grammar
+    if form is not None:
+        grammar = _tool_grammar(payload, dialect, reasoning)
+    elif grammar is not None and reasoning is not ReasoningStart.NEVER:
+        grammar = reply_grammar(None, dialect.markers, reasoning, grammar)
+    reply = ReplyForm("" if form is None else form.name, reasoning)
+    if reply != TEXT_ONLY:
+        params = replace(params, grammar=grammar, shown_token_ids=dialect.shown_token_ids)
     # The template has already written the special tokens.
-    return Draft(payload.params(), [text], add_special_tokens=False)
+    return Draft(params, [prompt], add_special_tokens=False, reply=reply, grammar_parts=parts)
+
+
+def _tool_parts(choice: ToolChoice, form: CallForm, dialect: ChatDialect) -> list[GrammarPart]:
+    """Return each tool with its own grammar; raise InvalidRequestError for one that is unfit."""
+    parts: list[GrammarPart] = []
+    for place, tool in choice.tools:
+        field, name = f"tools[{place}].function.parameters", tool.function.name
+        rules = CallRules(form, [Tool(name, tool.parameters)], is_required=True)
+        try:
+            parts.append(GrammarPart(field, name, reply_grammar(rules, dialect.markers)))
+        except InvalidRequestError as error:
+            message = f"{field} of {name} cannot be honoured: {error}"
+            raise InvalidRequestError(message, field) from error
+    return parts
+
+
+def _tool_grammar(payload: ChatRequest, dialect: ChatDialect, reasoning: ReasoningStart) -> str:
+    """Return the grammar of a reply that may call tools."""
+    choice, form, answer = payload.choice(), dialect.tools.form, payload.grammar()
+    if choice.is_required:
+        answer = None  # a call is the whole reply
+    elif answer is not None and not form.follows_text:
+        raise InvalidRequestError(
+            "response_format cannot be combined with tools here: calls of this model look like "
+            "JSON answers; set tool_choice to required or none",
+            "response_format",
+        )
+    rules = CallRules(
+        form,
+        [Tool(tool.function.name, tool.parameters) for _, tool in choice.tools],
+        choice.is_required,
+        has_several=payload.parallel_tool_calls is not False and not choice.is_single,
+    )
+    try:
+        return reply_grammar(rules, dialect.markers, reasoning, answer)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"tools cannot be honoured: {error}", "tools") from error
 
 
 class ChatFormat:
@@ -103,4 +163,6 @@ def _call_delta(call: CallPart) -> dict[str, Any]:
     return {"index": call.number, **_whole_call(call)}
 
 
-CHAT = GenerationEndpoint(ChatRequest, "chatcmpl", _draft, lambda context, _: ChatFormat(context))
+CHAT = GenerationEndpoint(
+    ChatRequest, "chatcmpl", draft_chat, lambda context, _: ChatFormat(context)
+)

@@ -67,6 +67,16 @@ NO_REPEAT = RepeatKey()
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarPart:
+    """What one part of a request adds to the grammar, as a grammar of its own."""
+
+    field: str
+    name: str
+    """What the caller calls it."""
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A request as it will be sent to the engine, before its prompts are tokenized."""
 
@@ -75,8 +85,8 @@ class Draft:
     add_special_tokens: bool = False
     """To prompts that are text."""
     reply: ReplyForm = TEXT_ONLY
-    grammar_parts: Sequence[tuple[str, str]] = ()
-    """Fields of the request with the grammar of each alone, to find the one that is refused."""
+    grammar_parts: Sequence[GrammarPart] = ()
+    """To find the part of the request that is refused, if the whole grammar is."""
 
     def encode(self, payload: GenerationRequest, context: ServerContext) -> list[list[int]]:
         """Return the prompts as token ids."""
@@ -227,17 +237,15 @@ async def _check_grammar(
     try:
         await context.grammars.check(draft.params.grammar or "", tenant)
     except InvalidRequestError as error:
-        for field, grammar in draft.grammar_parts:
-            await _check_part(context, field, grammar, tenant)
-        raise _unfit(payload.grammar_field, error) from error
+        for part in draft.grammar_parts:
+            await _check_part(context, part, tenant)
+        field = payload.grammar_field
+        raise InvalidRequestError(f"{field} cannot be honoured: {error}", field) from error
 
 
-async def _check_part(context: ServerContext, field: str, grammar: str, tenant: str) -> None:
+async def _check_part(context: ServerContext, part: GrammarPart, tenant: str) -> None:
     try:
-        await context.grammars.check(grammar, tenant)
+        await context.grammars.check(part.grammar, tenant)
     except InvalidRequestError as error:
-        raise _unfit(field, error) from error
-
-
-def _unfit(field: str, error: InvalidRequestError) -> InvalidRequestError:
-    return InvalidRequestError(f"{field} cannot be honoured: {error}", field)
+        message = f"{part.field} of {part.name} cannot be honoured: {error}"
+        raise InvalidRequestError(message, part.field) from error

@@ -13,6 +13,7 @@ from typing import Protocol
 from headway.text.tools.deltas import CallDelta, ReplyDelta, join
 from headway.text.tools.forms import NAME_CHARS, CallForm
 
+SPACES = " \t\n\r"
 MAX_LEADING_SPACE = 64
 """Whitespace before what may begin a reply (a call, reasoning); a reply with more is text."""
 
@@ -39,7 +40,7 @@ class HeldSpace:
 
     def feed(self, text: str) -> str:
         """Return the text that is followed by no whitespace alone."""
-        body = text.rstrip()
+        body = text.rstrip(SPACES)
         if not body:
             self._spaces.append(text)
             return ""
@@ -85,7 +86,7 @@ class JsonReader:
     def feed(self, text: str) -> tuple[str, str]:
         start = 0
         if not self._depth:
-            start = len(text) - len(text.lstrip())
+            start = len(text) - len(text.lstrip(SPACES))
         for at in range(start, len(text)):
             self._step(text[at])
             if self.is_complete:
@@ -183,7 +184,7 @@ class CallParser:
 
     def _step_start(self, text: str) -> tuple[ReplyDelta, str]:
         self._pending += text
-        body = self._pending.lstrip()
+        body = self._pending.lstrip(SPACES)
         has_room = len(self._pending) - len(body) <= MAX_LEADING_SPACE
         if not body and has_room:
             return ReplyDelta(), ""
@@ -196,7 +197,7 @@ class CallParser:
 
     def _step_expected(self, text: str) -> tuple[ReplyDelta, str]:
         for at, character in enumerate(text):
-            if character.isspace():
+            if character in SPACES:
                 continue
             if not self._expected:
                 return self._next_state(text[at:])
