@@ -20,7 +20,7 @@ class ReasoningStart(StrEnum):
     """Always: the prompt ends with the opening tag."""
 
 
-class _Place(Enum):
+class _SplitState(Enum):
     BEFORE = auto()
     INSIDE = auto()
     BEHIND = auto()
@@ -32,12 +32,12 @@ class ReasoningSplitter:
     """Splits one reply; whitespace around the tags belongs to neither part."""
 
     def __init__(self, start: ReasoningStart) -> None:
-        places = {
-            ReasoningStart.NEVER: _Place.TEXT,
-            ReasoningStart.OPTIONAL: _Place.BEFORE,
-            ReasoningStart.OPEN: _Place.INSIDE,
+        states = {
+            ReasoningStart.NEVER: _SplitState.TEXT,
+            ReasoningStart.OPTIONAL: _SplitState.BEFORE,
+            ReasoningStart.OPEN: _SplitState.INSIDE,
         }
-        self._place = places[start]
+        self._state = states[start]
         self._pending = ""
         self._space = HeldSpace()
         self._has_reasoning = False
@@ -45,20 +45,20 @@ class ReasoningSplitter:
     def feed(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the text that are safe to send."""
         reasoning = ""
-        if self._place is _Place.BEFORE:
+        if self._state is _SplitState.BEFORE:
             text = self._find_start(text)
-        if self._place is _Place.INSIDE:
+        if self._state is _SplitState.INSIDE:
             reasoning, text = self._split(text)
-        if self._place is _Place.BEHIND:
+        if self._state is _SplitState.BEHIND:
             text = text.lstrip(SPACES)
             if text:
-                self._place = _Place.TEXT
+                self._state = _SplitState.TEXT
         return reasoning, text
 
     def finish(self) -> tuple[str, str]:
         """Return what was held back; no text may follow."""
         pending, self._pending = self._pending, ""
-        if self._place is not _Place.INSIDE:
+        if self._state is not _SplitState.INSIDE:
             return "", pending
         return (self._space.take() + pending) if self._has_reasoning else pending, ""
 
@@ -67,15 +67,15 @@ class ReasoningSplitter:
         text = self._pending + text
         body, self._pending = text.lstrip(SPACES), ""
         if len(text) - len(body) > MAX_LEADING_SPACE:
-            self._place = _Place.TEXT
+            self._state = _SplitState.TEXT
             return text
         if body.startswith(OPEN_TAG):
-            self._place = _Place.INSIDE
+            self._state = _SplitState.INSIDE
             return body.removeprefix(OPEN_TAG)
         if OPEN_TAG.startswith(body):
             self._pending = text
             return ""
-        self._place = _Place.TEXT
+        self._state = _SplitState.TEXT
         return text
 
     def _split(self, text: str) -> tuple[str, str]:
@@ -87,5 +87,5 @@ class ReasoningSplitter:
         if after is None:
             return reasoning, ""
         self._space.take()
-        self._place = _Place.BEHIND
+        self._state = _SplitState.BEHIND
         return reasoning, after

@@ -155,7 +155,8 @@ def _call_lines(rules: CallRules, markers: Markers) -> tuple[str, list[str]]:
 
 def _is_empty(schema: Mapping[str, Any]) -> bool:
     """Whether a schema allows the empty object alone; written without a space then."""
-    return not schema["properties"] and schema.get("additionalProperties") is False
+    is_plain = schema.keys() <= {"type", "properties", "additionalProperties", "title", "$schema"}
+    return is_plain and not schema["properties"] and schema.get("additionalProperties") is False
 
 
 def _text_lines(form: CallForm, markers: Markers, reasoning: ReasoningStart) -> list[str]:
