@@ -77,6 +77,8 @@ class Message(Fields):
     refusal: Annotated[Any, Only()] = None
     audio: Annotated[Any, Only()] = None
     annotations: Annotated[Any, Only(([],))] = None
+    parsed: Any = None
+    """Added by the parser of the official client; the same as the content."""
     function_call: Annotated[Any, Only()] = None
 
     def check_at(self, location: str) -> None:

@@ -112,6 +112,8 @@ class PastFunction(Fields):
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS_CHARS)]
+    parsed_arguments: Any = None
+    """Added by the parser of the official client; the same as the arguments."""
 
 
 class PastCall(Fields):
