@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headway import LLM, SamplingParams
 from headway.text import Tokenizer
 from headway.text.grammar import json_grammar, lark_grammar, with_notes
 from headway.text.matchers import Matchers
@@ -78,22 +76,3 @@ def test_replies_without_reasoning_are_left_alone(matchers: Matchers, smollm: To
 
 def test_a_caller_writes_no_notes() -> None:
     assert budget_of(lark_grammar('// thinking: {"max_tokens": 1}\nstart: "a"')) is None
-
-
-def test_a_real_model_thinks_no_longer(model_path: Path) -> None:
-    llm = LLM(str(model_path), kv_cache_memory_bytes="64M", max_num_seqs=8)
-    try:
-        grammar = grammar_of(llm.tokenizer, 12, ReasoningStart.OPEN)
-        params = SamplingParams(grammar=grammar, temperature=1.0, seed=3, max_tokens=40, n=2)
-        prompts = ["Is water wet? <think>", "Is 7 a prime number? Think first. <think>"]
-        together = llm.generate(prompts, params)
-        for output in together:
-            for one in output.outputs:
-                thought, tag, answer = one.text.partition("</think>")
-                assert tag and answer.strip() in ("true", "false")
-                assert len(llm.tokenizer.encode(thought)) <= 16
-                assert one.finish_reason == "stop"
-        (alone,) = llm.generate(prompts[1:], params)
-        assert [one.text for one in alone.outputs] == [one.text for one in together[1].outputs]
-    finally:
-        llm.close()

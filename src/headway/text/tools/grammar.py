@@ -158,22 +158,23 @@ def _is_empty(schema: Mapping[str, Any]) -> bool:
 
 
 def _text_lines(form: CallForm | None, markers: Markers, reasoning: ReasoningStart) -> list[str]:
-    """Return the terminals of free text: without marker, and not beginning with reasoning."""
+    """Return the terminals of free text: without marker, and not beginning with reasoning.
+
+    No text may spell a marker that is a special token: the parser sees the text alone.
+    """
     lines: list[str] = []
     free = ANY_TEXT
-    is_marked = form is not None and form.follows_text and form.marker not in markers.special_ids
-    if form is not None and not form.follows_text:
-        free = f"/[ \\t\\n\\r]*[^{form.marker} \\t\\n\\r](?s:.*)/"
-    if form is not None and is_marked:
-        marker = json.dumps(form.marker)
-        lines.append(f"WITH_MARKER: {ANY_TEXT} {marker} {ANY_TEXT}")
+    if form is not None and form.follows_text:
+        lines.append(f"WITH_MARKER: {ANY_TEXT} {json.dumps(form.marker)} {ANY_TEXT}")
         free += " & ~WITH_MARKER"
-    if reasoning is ReasoningStart.OPTIONAL and OPEN_TAG not in markers.special_ids:
+    elif form is not None:
+        free = f"/[ \\t\\n\\r]*[^{form.marker} \\t\\n\\r](?s:.*)/"
+    if reasoning is ReasoningStart.OPTIONAL:
         leading = f"/[ \\t\\n\\r]{{0,{MAX_LEADING_SPACE}}}/"
         lines.append(f"WITH_REASONING: {leading} {json.dumps(OPEN_TAG)} {ANY_TEXT}")
         free += " & ~WITH_REASONING"
     lines.append(f"FREE: {free}")
-    if form is not None and is_marked:
+    if form is not None and form.follows_text and form.marker not in markers.special_ids:
         lines.append(f"UNTIL_CALL: FREE {json.dumps(form.marker)}")
     return lines
 
@@ -193,13 +194,10 @@ def _thought(markers: Markers, reasoning: ReasoningStart) -> str:
 
 
 def _thought_lines(markers: Markers) -> list[str]:
-    space = "SPACE: /[ \\n]{1,8}/"
-    if CLOSE_TAG in markers.special_ids:
-        return [space, "UNCLOSED: /(?s:.+)/"]
     tag = json.dumps(CLOSE_TAG)
-    return [
-        space,
+    lines = [
+        "SPACE: /[ \\n]{1,8}/",
         f"WITH_CLOSE: {ANY_TEXT} {tag} {ANY_TEXT}",
         f"UNCLOSED: {ANY_TEXT} & ~WITH_CLOSE",
-        f"THOUGHT: UNCLOSED {tag}",
     ]
+    return lines if CLOSE_TAG in markers.special_ids else [*lines, f"THOUGHT: UNCLOSED {tag}"]
