@@ -34,6 +34,8 @@ _RAY_VARIABLES = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 """Beginnings of the variables that Ray sets for its workers."""
 MODES = ("auto", "latency", "throughput", "fixed")
 FAILOVERS = ("identical", "any")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama", "mistral", "qwen-xml", "generic")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 ROUTINGS = ("ttft", "cache-aware", "least-loaded", "round-robin")
 T = TypeVar("T")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
@@ -156,8 +158,7 @@ class SchedulerConfig:
                 f"prefill_cap ({self.prefill_cap}) must be at least prefill_floor "
                 f"({self.prefill_floor})"
             )
-        if self.mode not in MODES:
-            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        _check_one_of(self, "mode", MODES)
         if not 0.0 <= self.kv_watermark < 1.0:
             raise ConfigError(f"kv_watermark must be in [0, 1), got {self.kv_watermark}")
 
@@ -200,6 +201,15 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = setting(
         (), "Model name that clients may use; repeatable; default: the value of model."
     )
+    tool_call_parser: str = setting(
+        "auto",
+        "Form of the model's tool calls: auto (found from the chat template), hermes, llama, "
+        "mistral, qwen-xml, or generic (for templates without tools).",
+    )
+    reasoning_field: str = setting(
+        "reasoning_content",
+        "Field of a message that has the reasoning: reasoning_content or reasoning.",
+    )
     log_interval_s: float = setting(10.0, "Seconds between two statistics lines in the log.")
     max_body_bytes: int = setting(4 * 1024**2, "Largest request body, in bytes.")
     max_num_queued_reqs: int = setting(
@@ -239,6 +249,8 @@ class ServerConfig:
         for name in ("log_interval_s", "slow_reader_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        _check_one_of(self, "tool_call_parser", TOOL_CALL_PARSERS)
+        _check_one_of(self, "reasoning_field", REASONING_FIELDS)
         if any(not key for key in self.api_key):
             raise ConfigError("api_key must not be empty")
 
@@ -351,10 +363,7 @@ class FrontendConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.failover not in FAILOVERS:
-            raise ConfigError(
-                f"failover must be one of {', '.join(FAILOVERS)}, got {self.failover!r}"
-            )
+        _check_one_of(self, "failover", FAILOVERS)
         _check_at_least(self, 0, "failover_s")
 
 
@@ -370,8 +379,7 @@ class RoutingConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.routing not in ROUTINGS:
-            raise ConfigError(f"routing must be one of {', '.join(ROUTINGS)}, got {self.routing!r}")
+        _check_one_of(self, "routing", ROUTINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,6 +463,11 @@ def _check_at_least(section: object, low: int, *names: str) -> None:
         value = getattr(section, name)
         if value is not None and not value >= low:  # this form refuses NaN too
             raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+def _check_one_of(section: object, name: str, values: tuple[str, ...]) -> None:
+    if (value := getattr(section, name)) not in values:
+        raise ConfigError(f"{name} must be one of {', '.join(values)}, got {value!r}")
 
 
 def _normal(key: str) -> str:

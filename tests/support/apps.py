@@ -28,7 +28,12 @@ FIXED_TIME = 1_800_000_000
 
 @asynccontextmanager
 async def serving(
-    local: Any, script: Any = "abc", is_started: bool = True, policy: str = "fcfs", **config: Any
+    local: Any,
+    script: Any = "abc",
+    is_started: bool = True,
+    policy: str = "fcfs",
+    template: str = TEMPLATE,
+    **config: Any,
 ) -> AsyncIterator[SimpleNamespace]:
     """`public` and `admin` are clients; ids and the time of day never change."""
     made = await local(script, policy=policy, is_started=is_started)
@@ -38,10 +43,12 @@ async def serving(
     context = ServerContext(
         engine=made.engine,
         model_names=NAMES,
-        chat_template=ChatTemplate(TEMPLATE, {}),
+        chat_template=ChatTemplate(template, {}),
         metrics=metrics,
         admission=AdmissionController(settings, made.engine, SystemClock()),
         started_at=FIXED_TIME,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_field=settings.reasoning_field,
         new_id=lambda: FIXED_ID,
         time_of_day=lambda: FIXED_TIME,
     )

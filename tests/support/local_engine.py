@@ -34,7 +34,12 @@ from headway.server import AccessControl, AdmissionController, create_apps
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools {% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% endfor %}{% endfor %}"
+)
+"""A chat template with tools in the Hermes form, in few tokens."""
 
 
 class ScriptExecutor(FakeExecutor):

@@ -15,6 +15,7 @@ MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_GRAMMAR_CHARS = 256 * 1024
+MAX_SHOWN_TOKEN_IDS = 16
 MIN_TEMPERATURE = 1e-5
 """A lower temperature is greedy: dividing by it would leave the range of fp32."""
 _MAX_SHOWN = 80
@@ -52,6 +53,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that are part of the text even if special tokens are skipped."""
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -148,6 +151,8 @@ class SamplingParams:
             for ids in self.bad_words_token_ids
         ):
             raise InvalidRequestError("bad_words_token_ids is out of range", "bad_words")
+        if len(self.shown_token_ids) > MAX_SHOWN_TOKEN_IDS:
+            raise InvalidRequestError("shown_token_ids is too long", "shown_token_ids")
         if self.grammar is not None and len(self.grammar) > MAX_GRAMMAR_CHARS:
             raise InvalidRequestError(
                 f"the grammar has {len(self.grammar)} characters; at most {MAX_GRAMMAR_CHARS} are "
@@ -182,7 +187,9 @@ class SamplingParams:
             for name in _UNFIT_FOR_GRAMMAR:
                 if getattr(self, name):
                     raise InvalidRequestError(
-                        f"{name} cannot be combined with structured output; leave it out", name
+                        f"{name} cannot be combined with a grammar (structured output, tools, "
+                        "thinking_token_budget); leave it out",
+                        name,
                     )
         if self.allowed_token_ids is None:
             return

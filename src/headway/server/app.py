@@ -6,6 +6,7 @@ probes, wrong paths included, then check the Host header and the key.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from headway.server.http.limits import BodyLimit
 from headway.server.http.routing import Routes
 from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
+
+logger = logging.getLogger(__name__)
 
 UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
@@ -77,8 +80,11 @@ def create_apps(
         admission,
         int(time.time()),
         access.config.slow_reader_timeout_s,
+        tool_call_parser=access.config.tool_call_parser,
+        reasoning_field=access.config.reasoning_field,
         ledger=observers.ledger,
     )
+    logger.info("%s", context.dialect.describe())
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     engine.subscribe_restarts(observers.metrics.count_restart)
     if engine.demand is not None:

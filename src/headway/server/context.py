@@ -25,6 +25,7 @@ from headway.server.schema.request import GenerationRequest
 from headway.server.streams import ResumableStreams
 from headway.tenancy import TenantRecord
 from headway.text import ChatTemplate
+from headway.text.tools.dialect import ChatDialect, read_dialect
 
 T = TypeVar("T")
 
@@ -48,15 +49,21 @@ class ServerContext:
     admission: AdmissionController
     started_at: int
     slow_reader_timeout_s: float = 30.0
+    tool_call_parser: str = "auto"
+    reasoning_field: str = "reasoning_content"
+    """Name of the field of a message that has the reasoning."""
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     grammars: GrammarChecks = field(init=False)
+    dialect: ChatDialect = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grammars", GrammarChecks(self.engine))
+        dialect = read_dialect(self.chat_template, self.engine.tokenizer, self.tool_call_parser)
+        object.__setattr__(self, "dialect", dialect)
 
     def model_name(self, requested: str | None) -> str:
         """Return the model name for the answer; raise ApiError (404) for an unknown name."""

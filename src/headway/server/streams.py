@@ -23,6 +23,7 @@ from headway.engine.client.transcript import Cursor
 from headway.errors import ReaderReplacedError
 from headway.server.api.generation import Generation
 from headway.server.schema.request import AnswerOptions
+from headway.text.reply import TEXT_ONLY, ReplyForm
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ MAX_LEFT_SIZE = 2 * 1024**2
 """Tokens and log-probabilities of streams without a reader, prompts included."""
 MIN_LEFT_SIZE = 2048
 """What each counts at least: many small streams must not push out a few large ones."""
-NOTE_VERSION = 2
+NOTE_VERSION = 3
 _MAX_TIME = 2**40
 _MAX_CLIENT_ID_CHARS = 128
 _MAX_DIGEST_BYTES = 16
@@ -55,6 +56,7 @@ class StreamNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_stream: bool = True
     body_digest: bytes = b""
     """Digest of the body of a request with an Idempotency-Key."""
+    reply: ReplyForm = TEXT_ONLY
 
     def check(self, endpoints: frozenset[str], model_names: tuple[str, ...]) -> bool:
         """Return whether this frontend can write the answer."""
@@ -67,6 +69,7 @@ class StreamNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and len(self.client_id) <= _MAX_CLIENT_ID_CHARS
             and len(self.body_digest) <= _MAX_DIGEST_BYTES
             and (is_id or not self.client_id)
+            and self.reply.is_known
         )
 
 

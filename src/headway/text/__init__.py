@@ -12,6 +12,10 @@ In reading order:
     output.py            text of one sample: detokenizer and stop strings
     grammar.py           grammars of structured output, as text
     matchers.py          compiled grammars: which tokens may come next
+    reply.py             a reply as its client reads it: reasoning, text, tool calls
+    reasoning.py         reasoning between think tags
+    thinking.py          bounds reasoning by a number of tokens
+    tools/               tool calls: forms, grammars, parsers
     chat_template.py     chat messages to a prompt
     sandbox.py           bounded Jinja sandbox for templates
 """

@@ -14,6 +14,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 
 from headway.errors import InvalidRequestError, ModelLoadError
@@ -42,6 +43,7 @@ class ChatTemplate:
         max_chars: int = DEFAULT_MAX_CHARS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.source = source or ""
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
@@ -55,6 +57,10 @@ class ChatTemplate:
                 self._template = self._environment.from_string(source)
             except (TemplateError, RecursionError) as error:
                 raise ModelLoadError(f"the chat template cannot be parsed: {error}") from error
+
+    def variables(self) -> frozenset[str]:
+        """Return the names that the template reads and does not set itself."""
+        return frozenset(find_undeclared_variables(self._environment.parse(self.source)))
 
     def render(
         self,

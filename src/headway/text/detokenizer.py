@@ -64,21 +64,22 @@ class StreamDetokenizer:
     """Detokenizer of any other vocabulary, by the tokenizers library."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, skip_special_tokens: bool, after: Sequence[int]
+        self, backend: tokenizers.Tokenizer, skipped_ids: Container[int], after: Sequence[int]
     ) -> None:
         self._backend = backend
-        self._skip_special_tokens = skip_special_tokens
-        self._ids = list(after[-_NUM_CONTEXT_IDS:])
+        self._skipped_ids = skipped_ids
+        self._ids = [i for i in after[-_NUM_CONTEXT_IDS:] if i not in skipped_ids]
         context = self._decode()
         if context.endswith("\ufffd"):
             # The library would treat a partial character as pending and emit the context.
             self._ids, context = [], ""
         self._num_sent = len(context)
         self._stream: DecodeStream | None = DecodeStream(
-            ids=list(self._ids), skip_special_tokens=skip_special_tokens
+            ids=list(self._ids), skip_special_tokens=False
         )
 
     def push(self, token_ids: Sequence[int]) -> str:
+        token_ids = [i for i in token_ids if i not in self._skipped_ids]
         self._ids.extend(token_ids)
         text = "".join([self._step(token_id) for token_id in token_ids])
         self._num_sent += len(text)
@@ -99,4 +100,4 @@ class StreamDetokenizer:
             return ""
 
     def _decode(self) -> str:
-        return self._backend.decode(self._ids, skip_special_tokens=self._skip_special_tokens)
+        return self._backend.decode(self._ids, skip_special_tokens=False)

@@ -24,12 +24,15 @@ MAX_CHOICES = 1000
 MAX_PATTERN_CHARS = 4096
 MAX_LARK_CHARS = 32 * 1024
 
-_HEADER = '%llguidance {"no_forcing": true}\n'
+HEADER = '%llguidance {"no_forcing": true}\n'
 """A forced text that spells a special token would become that token, which ends the output."""
 _WHITESPACE = r"\x20|\n[\x20]{0,32}"
 """Between tokens of JSON: without a bound, small models write spaces until max_tokens."""
-_OPTIONS = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": True}
-_COMPACT = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": True}
+_ENFORCED = {"lenient": False, "coerce_one_of": True}
+_ON_LINES = {"whitespace_pattern": _WHITESPACE, **_ENFORCED}
+_COMPACT = {"whitespace_flexible": False, **_ENFORCED}
+ON_ONE_LINE = {"whitespace_pattern": r"\x20", **_ENFORCED}
+"""Options of JSON with at most one space between tokens."""
 
 
 def json_grammar(schema: Mapping[str, Any] | str, *, is_compact: bool = False) -> str:
@@ -45,10 +48,13 @@ def json_grammar(schema: Mapping[str, Any] | str, *, is_compact: bool = False) -
         raise InvalidRequestError(
             'the schema says nothing about the output; {"type": "object"} is any JSON object'
         )
-    _SchemaSize().add(schema)
-    options = _COMPACT if is_compact else _OPTIONS
-    text = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-    return _bounded(f"{_HEADER}start: %json {text}")
+    SchemaSize().add(schema)
+    return bounded(f"{HEADER}start: {json_rule(schema, _COMPACT if is_compact else _ON_LINES)}")
+
+
+def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return what a rule of a grammar contains for JSON by a schema, whose size was checked."""
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def regex_grammar(pattern: str) -> str:
@@ -57,7 +63,7 @@ def regex_grammar(pattern: str) -> str:
 
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN_CHARS:
         raise InvalidRequestError(f"a regex must have 1 to {MAX_PATTERN_CHARS} characters")
-    return _bounded(f"{_HEADER}start: /{regex_to_lark(pattern, '')}/")
+    return bounded(f"{HEADER}start: /{regex_to_lark(pattern, '')}/")
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -68,7 +74,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
     if not all(isinstance(one, str) and one for one in choices):
         raise InvalidRequestError("choice must hold texts that are not empty")
     quoted = [json.dumps(one, ensure_ascii=False) for one in dict.fromkeys(choices)]
-    return _bounded(f"{_HEADER}start: {' | '.join(quoted)}")
+    return bounded(f"{HEADER}start: {' | '.join(quoted)}")
 
 
 def lark_grammar(text: str) -> str:
@@ -82,11 +88,27 @@ def lark_grammar(text: str) -> str:
     for word in ("%llguidance", "%json", "%regex"):
         if word in text:
             raise InvalidRequestError(f"{word} is not supported in a grammar")
-    return _HEADER + text
+    return f"{HEADER}\n{text}"  # an empty line: comments of the caller are no notes
 
 
-class _SchemaSize:
-    """Counts the parts of a schema; raises InvalidRequestError at the first above its bound."""
+def with_notes(grammar: str, notes: Mapping[str, Any]) -> str:
+    """Return a grammar with notes for Headway, which are comments of its first lines."""
+    lines = [f"// {name}: {json.dumps(note)}\n" for name, note in notes.items()]
+    return bounded(HEADER + "".join(lines) + grammar.removeprefix(HEADER))
+
+
+def read_note(grammar: str | None, name: str) -> Any:
+    """Return a note of a grammar; None if it has none of this name."""
+    for line in (grammar or "").removeprefix(HEADER).splitlines():
+        if not line.startswith("// "):
+            return None
+        if line.startswith(f"// {name}: "):
+            return json.loads(line.removeprefix(f"// {name}: "))
+    return None
+
+
+class SchemaSize:
+    """Counts the parts of schemas; raises InvalidRequestError at the first above its bound."""
 
     def __init__(self) -> None:
         self._num_objects = 0
@@ -141,7 +163,8 @@ def _parse_json(text: str) -> Any:
         raise InvalidRequestError(f"the schema is not JSON: {error}") from error
 
 
-def _bounded(grammar: str) -> str:
+def bounded(grammar: str) -> str:
+    """Return a grammar; raise InvalidRequestError if it is too long."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise InvalidRequestError(
             f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"

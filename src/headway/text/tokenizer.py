@@ -81,16 +81,21 @@ class Tokenizer:
         return detokenizer.push(token_ids) + detokenizer.finish()
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, after: Sequence[int] = ()
+        self,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+        shown_ids: Sequence[int] = (),
     ) -> Detokenizer:
         """Return a detokenizer; `after` is the end of the prompt that the ids continue.
 
         Without `after` the ids start a text, and SentencePiece vocabularies drop the space that
-        marks the start.
+        marks the start. `shown_ids` are not skipped.
         """
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_ids:
+            skipped = skipped.difference(shown_ids)
         if self._spelling is None or self._bytes is None:
-            return StreamDetokenizer(self._backend, skip_special_tokens, after)
-        skipped = self.special_ids if skip_special_tokens else frozenset()
+            return StreamDetokenizer(self._backend, skipped, after)
         return ByteDetokenizer(self._bytes, skipped, self._spelling.drops_first_space and not after)
 
     def token_bytes(self, token_id: int) -> bytes:

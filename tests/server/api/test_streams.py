@@ -16,6 +16,7 @@ from headway.server import streams
 from headway.server.schema.request import AnswerOptions
 from headway.server.streams import NOTE_VERSION, StreamNote, decode_note, encode_note
 from headway.tenancy.keys import digest_of, write_digest
+from headway.text.reply import ReplyForm
 from tests.support.apps import FIXED_ID, check_error, serving
 
 NAME = f"cmpl-{FIXED_ID}"
@@ -333,6 +334,7 @@ def test_a_note_is_checked_field_by_field() -> None:
         "model": "other",
         "created": -1,
         "client_id": "x" * 129,
+        "reply": ReplyForm("no such form"),
     }
     fields = {name: getattr(good, name) for name in StreamNote.__struct_fields__}
     for name, value in wrong.items():

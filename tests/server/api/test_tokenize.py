@@ -51,7 +51,12 @@ async def test_the_spelling_of_tokens(local) -> None:
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, 400, "prompt"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, 400, "add_generation_prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),
-        ("/tokenize", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "tool", "content": "x"}]},
+            400,
+            "messages[0].tool_call_id",
+        ),
         ("/tokenize", {"prompt": "x" * 60_000}, 400, "prompt"),
         ("/tokenize", {"messages": [{**MESSAGES[0], "content": "x" * 60_000}]}, 400, "messages"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),

@@ -28,7 +28,7 @@ def check_shape(response, status: int) -> dict:
         ("/v1/completions", {"prompt": "x", "stop_token_ids": [9999]}, "stop_token_ids"),
         ("/v1/completions", {}, "prompt"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

@@ -36,6 +36,8 @@ class SampleDelta:
     """Numerics class of the engine that computed it; empty if unknown."""
     skipped_ids: tuple[int, ...] = ()
     """Tokens before `token_ids` that the client of a resumed stream has already."""
+    skipped_text: str = ""
+    """The text of the skipped tokens."""
 
 
 class SampleStream:
@@ -59,8 +61,9 @@ class SampleStream:
         """Add tokens and return their delta; a stop string makes it the last delta."""
         self.token_ids.extend(event.token_ids)
         skipped: tuple[int, ...] = ()
+        skipped_text = ""
         if self._num_to_skip:
-            event, skipped = self._skip(event)
+            event, skipped, skipped_text = self._skip(event)
         delta = self._text.push(event.token_ids)
         self.is_finished = delta.stop is not None
         reason = FinishReason.STOP if self.is_finished and not self._skips_end else None
@@ -73,6 +76,7 @@ class SampleStream:
             delta.stop,
             numerics=self.numerics,
             skipped_ids=skipped,
+            skipped_text=skipped_text,
         )
 
     def start_after(self, position: Position) -> None:
@@ -97,14 +101,15 @@ class SampleStream:
                 return at + 1
         return len(record.token_ids)
 
-    def _skip(self, event: TokensEmitted) -> tuple[TokensEmitted, tuple[int, ...]]:
-        """Return the event without the tokens that the client has, and these tokens."""
+    def _skip(self, event: TokensEmitted) -> tuple[TokensEmitted, tuple[int, ...], str]:
+        """Return the event without the tokens that the client has, these tokens, and their text."""
         num_skipped = min(self._num_to_skip, len(event.token_ids))
         self._num_to_skip -= num_skipped
         skipped = event.token_ids[:num_skipped]
-        self._text.push(skipped)
+        text = self._text.push(skipped).text
         logprobs = None if event.logprobs is None else event.logprobs[num_skipped:]
-        return event._replace(token_ids=event.token_ids[num_skipped:], logprobs=logprobs), skipped
+        rest = event._replace(token_ids=event.token_ids[num_skipped:], logprobs=logprobs)
+        return rest, skipped, text
 
     def finish(self, event: Finished) -> SampleDelta:
         """End the sample; return the text still buffered, with the finish reason."""
@@ -134,7 +139,9 @@ def sample_streams(
         SampleStream(
             index,
             OutputText(
-                tokenizer.detokenizer(params.skip_special_tokens, after=tail),
+                tokenizer.detokenizer(
+                    params.skip_special_tokens, after=tail, shown_ids=params.shown_token_ids
+                ),
                 stops.fresh(),
                 params.min_tokens,
             ),

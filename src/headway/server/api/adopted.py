@@ -13,14 +13,13 @@ from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import ServerContext
 from headway.server.streams import ResumableStream, decode_note
 from headway.tenancy import QuotaLease
-from headway.text import Tokenizer
 
 
 class AnswerForm(Protocol):
     """How an endpoint writes its choices."""
 
     @property
-    def choice_format(self) -> Callable[[Tokenizer, GenerationSpec], ChoiceFormat]: ...
+    def choice_format(self) -> Callable[[ServerContext, GenerationSpec], ChoiceFormat]: ...
 
 
 async def adopt_stream(
@@ -66,12 +65,13 @@ def _build(
     job = GenerationJob(
         spec,
         note.model,
-        partial(forms[note.endpoint].choice_format, context.engine.tokenizer, spec),
+        partial(forms[note.endpoint].choice_format, context, spec),
         note.is_stream,
         note.options,
         note.created,
         note.client_id,
         note.body_digest,
+        note.reply,
     )
     generation = Generation(context.engine, spec, take_lease())
     generation.adopt(found)

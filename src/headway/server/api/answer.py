@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.request import FinishReason
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import START, Cursor, Position
 from headway.errors import ReaderReplacedError, SlowReaderError
@@ -23,8 +25,14 @@ from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import ApiError, ErrorResponse, translate
 from headway.server.schema.request import AnswerOptions
 from headway.server.streams import ResumableStream
+from headway.text.reply import TEXT_ONLY, ReplyForm, ReplyParser
+from headway.text.tools.deltas import ReplyDelta, join
+from headway.text.tools.forms import FORMS
 
 FINGERPRINT_CHARS = 16
+CALL_ID_CHARS = 24
+TOOL_CALLS = "tool_calls"
+"""Finish reason of a choice that ends with complete tool calls."""
 _REPLACED = ErrorResponse(
     409,
     "another request with this Idempotency-Key gets the answer now",
@@ -33,16 +41,28 @@ _REPLACED = ErrorResponse(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A part of a tool call; the first part has the name, all have the id."""
+
+    number: int
+    id: str
+    arguments: str
+    name: str | None
+
+
 @dataclass(slots=True)
 class ChoicePart:
-    """Text and tokens of a choice, all or since the last chunk.
+    """What a choice consists of, all or since the last chunk; endpoints write it in their form.
 
     `tokens` is None unless the request asked for log-probabilities, and `token_ids` unless it asked
-    for them.
+    for them. Reasoning comes before text, and text before calls.
     """
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
     tokens: list[ScoredToken] | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -89,6 +109,7 @@ class GenerationJob:
     """The id in the X-Request-Id header of the answer."""
     body_digest: bytes = b""
     """Digest of the body of a request with an Idempotency-Key."""
+    reply: ReplyForm = TEXT_ONLY
 
     @property
     def is_resumable(self) -> bool:
@@ -165,9 +186,12 @@ async def answer_kept(
 
 @dataclass(slots=True)
 class _OpenChoice:
-    """A growing choice, with the text and tokens that are not written yet."""
+    """A growing choice, with what is not written yet of its reply and tokens."""
 
     index: int
+    parser: ReplyParser
+    make_call_id: Callable[[int, int], str]
+    """Returns the id of a tool call, from the indices of its choice and of itself."""
     has_logprobs: bool
     has_token_ids: bool
     num_tokens: int = 0
@@ -176,25 +200,34 @@ class _OpenChoice:
     """Tokens that the client has, or had before it came back."""
     is_open: bool = False
     is_ended: bool = False
-    texts: list[str] = field(default_factory=list[str])
+    reply: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
     tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
-        self.num_tokens += len(delta.token_ids)
+        self.num_tokens += len(delta.skipped_ids) + len(delta.token_ids)
+        if delta.skipped_text:
+            # The client has what this gives; the state of the parser must follow from all text.
+            self.parser.feed(delta.skipped_text)
         if delta.text:
-            self.texts.append(delta.text)
+            self._extend(self.parser.feed(delta.text))
         if self.has_token_ids:
             self.token_ids.extend(delta.token_ids)
         if self.has_logprobs:
             self.tokens.extend(zip(delta.token_ids, delta.logprobs or (), strict=False))
         if delta.finish_reason is not None:
-            self.finish_reason = str(delta.finish_reason)
+            self._extend(self.parser.finish())
+            is_whole = delta.finish_reason == FinishReason.STOP and self.parser.ends_with_calls
+            self.finish_reason = TOOL_CALLS if is_whole else str(delta.finish_reason)
+
+    def _extend(self, reply: ReplyDelta) -> None:
+        if reply:
+            self.reply.append(reply)
 
     @property
     def is_worth_sending(self) -> bool:
-        return self.finish_reason is not None or bool(self.texts)
+        return self.finish_reason is not None or bool(self.reply)
 
     @property
     def num_scores(self) -> int:
@@ -204,15 +237,22 @@ class _OpenChoice:
     def take(self) -> ChoicePart:
         tokens = self.tokens if self.has_logprobs else None
         token_ids = self.token_ids if self.has_token_ids else None
+        reply = join(self.reply)
+        calls = tuple(
+            CallPart(one.number, self.make_call_id(self.index, one.number), one.arguments, one.name)
+            for one in reply.calls
+        )
         piece = ChoicePart(
             self.index,
-            "".join(self.texts),
+            reply.text,
+            reply.reasoning,
+            calls,
             tokens,
             self.finish_reason,
             token_ids,
             is_first=self.num_written == 0,
         )
-        self.texts, self.tokens, self.token_ids = [], [], []
+        self.reply, self.tokens, self.token_ids = [], [], []
         self.num_written = max(self.num_written, self.num_tokens)
         self.is_ended = self.finish_reason is not None
         return piece
@@ -220,6 +260,13 @@ class _OpenChoice:
     @property
     def position(self) -> Position:
         return Position(self.num_written, self.is_ended, self.is_open)
+
+
+def call_id(request_id: str, reply: ReplyForm, index: int, number: int) -> str:
+    """Return the id of a tool call: the same whenever and wherever its stream is written."""
+    digest = blake2b(f"{request_id}/{index}/{number}".encode()).hexdigest()
+    size = FORMS[reply.calls].id_chars
+    return f"call_{digest[:CALL_ID_CHARS]}" if size is None else digest[:size]
 
 
 class ResponseWriter:
@@ -292,10 +339,9 @@ class ResponseWriter:
         if opening is not None:
             events = self._chunk(opening, delta.numerics, **self._prompt_ids())
         if delta.skipped_ids:
-            choice.num_tokens += len(delta.skipped_ids)
             self._format.skip(delta.index, delta.skipped_ids)
         choice.add(delta)
-        # Tokens without text yet (part of a character, the start of a stop string) stay in the
+        # Tokens without text yet (part of a character, of a stop string, of a marker) stay in the
         # choice until the next text.
         if choice.is_worth_sending:
             events += self._chunk(self._format.chunk(choice.take()), delta.numerics)
@@ -326,7 +372,10 @@ class ResponseWriter:
             has_logprobs = self._job.spec.params.logprobs is not None
             at = START if self._cursor is None else self._cursor.of(index)
             has_token_ids = self._job.options.returns_token_ids
-            choice = self._choices[index] = _OpenChoice(index, has_logprobs, has_token_ids)
+            parser = ReplyParser(self._job.reply, self._job.spec.params.grammar)
+            make_call_id = partial(call_id, self._generation.id, self._job.reply)
+            choice = _OpenChoice(index, parser, make_call_id, has_logprobs, has_token_ids)
+            self._choices[index] = choice
             choice.num_written, choice.is_ended, choice.is_open = at
         return choice
 

@@ -9,14 +9,13 @@ from starlette.responses import Response
 
 from headway.engine.client.outputs import PROMPT_TAIL
 from headway.server.api.answer import ChoicePart
-from headway.server.api.endpoint import GenerationEndpoint
+from headway.server.api.endpoint import Draft, GenerationEndpoint
 from headway.server.api.generation import GenerationSpec
 from headway.server.api.logprobs import CompletionLogprobsWriter
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.request import RequestLimits
-from headway.text import Tokenizer
 
 
 def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
@@ -30,13 +29,9 @@ def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
     return router
 
 
-def _encode(payload: CompletionRequest, context: ServerContext) -> list[list[int]]:
-    return [
-        payload.truncate(
-            context.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        )
-        for prompt in payload.prompts()
-    ]
+def _draft(payload: CompletionRequest, context: ServerContext) -> Draft:
+    del context
+    return Draft(payload.params(), payload.prompts(), add_special_tokens=True)
 
 
 class CompletionFormat:
@@ -44,8 +39,8 @@ class CompletionFormat:
 
     object_names = ("text_completion", "text_completion")
 
-    def __init__(self, tokenizer: Tokenizer, spec: GenerationSpec) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, context: ServerContext, spec: GenerationSpec) -> None:
+        self._tokenizer = context.engine.tokenizer
         self._spec = spec
         self._logprobs: dict[int, CompletionLogprobsWriter] = {}
 
@@ -89,4 +84,4 @@ class CompletionFormat:
         return writer
 
 
-COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _encode, CompletionFormat)
+COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _draft, CompletionFormat)

@@ -6,8 +6,8 @@ with the same key, gets the answer that is under way or kept, here or at another
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Generic, TypeVar
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.params import SamplingParams
 from headway.engine.client.inputs import with_bad_words
 from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import NO_NOTE, Note
@@ -40,7 +41,7 @@ from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
 from headway.server.schema.request import GenerationRequest, RequestLimits, parse
 from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
-from headway.text import Tokenizer
+from headway.text.reply import TEXT_ONLY, ReplyForm
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -66,14 +67,47 @@ NO_REPEAT = RepeatKey()
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarPart:
+    """What one part of a request adds to the grammar, as a grammar of its own."""
+
+    field: str
+    name: str
+    """What the caller calls it."""
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request as it will be sent to the engine, before its prompts are tokenized."""
+
+    params: SamplingParams
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool = False
+    """To prompts that are text."""
+    reply: ReplyForm = TEXT_ONLY
+    grammar_parts: Sequence[GrammarPart] = ()
+    """To find the part of the request that is refused, if the whole grammar is."""
+
+    def encode(self, payload: GenerationRequest, context: ServerContext) -> list[list[int]]:
+        """Return the prompts as token ids."""
+        return [
+            payload.truncate(
+                context.encode(prompt, add_special_tokens=self.add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+            )
+            for prompt in self.prompts
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationEndpoint(Generic[RequestT]):
     """What an endpoint that generates text has of its own."""
 
     request: type[RequestT]
     id_prefix: str
-    encode: Callable[[RequestT, ServerContext], list[list[int]]]
-    """Return the prompts as token ids."""
-    choice_format: Callable[[Tokenizer, GenerationSpec], ChoiceFormat]
+    draft: Callable[[RequestT, ServerContext], Draft]
+    choice_format: Callable[[ServerContext, GenerationSpec], ChoiceFormat]
 
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -166,10 +200,11 @@ class GenerationEndpoint(Generic[RequestT]):
     ) -> GenerationJob:
         model = context.model_name(payload.model)
         tokenizer, terms = context.engine.tokenizer, payload.terms(tenant_terms(request))
-        params = await run_off_loop(num_bytes, lambda: with_bad_words(payload.params(), tokenizer))
+        draft = await run_off_loop(num_bytes, lambda: self.draft(payload, context))
+        params = await run_off_loop(num_bytes, lambda: with_bad_words(draft.params, tokenizer))
         if params.grammar is not None:
-            await _check_grammar(context, payload, params.grammar, terms.tenant)
-        prompts = await run_off_loop(num_bytes, lambda: self.encode(payload, context))
+            await _check_grammar(context, payload, draft, terms.tenant)
+        prompts = await run_off_loop(num_bytes, lambda: draft.encode(payload, context))
         request_id = f"{self.id_prefix}-{context.new_id()}"
         priority, created = payload.priority or 0, int(context.time_of_day())
         client_id, options = getattr(request.state, "request_id", ""), payload.answer_options
@@ -185,20 +220,32 @@ class GenerationEndpoint(Generic[RequestT]):
                 client_id,
                 is_stream,
                 repeat.body_digest,
+                draft.reply,
             )
             note = Note(encode_note(about), repeat.alias)
         spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, tokenizer, spec)
-        return GenerationJob(
+        make_format = partial(self.choice_format, context, spec)
+        job = GenerationJob(
             spec, model, make_format, is_stream, options, created, client_id, repeat.body_digest
         )
+        return replace(job, reply=draft.reply)
 
 
 async def _check_grammar(
-    context: ServerContext, payload: GenerationRequest, grammar: str, tenant: str
+    context: ServerContext, payload: GenerationRequest, draft: Draft, tenant: str
 ) -> None:
     try:
-        await context.grammars.check(grammar, tenant)
+        await context.grammars.check(draft.params.grammar or "", tenant)
     except InvalidRequestError as error:
-        message = f"{payload.grammar_field} cannot be honoured: {error}"
-        raise InvalidRequestError(message, payload.grammar_field) from error
+        for part in draft.grammar_parts:
+            await _check_part(context, part, tenant)
+        field = payload.grammar_field
+        raise InvalidRequestError(f"{field} cannot be honoured: {error}", field) from error
+
+
+async def _check_part(context: ServerContext, part: GrammarPart, tenant: str) -> None:
+    try:
+        await context.grammars.check(part.grammar, tenant, is_kept=False)
+    except InvalidRequestError as error:
+        message = f"{part.field} of {part.name} cannot be honoured: {error}"
+        raise InvalidRequestError(message, part.field) from error

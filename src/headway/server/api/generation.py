@@ -225,6 +225,7 @@ def _join(first: SampleDelta, then: SampleDelta) -> SampleDelta:
         then,
         text=first.text + then.text,
         skipped_ids=first.skipped_ids + then.skipped_ids,
+        skipped_text=first.skipped_text + then.skipped_text,
         token_ids=first.token_ids + then.token_ids,
         logprobs=logprobs,
     )

@@ -50,7 +50,7 @@ class TokenizeChatRequest(Fields):
         check_messages(self.messages)
 
     def to_text(self, context: ServerContext) -> str:
-        return context.chat_template.render(
+        return context.dialect.render(
             [message.for_template() for message in self.messages],
             add_generation_prompt=self.add_generation_prompt is not False,
         )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -70,12 +71,30 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class CalledFunction(Answer):
+    """The function to call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    """A call of one of the request's tools."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Answer):
-    """The output of the model."""
+    """The output of the model; the content is null if there are only calls or reasoning."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = []
+    reasoning_content: str = ""
+    reasoning: str = ""
 
 
 class ChatChoice(Answer):
@@ -84,7 +103,7 @@ class ChatChoice(Answer):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     token_ids: list[int] = []
 
 

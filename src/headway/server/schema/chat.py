@@ -10,6 +10,7 @@ from pydantic import FailFast, Field, WithJsonSchema
 
 from headway.core.params import SamplingParams
 from headway.errors import InvalidRequestError
+from headway.server.schema.fields import at_most
 from headway.server.schema.request import (
     AnswerOptions,
     Fields,
@@ -19,9 +20,22 @@ from headway.server.schema.request import (
     Only,
     RequestLimits,
 )
-from headway.text import ChatTemplate
+from headway.server.schema.tools import (
+    MAX_CALL_ID_CHARS,
+    MAX_CALLS,
+    MAX_TOOLS,
+    TOOL_CHOICE,
+    PastCalls,
+    ToolChoice,
+    Tools,
+    check_tools,
+    read_choice,
+)
+from headway.text.tools.dialect import ChatDialect
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_THINKING_TOKENS = 2**31 - 1
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _TEXT_PART = {
     "type": "object",
@@ -29,7 +43,13 @@ _TEXT_PART = {
     "required": ["type", "text"],
     "additionalProperties": False,
 }
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": _TEXT_PART},
+        {"type": "null"},
+    ]
+}
 
 
 MAX_METADATA = 16
@@ -43,15 +63,23 @@ _VARIABLES = {"type": "object", "additionalProperties": True}
 
 
 class Message(Fields):
-    """One message; its content is text or a list of text parts."""
+    """One message; its content is text or a list of text parts.
+
+    Only a message of the assistant with tool calls may have no content.
+    """
 
     role: Annotated[str, WithJsonSchema({"enum": list(ROLES)})]
-    content: Annotated[Any, WithJsonSchema(_CONTENT)]
+    content: Annotated[Any, WithJsonSchema(_CONTENT)] = None
     name: str | None = None
+    tool_calls: Annotated[PastCalls | None, at_most(MAX_CALLS)] = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: Annotated[Any, Only()] = None
     audio: Annotated[Any, Only()] = None
-    tool_calls: Annotated[Any, Only(([],))] = None
-    tool_call_id: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only(([],))] = None
+    parsed: Any = None
+    """Added by the parser of the official client; the same as the content."""
     function_call: Annotated[Any, Only()] = None
 
     def check_at(self, location: str) -> None:
@@ -62,15 +90,36 @@ class Message(Fields):
                 f"{location}.role must be one of {', '.join(ROLES)}, got {self.role[:40]!r}",
                 f"{location}.role",
             )
-        _check_content(self.content, f"{location}.content")
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, name) and self.role != "assistant":
+                raise InvalidRequestError(
+                    f"{location}.{name} is for messages of the assistant", f"{location}.{name}"
+                )
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise InvalidRequestError(
+                f"{location}.tool_call_id must be in every message of the role tool, and in no "
+                "other",
+                f"{location}.tool_call_id",
+            )
+        for place, call in enumerate(self.tool_calls or ()):
+            call.check_at(f"{location}.tool_calls[{place}]")
+        if self.content is not None or not self.tool_calls:
+            _check_content(self.content, f"{location}.content")
 
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that the chat template reads."""
         # Templates know the role developer by its older name.
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self.content}
-        # The model's template decides what a name means.
-        return message if self.name is None else {**message, "name": self.name}
+        message = {"role": role, "content": "" if self.content is None else self.content}
+        if self.name is not None:  # the model's template decides what a name means
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = reasoning
+        return message
 
 
 MAX_MESSAGES = 2048
@@ -79,8 +128,15 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Refuse the first message that is not supported."""
+    call_ids: set[str] = set()
     for location, message in enumerate(messages):
         message.check_at(f"messages[{location}]")
+        call_ids.update(call.id for call in message.tool_calls or ())
+        if message.tool_call_id is not None and message.tool_call_id not in call_ids:
+            raise InvalidRequestError(
+                f"messages[{location}].tool_call_id is the id of no tool call before it",
+                f"messages[{location}].tool_call_id",
+            )
 
 
 class ChatRequest(GenerationRequest):
@@ -100,20 +156,21 @@ class ChatRequest(GenerationRequest):
     ] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Annotated[Tools | None, at_most(MAX_TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str | None, WithJsonSchema({"enum": [*EFFORTS, None]})] = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None = None
 
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(("none",))] = None
     functions: Annotated[Any, Only(([],))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     moderation: Annotated[Any, Only()] = None
-    parallel_tool_calls: Annotated[Any, Only((True,))] = None
     prediction: Annotated[Any, Only()] = None
     prompt_cache_options: Annotated[Any, Only()] = None
     prompt_cache_retention: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[Any, Only(("none",))] = None
     service_tier: Annotated[Any, Only(("auto", "default"))] = None
-    tool_choice: Annotated[Any, Only(("none",))] = None
-    tools: Annotated[Any, Only(([],))] = None
     verbosity: Annotated[Any, Only(("medium",))] = None
     web_search_options: Annotated[Any, Only()] = None
 
@@ -138,9 +195,36 @@ class ChatRequest(GenerationRequest):
             error.param = self.field_for(error.param)
             raise
         check_messages(self.messages)
+        check_tools(self.tools or ())
+        if self.choice().tools:
+            self._check_beside_tools()
+        if self.reasoning_effort not in (None, *EFFORTS):
+            raise InvalidRequestError(
+                f"reasoning_effort must be one of {', '.join(EFFORTS)}", "reasoning_effort"
+            )
         _check_metadata(self.metadata)
         if self.continue_final_message:
             self._check_continuation()
+
+    def choice(self) -> ToolChoice:
+        """Return which tools the reply may call."""
+        return read_choice(self.tools or (), self.tool_choice)
+
+    def _check_beside_tools(self) -> None:
+        """Refuse fields that contradict the form of a reply with tool calls."""
+        if self.structured_outputs is not None:
+            raise InvalidRequestError(
+                "structured_outputs and tools exclude each other; use response_format",
+                "structured_outputs",
+            )
+        for name, is_set in (
+            ("continue_final_message", self.continue_final_message),
+            ("add_generation_prompt", self.add_generation_prompt is False),
+        ):
+            if is_set:
+                raise InvalidRequestError(
+                    f"with tools, the reply is a message of its own; leave {name} out", name
+                )
 
     def _check_continuation(self) -> None:
         if self.add_generation_prompt:
@@ -162,17 +246,44 @@ class ChatRequest(GenerationRequest):
             names_store=bool(self.store),
         )
 
-    def render(self, template: ChatTemplate) -> str:
+    def render(self, dialect: ChatDialect) -> str:
         """Return the prompt as text."""
-        return template.render(
+        # With tool_choice none the model does not see the tools; with allowed_tools it sees all.
+        tools = self.tools or () if self.choice().tools else ()
+        return dialect.render(
             self.conversation(),
+            [tool.for_template() for tool in tools],
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
-            variables=self.chat_template_kwargs,
+            variables={**(self.chat_template_kwargs or {}), **self._effort(dialect)},
         )
+
+    def _effort(self, dialect: ChatDialect) -> dict[str, Any]:
+        """Return reasoning_effort as variables of the template, or refuse it."""
+        effort = self.reasoning_effort
+        if effort is None:
+            return {}
+        variables = dialect.effort_variables(effort)
+        if variables is None:
+            raise InvalidRequestError(
+                f"reasoning_effort {effort} cannot be honoured: the chat template of this model "
+                "has no variable for it; leave it out",
+                "reasoning_effort",
+            )
+        for name in variables:
+            if name in (self.chat_template_kwargs or {}):
+                raise InvalidRequestError(
+                    f"reasoning_effort and chat_template_kwargs.{name} exclude each other",
+                    "reasoning_effort",
+                )
+        return variables
 
     def params(self) -> SamplingParams:
         return self.sampling(self.output_limit, (self.top_logprobs or 0) if self.logprobs else None)
+
+    @property
+    def grammar_field(self) -> str:
+        return "tools" if self.choice().tools else super().grammar_field
 
     def field_for(self, param: str | None) -> str | None:
         if param == "max_tokens" and self.max_tokens is None:

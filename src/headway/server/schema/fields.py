@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError
 
 from headway.config import ServerConfig
 from headway.core.params import MAX_SAMPLES
@@ -27,6 +28,8 @@ class RequestLimits:
         return cls(samples, config.max_output_tokens_per_request)
 
 
+MAX_DEPTH = 32
+"""Deepest nesting of lists and objects in a body."""
 DEFAULT_LIMITS = RequestLimits.of(ServerConfig())
 
 
@@ -51,6 +54,17 @@ class Only:
         self, _schema: object, _handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"enum": [*self.values, None]}
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Return a check of the length of a list before its items, each of which may be wrong."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > count:
+            raise PydanticCustomError("too_long", f"at most {count} items are allowed")  # pyright: ignore
+        return value
+
+    return BeforeValidator(check)
 
 
 class Fields(BaseModel):
@@ -78,3 +92,32 @@ def unsupported_fields(kind: type[Fields]) -> dict[str, Only]:
         for mark in info.metadata
         if isinstance(mark, Only)
     }
+
+
+def decode_object(text: bytes | str, name: str, param: str | None = None) -> dict[str, Any]:
+    """Return the JSON object of a text; NaN, Infinity and deep nesting are refused."""
+    try:
+        content = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} cannot be read as JSON: {error}", param) from error
+    if not isinstance(content, dict):
+        raise InvalidRequestError(f"{name} must be a JSON object", param)
+    if _is_too_deep(content, text.encode() if isinstance(text, str) else text):
+        raise InvalidRequestError(f"{name} has more than {MAX_DEPTH} levels of nesting", param)
+    return content
+
+
+def _is_too_deep(content: dict[str, Any], body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return False
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if type(outer) is dict else outer)
+            if type(item) in (dict, list)
+        ]
+        if not level:
+            return False
+    return True

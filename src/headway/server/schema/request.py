@@ -26,12 +26,16 @@ from headway.core.params import (
 )
 from headway.core.terms import Terms
 from headway.errors import InvalidRequestError, NeverFitsError
-from headway.server.schema.fields import DEFAULT_LIMITS, Fields, Only, RequestLimits
+from headway.server.schema.fields import (
+    DEFAULT_LIMITS,
+    Fields,
+    Only,
+    RequestLimits,
+    decode_object,
+)
 from headway.server.schema.structured import ResponseFormat, StructuredOutputs
 from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
-MAX_DEPTH = 32
-"""Deepest nesting of lists and objects in a body."""
 MAX_STOP_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -290,15 +294,7 @@ def parse(kind: type[FieldsT], body: bytes, limits: RequestLimits = DEFAULT_LIMI
 
 def decode(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; NaN, Infinity and deep nesting are refused."""
-    try:
-        content = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the body cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    if _is_too_deep(content, body):
-        raise InvalidRequestError(f"the body has more than {MAX_DEPTH} levels of nesting")
-    return content
+    return decode_object(body, "the body")
 
 
 def validate(
@@ -315,22 +311,6 @@ def validate(
         raise _named(error) from None
     request.check(limits)
     return request
-
-
-def _is_too_deep(content: dict[str, Any], body: bytes) -> bool:
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return False
-    level: list[Any] = [content]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for outer in level
-            for item in (outer.values() if type(outer) is dict else outer)
-            if type(item) in (dict, list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _named(error: ValidationError) -> InvalidRequestError:
