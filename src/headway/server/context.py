@@ -18,6 +18,7 @@ from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
+from headway.server.batches.store import BatchStore
 from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
 from headway.server.live import LiveGenerations
@@ -51,6 +52,7 @@ class ServerContext:
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
+    batches: BatchStore | None = None
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     grammars: GrammarChecks = field(init=False)
