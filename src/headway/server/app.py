@@ -22,9 +22,9 @@ from headway.engine.process.messages import all_events
 from headway.observe import Observers
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
-from headway.server.api import files
-from headway.server.api.chat import chat_router
-from headway.server.api.completions import completions_router
+from headway.server.api import batches, files
+from headway.server.api.chat import CHAT, chat_router
+from headway.server.api.completions import COMPLETIONS, completions_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
@@ -33,6 +33,7 @@ from headway.server.api.requests import requests_router
 from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
+from headway.server.batches.feeder import BatchFeeder
 from headway.server.batches.store import BatchStore
 from headway.server.context import ServerContext
 from headway.server.http.edge import Edge
@@ -45,7 +46,9 @@ from headway.text import ChatTemplate
 
 UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
-BATCH_PATHS = (files.PATH, "/v1/batches")
+BATCH_PATHS = (files.PATH, batches.PATH)
+BATCH_ENDPOINTS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+"""Endpoints that the requests of a batch may use."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -57,6 +60,8 @@ class Apps:
     admin: Starlette
     idle_work: Callable[[], Awaitable[None]] | None = None
     """Runs beside the server; waits until nobody is delayed by it."""
+    feed_batches: Callable[[], Awaitable[None]] | None = None
+    """Runs beside the server; sends the requests of batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,11 @@ def create_apps(
     access: AccessControl,
     model: ServedModel,
     observers: Observers,
-    batches: BatchStore | None = None,
+    batch_store: BatchStore | None = None,
 ) -> Apps:
     """Return the apps around an engine; the caller starts and stops the engine.
 
-    The observers are subscribed to the engine here. Without `batches` there are no files and no
+    The observers are subscribed to the engine here. Without `batch_store` there are no files and no
     batches.
     """
     context = ServerContext(
@@ -90,7 +95,7 @@ def create_apps(
         int(time.time()),
         access.config.slow_reader_timeout_s,
         ledger=observers.ledger,
-        batches=batches,
+        batches=batch_store,
     )
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     engine.subscribe_restarts(observers.metrics.count_restart)
@@ -102,6 +107,7 @@ def create_apps(
 def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     """Return the apps over an existing context."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
+    feeder = _make_feeder(context, access, limits)
     public = (
         chat_router(context, limits),
         completions_router(context, limits),
@@ -112,7 +118,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         tokenize_router(context),
         load_router(context),
         openapi_router(context, limits, has_keys=not directory.is_open),
-        *_batch_routers(context),
+        *_batch_routers(context, feeder),
         _unsupported_router(),
     )
     health = HealthStatus(context.status, lambda: context.engine.has_given_up)
@@ -121,6 +127,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         make(access.hosts, public),
         make(access.admin_hosts, (metrics_router(context, directory),)),
         context.grammars.prepare_when_idle,
+        None if feeder is None else feeder.run,
     )
 
 
@@ -167,12 +174,24 @@ def _body_limits(context: ServerContext) -> dict[str, int]:
     return {} if store is None else {files.PATH: store.config.batch_file_bytes + files.FORM_BYTES}
 
 
-def _batch_routers(context: ServerContext) -> list[Routes]:
+def _make_feeder(
+    context: ServerContext, access: AccessControl, limits: RequestLimits
+) -> BatchFeeder | None:
+    if context.batches is None:
+        return None
+    directory, longest = access.tenants.directory, access.config.max_body_bytes
+    return BatchFeeder(context, context.batches, limits, directory, BATCH_ENDPOINTS, longest)
+
+
+def _batch_routers(context: ServerContext, feeder: BatchFeeder | None) -> list[Routes]:
     store = context.batches
-    if store is None:
+    if store is None or feeder is None:
         instead = "start it with --batch-dir FOLDER for files and batches"
         return [_missing_router(BATCH_PATHS, instead)]
-    return [files.files_router(context, store)]
+    return [
+        files.files_router(context, store),
+        batches.batches_router(context, store, feeder, BATCH_ENDPOINTS.keys()),
+    ]
 
 
 def _unsupported_router() -> Routes:

@@ -92,6 +92,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         times = {**self.times, f"{status}_at": int(now)}
         return msgspec.structs.replace(self, status=status, times=times, **changes)
 
+    def with_counts(self, counts: RequestCounts) -> BatchRecord:
+        return msgspec.structs.replace(self, counts=counts)
+
     def as_object(self) -> dict[str, Any]:
         errors = None
         if self.errors:

@@ -73,13 +73,16 @@ class BatchStore:
         self.folder = folder
         self.time_of_day = time_of_day
         self.changed = asyncio.Event()
-        """Set when a batch is added or cancelled."""
+        """Set when the feeder may have something to do."""
+        self._changes = asyncio.Lock()
         self._database = BatchDatabase(dialect, folder.id)
         self._pool = ThreadPoolExecutor(1, "batches")
         self._files: dict[str, FileRecord] = {}
         self._stored: Counter[str] = Counter()
         """Bytes of files, by tenant."""
         self._batches: dict[str, BatchRecord] = {}
+        self._open_ids: dict[str, None] = {}
+        """Ids of the batches that have not ended."""
         self._uploading: Counter[str] = Counter()
         """Bytes of unfinished uploads, by tenant."""
         self._transfers: Counter[str] = Counter()
@@ -87,8 +90,7 @@ class BatchStore:
         """How often a server has used the folder; grows with each start."""
         for record in self._database.load():
             self._keep(record)
-        open_batches = [one for one in self._batches.values() if one.is_open]
-        results = {name for one in open_batches for name in (one.output_id, one.error_id)}
+        results = {name for one in self.open_batches() for name in (one.output_id, one.error_id)}
         folder.remove_others(self._files.keys() | results)
 
     def close(self) -> None:
@@ -114,8 +116,7 @@ class BatchStore:
 
     def batch_using(self, file_id: str) -> BatchRecord | None:
         """Return the batch that still reads a file."""
-        found = (one for one in self._batches.values() if one.input_file_id == file_id)
-        return next((one for one in found if one.is_open), None)
+        return next((one for one in self.open_batches() if one.input_file_id == file_id), None)
 
     async def remove_file(self, record: FileRecord) -> None:
         await self._write([], [record])
@@ -185,7 +186,7 @@ class BatchStore:
 
     def open_batches(self) -> list[BatchRecord]:
         """Return the batches that have not ended, oldest first."""
-        return [one for one in self._batches.values() if one.is_open]
+        return [self._batches[batch_id] for batch_id in self._open_ids]
 
     def current(self, batch_id: str) -> BatchRecord:
         """Return the record of a batch that is known to exist."""
@@ -206,17 +207,29 @@ class BatchStore:
         await self._write([record], ended[: max(0, len(own) + 1 - MAX_BATCHES)])
         self.changed.set()
 
-    async def change_batch(self, record: BatchRecord, files: Sequence[FileRecord] = ()) -> None:
-        """Write a batch that has changed, and its new files, all or none."""
-        await self._write([record, *files])
+    async def change_batch(
+        self,
+        batch_id: str,
+        change: Callable[[BatchRecord], BatchRecord],
+        files: Sequence[FileRecord] = (),
+    ) -> BatchRecord:
+        """Write a change of a batch, and its new files, all or none; return the batch."""
+        async with self._changes:
+            record = change(self._batches[batch_id])
+            await self._write([record, *files])
+            return record
 
-    async def request_cancel(self, record: BatchRecord) -> BatchRecord:
+    async def cancel_batch(self, batch_id: str) -> BatchRecord:
         """Return the batch as one that is being cancelled; one that has ended stays as it is."""
-        if record.status in ("validating", "in_progress"):
-            record = record.become("cancelling", self.time_of_day())
-            await self._write([record])
-            self.changed.set()
-        return self.current(record.id)
+
+        def change(record: BatchRecord) -> BatchRecord:
+            if record.status not in ("validating", "in_progress"):
+                return record
+            return record.become("cancelling", self.time_of_day())
+
+        record = await self.change_batch(batch_id, change)
+        self.changed.set()
+        return record
 
     async def remove_expired(self) -> None:
         """Remove files past their time, and batches that ended long ago."""
@@ -263,6 +276,10 @@ class BatchStore:
             self._stored[record.tenant] += record.num_bytes
         else:
             self._batches[record.id] = record
+            if record.is_open:
+                self._open_ids[record.id] = None
+            else:
+                self._open_ids.pop(record.id, None)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run database work in the one thread that has the connection."""
