@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support.batches import CHAT, COMPLETIONS, content, jsonl, line, submit, until
 from headway.errors import (
     EngineDeadError,
     NeverFitsError,
@@ -21,7 +22,6 @@ from headway.server.batches import feeder as feeder_module
 from headway.server.batches import store as store_module
 from headway.server.batches.feeder import Again, Failed, Later, outcome_of
 from headway.server.http.errors import UNAVAILABLE, ApiError
-from tests.server.batches.support import CHAT, COMPLETIONS, content, jsonl, line, submit, until
 from tests.support.apps import check_error
 
 

@@ -39,6 +39,12 @@ async def submit(
     return answer.json()
 
 
+async def get(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    answer = await client.get(f"/v1/batches/{batch_id}")
+    answer.raise_for_status()
+    return answer.json()
+
+
 async def until(
     client: httpx.AsyncClient, batch_id: str, *statuses: str, timeout_s: float = 20.0
 ) -> dict[str, Any]:
@@ -46,7 +52,7 @@ async def until(
     wanted = statuses or ("completed", "failed", "expired", "cancelled")
     async with asyncio.timeout(timeout_s):
         while True:
-            batch = (await client.get(f"/v1/batches/{batch_id}")).json()
+            batch = await get(client, batch_id)
             if batch["status"] in wanted:
                 return batch
             await asyncio.sleep(0.01)
