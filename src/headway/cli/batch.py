@@ -51,7 +51,7 @@ def submit(
 ) -> None:
     """Upload a file and start a batch; print its id."""
     endpoint = endpoint or _first_url(file)
-    server = _Server.of(url, api_key)
+    server = _BatchServer.of(url, api_key)
     uploaded = server.upload(file)
     body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": window}
     batch = server.ask("POST", "/v1/batches", body)
@@ -69,14 +69,14 @@ def submit(
 @app.command()
 def status(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
     """Show how far a batch has come, as JSON."""
-    batch = _Server.of(url, api_key).find(batch_id)
+    batch = _BatchServer.of(url, api_key).find(batch_id)
     typer.echo(json.dumps(batch, indent=2))
 
 
 @app.command()
 def results(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
     """Print the results of a batch that has ended, errors included."""
-    server = _Server.of(url, api_key)
+    server = _BatchServer.of(url, api_key)
     batch = server.find(batch_id)
     if batch["status"] not in ENDED:
         counts = batch["request_counts"]
@@ -91,7 +91,7 @@ def results(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = None) -> N
 @app.command()
 def cancel(batch_id: BatchId, url: Url = DEFAULT_URL, api_key: Key = None) -> None:
     """Cancel a batch; what is done is kept."""
-    batch = _Server.of(url, api_key).ask("POST", f"/v1/batches/{_quoted(batch_id)}/cancel", {})
+    batch = _BatchServer.of(url, api_key).ask("POST", f"/v1/batches/{_quoted(batch_id)}/cancel", {})
     typer.echo(_summary(batch))
 
 
@@ -111,7 +111,7 @@ def _first_url(path: Path) -> str:
     return str(found)
 
 
-def _wait(server: _Server, batch: dict[str, Any]) -> dict[str, Any]:
+def _wait(server: _BatchServer, batch: dict[str, Any]) -> dict[str, Any]:
     """Show the progress of a batch until it has ended."""
     from headway.cli.progress import progress_bar
 
@@ -135,7 +135,7 @@ def _summary(batch: Mapping[str, Any]) -> str:
     return "\n".join([text, *lines])
 
 
-def _print_results(server: _Server, batch: Mapping[str, Any]) -> None:
+def _print_results(server: _BatchServer, batch: Mapping[str, Any]) -> None:
     for name in ("output_file_id", "error_file_id"):
         if batch[name] is not None:
             for piece in server.download(batch[name]):
@@ -152,14 +152,14 @@ class BatchCommandError(HeadwayError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _BatchServer:
     """A server, and how to ask it."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, url: str, api_key: str | None) -> _Server:
+    def of(cls, url: str, api_key: str | None) -> _BatchServer:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--url must start with http:// or https://, got {url!r}")
         keys = load_config({"api_key": (api_key,) if api_key else None}).server.api_key

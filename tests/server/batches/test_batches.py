@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema_rs
+import openai
 import pytest
 
 from benchmarks.support.batches import CHAT, COMPLETIONS, content, jsonl, line, submit, until
@@ -22,7 +24,7 @@ from headway.server.batches import feeder as feeder_module
 from headway.server.batches import store as store_module
 from headway.server.batches.feeder import Again, Failed, Later, outcome_of
 from headway.server.http.errors import UNAVAILABLE, ApiError
-from tests.support.apps import check_error
+from tests.support.apps import check_error, routes_of
 
 
 @contextlib.asynccontextmanager
@@ -376,3 +378,59 @@ async def test_a_draining_server_leaves_batches_to_the_next(batch_app) -> None:
         ended = await until(client, batch["id"])
         found = await content(client, ended["output_file_id"])
     assert ended["status"] == "completed" and len(found) == 50
+
+
+async def test_the_document_has_its_routes_and_answers(batch_app) -> None:
+    made = await batch_app()
+    client = made.client()
+    document = (await client.get("/openapi.json")).json()
+    documented = {
+        (method.upper(), path)
+        for path, item in document["paths"].items()
+        for method in item
+        if path.startswith(("/v1/files", "/v1/batches"))
+    }
+    routes = {one for one in routes_of(made.app) if one[1].startswith(("/v1/files", "/v1/batches"))}
+    assert documented == routes and len(routes) == 9
+
+    def check(name: str, answer: Any) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        jsonschema_rs.Draft202012Validator(schema).validate(answer)
+
+    async with feeding(made):
+        batch = await submit(client, [line(1), line(2, max_tokens=999)])
+        check("Batch", batch)
+        check("Batch", await until(client, batch["id"]))
+        check("Batch", await until(client, (await submit(client, b"x"))["id"]))
+    check("BatchList", (await client.get("/v1/batches")).json())
+    check("FileList", (await client.get("/v1/files")).json())
+    check("StoredFile", (await client.get(f"/v1/files/{batch['input_file_id']}")).json())
+    check("FileDeleted", (await client.delete(f"/v1/files/{batch['input_file_id']}")).json())
+
+
+async def test_the_official_client(batch_app) -> None:
+    made = await batch_app("hello")
+    client = openai.AsyncOpenAI(
+        base_url="http://localhost/v1", api_key="x", max_retries=0, http_client=made.client()
+    )
+    async with feeding(made):
+        expires: Any = {"anchor": "created_at", "seconds": 7200}
+        content = ("in.jsonl", jsonl([line(1, CHAT), line(2, CHAT)]))
+        file = await client.files.create(file=content, purpose="batch", expires_after=expires)
+        assert file.expires_at == file.created_at + 7200
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"a": "b"}
+        )
+        batch_id = batch.id
+        while batch.status != "completed":
+            await asyncio.sleep(0.01)
+            batch = await client.batches.retrieve(batch_id)
+        assert batch.request_counts and batch.request_counts.completed == 2
+        assert batch.output_file_id is not None
+        text = (await client.files.content(batch.output_file_id)).text
+        assert len(text.splitlines()) == 2 and "hello" in text
+        assert [one.id async for one in client.batches.list()] == [batch_id]
+        assert len([one async for one in client.files.list(purpose="batch")]) == 1
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(batch_id)
+        assert (await client.files.delete(file.id)).deleted
