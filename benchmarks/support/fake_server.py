@@ -17,6 +17,7 @@ import msgspec
 from headway.build_fleet import FrontendLinks, cluster_key, link_parts
 from headway.clock import SystemClock
 from headway.config import (
+    BatchConfig,
     ClusterConfig,
     Config,
     FrontendConfig,
@@ -37,6 +38,7 @@ from headway.fleet.network.endpoints import Endpoint
 from headway.observe import Metrics, make_observers
 from headway.server import (
     AdmissionController,
+    ServedModel,
     ServerParts,
     Timeouts,
     create_apps,
@@ -44,6 +46,7 @@ from headway.server import (
     run,
     serve,
 )
+from headway.server.batches.store import open_batch_store
 from headway.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
@@ -75,13 +78,14 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     timeouts = Timeouts(**given.pop("timeouts", {}))
     supervision = take(given, SupervisionConfig)
     frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
-    routing = take(given, RoutingConfig)
+    routing, for_batches = take(given, RoutingConfig), take(given, BatchConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    batches = open_batch_store(for_batches, for_ledger)
     command = [sys.executable, "-m", "benchmarks.support.fake_engine"]
     limits = RestartLimits(
         supervision.max_engine_restarts,
@@ -112,7 +116,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         admission = AdmissionController(config, engine, SystemClock())
         admission.shared_meters = meters
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
-        apps = create_apps(engine, admission, access, ("fake",), template, observers)
+        model = ServedModel(("fake",), template)
+        apps = create_apps(engine, admission, access, model, observers, batches)
         return ServerParts(engine, apps, admission, observers.stats, background)
 
     observers.ledger.price_of = lambda _tier: Price()
@@ -121,6 +126,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         return await serve(make_parts, listeners, timeouts)
     finally:
         observers.ledger.close()
+        if batches is not None:
+            batches.close()
 
 
 if __name__ == "__main__":

@@ -150,15 +150,18 @@ def serve_api(
     from headway.server import (
         AdmissionController,
         Loading,
+        ServedModel,
         ServerParts,
         create_apps,
         listen,
         run,
         serve,
     )
+    from headway.server.batches.store import open_batch_store
 
     listeners = listen(config.server)
     names = config.server.served_model_name or (config.model.model,)
+    batches = open_batch_store(config.batches, config.ledger)
     observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
     loadings: list[Loading] = []
 
@@ -170,7 +173,8 @@ def serve_api(
         engine, chat_template = await make_engine(load)
         admission = AdmissionController(config.server, engine, SystemClock())
         admission.shared_meters = find_meters()
-        apps = create_apps(engine, admission, listeners.access, names, chat_template, observers)
+        model, access = ServedModel(names, chat_template), listeners.access
+        apps = create_apps(engine, admission, access, model, observers, batches)
         work = None if background is None else partial(background, engine)
         return ServerParts(engine, apps, admission, observers.stats, work)
 
@@ -180,6 +184,8 @@ def serve_api(
         exit_code = run(serve(make_parts, listeners))
     finally:
         observers.ledger.close()
+        if batches is not None:
+            batches.close()
     for loading in loadings:
         loading.exit_if_running(exit_code)
     return exit_code

@@ -301,6 +301,33 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """Uploaded files and batches: where they are kept, and how much."""
+
+    batch_dir: str | None = setting(
+        None, "Folder of uploaded files and batches; without it there are neither."
+    )
+    batch_tier: str = setting(
+        "batch",
+        "Tier of the requests of batches, for its weight, permissions and price; they are always "
+        "spot. Tenants of a spot tier keep their own.",
+    )
+    batch_file_bytes: int = setting(100 * 1024**2, "Largest file that a client may upload.")
+    batch_tenant_bytes: int = setting(1024**3, "Most bytes of files that one tenant may have.")
+    batch_total_bytes: int = setting(16 * 1024**3, "Most bytes of files of all tenants.")
+    batch_keep_days: float = setting(30.0, "Days that files and ended batches are kept.")
+    max_batch_reqs: int | None = setting(
+        None,
+        "Most requests of batches that wait or run at a time; default: as many as the engines run.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 1, "batch_file_bytes", "batch_tenant_bytes", "batch_total_bytes")
+        _check_at_least(self, 1, "max_batch_reqs")
+        _check_at_least(self, 0, "batch_keep_days")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """What every process of a cluster has in common."""
 
@@ -395,6 +422,7 @@ class Config:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     listener: ListenerConfig = field(default_factory=ListenerConfig)
     orphans: OrphanConfig = field(default_factory=OrphanConfig)

@@ -120,7 +120,7 @@ def test_old_rows_are_forgotten_a_few_at_a_time(any_url: str) -> None:
 def test_a_ledger_of_another_version_is_not_touched(any_url: str) -> None:
     store = make_store(any_url)
     store.write([make_row(1)])
-    with store._transaction() as cursor:
+    with store._connection.transaction() as cursor:
         cursor.execute("UPDATE headway_schema SET version = 99")
     store.close()
     with pytest.raises(LedgerError, match="schema version 99"):

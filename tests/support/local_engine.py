@@ -30,7 +30,8 @@ from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
 from headway.executors.fake import FakeExecutor
 from headway.observe import Metrics, make_observers
-from headway.server import AccessControl, AdmissionController, create_apps
+from headway.server import AccessControl, AdmissionController, ServedModel, create_apps
+from headway.server.batches.store import BatchStore
 from headway.text import ChatTemplate, Tokenizer
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_model_len=200)
@@ -153,6 +154,7 @@ async def make_local(
     policy: str = "fcfs",
     is_started: bool = True,
     clock: Clock | None = None,
+    batches: BatchStore | None = None,
     **config: Any,
 ) -> SimpleNamespace:
     """An app over a scripted engine, with its parts. The clock is that of the gate and quotas."""
@@ -167,11 +169,13 @@ async def make_local(
     template = ChatTemplate(TEMPLATE, {})
     observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
     access = AccessControl.of(settings, admission.clock)
-    apps = create_apps(engine, admission, access, ("tiny", "alias/tiny"), template, observers)
+    model = ServedModel(("tiny", "alias/tiny"), template)
+    apps = create_apps(engine, admission, access, model, observers, batches)
     if is_started:
         await engine.start()
     return SimpleNamespace(
         app=apps.public,
+        apps=apps,
         admin=apps.admin,
         directory=access.tenants.directory,
         watch=access.tenants.watch,

@@ -8,7 +8,7 @@ In reading order:
     options.py      flags from the settings
     progress.py     progress bars
     ledger.py       opens the ledger for a command
-    serve.py, engine.py, frontend.py, fleet.py, chat.py, bench.py, doctor.py, explain.py,
+    serve.py, engine.py, frontend.py, fleet.py, chat.py, batch.py, bench.py, doctor.py, explain.py,
     usage.py, keys.py, tenants.py, cache.py
 """
 

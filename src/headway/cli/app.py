@@ -10,7 +10,7 @@ import typer
 from headway._version import __version__
 from headway.cli.root import ABOUT, SUMMARIES
 
-GROUPS = ("bench", "cache", "fleet", "keys", "tenants")
+GROUPS = ("batch", "bench", "cache", "fleet", "keys", "tenants")
 
 
 def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:

@@ -74,7 +74,7 @@ def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, An
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
-        raise LedgerError(f"{url}: {_message(error)}") from error
+        raise LedgerError(f"{url}: {error_message(error)}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise LedgerError(
             f"{url} cannot be asked: {error}; --url takes the address that `headway serve` says "
@@ -85,7 +85,8 @@ def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, An
     return found
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def error_message(error: urllib.error.HTTPError) -> str:
+    """Return what the answer of a server says about an error."""
     try:
         return json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError):

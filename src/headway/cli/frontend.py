@@ -10,7 +10,7 @@ from headway.cli.options import with_settings
 from headway.config import Config
 
 
-@with_settings("server", "ledger", "cluster", "frontend", "routing")
+@with_settings("server", "ledger", "batches", "cluster", "frontend", "routing")
 def frontend(config: Config) -> None:
     """Serve the OpenAI API over engines on the network.
 

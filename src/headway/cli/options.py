@@ -20,6 +20,7 @@ PANELS = {
     "supervision": "Engine process",
     "server": "Server",
     "ledger": "Ledger",
+    "batches": "Batches",
     "cluster": "Cluster",
     "listener": "Cluster",
     "orphans": "Cluster",

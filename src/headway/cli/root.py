@@ -17,6 +17,7 @@ SUMMARIES = {
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
     "explain": "Explain a request: a paragraph and a timeline.",
     "usage": "Sum usage and cost of requests.",
+    "batch": "Run files of requests on a server's spare capacity.",
     "bench": "Measure throughput and latency.",
     "cache": "List or delete packed weights, which speed up starts.",
     "keys": "Create keys for --api-keys-file and --cluster-key-file.",

@@ -16,11 +16,12 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     http/     below the API: limits, hosts, authentication, errors, SSE
     schema/   request and response bodies
     api/      the endpoints
+    batches/  files, and the batches of requests in them
 """
 
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
-from headway.server.app import Apps, create_apps
+from headway.server.app import Apps, ServedModel, create_apps
 from headway.server.http.limits import Timeouts
 from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
@@ -32,6 +33,7 @@ __all__ = [
     "Apps",
     "ListenSockets",
     "Loading",
+    "ServedModel",
     "ServerParts",
     "Timeouts",
     "create_apps",

@@ -9,6 +9,9 @@ is left free below the hard limit. A tenant alone fills half of the hard limit, 
 itself; a flood from any number of tenants leaves room for the next tenant. All tenants that one
 gateway names may together have three times what is free, so a flood of invented names leaves room
 for tenants with a key.
+
+Spot requests run after all ordinary ones, so under `fair` they count toward no limit of ordinary
+requests, and no ordinary request is expected to wait for one.
 """
 
 from __future__ import annotations
@@ -121,6 +124,7 @@ class Reservation:
     """The gateway tenant that named this tenant, if it is in no file."""
     lease: QuotaLease | None = None
     """The request's lease of its tenant's quotas."""
+    is_spot: bool = False
 
     def take_lease(self) -> QuotaLease | None:
         """Return the lease; the caller must then release it."""
@@ -169,7 +173,8 @@ class AdmissionController:
             NUM_BODIES * config.max_body_bytes,
         )
         self._hard = QueueLoad(*(HARD_BOUND * limit for limit in self._limits))
-        self._pending = _PendingRequests()
+        self._pending = {False: _PendingRequests(), True: _PendingRequests()}
+        """Ordinary requests and spot requests."""
         self._gateways: dict[str, str] = {}
         """Gateway of each unlisted tenant that has requests queued, or recently had."""
         self._num_admitted = 0
@@ -179,7 +184,8 @@ class AdmissionController:
     @property
     def num_queued(self) -> int:
         """Requests on their way to the engine, and requests that wait in the engine."""
-        return len(self._engine.waiting) + self._pending.total.num_requests
+        num_pending = sum(one.total.num_requests for one in self._pending.values())
+        return len(self._engine.waiting) + num_pending
 
     def close(self) -> None:
         """Refuse every new request; queued requests stay."""
@@ -192,6 +198,7 @@ class AdmissionController:
         num_bytes: int | None,
         meter: Meter | None = None,
         gateway: str | None = None,
+        is_spot: bool = False,
     ) -> Generator[Reservation, None, None]:
         """Reserve a position for a request until the engine has it, or refuse it.
 
@@ -207,28 +214,31 @@ class AdmissionController:
         # A longer body is refused while it is read.
         longest = self._config.max_body_bytes
         num_bytes = longest if num_bytes is None else min(num_bytes, longest)
-        reservation = Reservation(tenant, QueueLoad(1, num_tokens, num_bytes), gateway)
+        load = QueueLoad(1, num_tokens, num_bytes)
+        reservation = Reservation(tenant, load, gateway, is_spot=is_spot)
+        pending = self._pending[is_spot]
         self._check(reservation)
         # The server's own refusals come first: they use no quota of the tenant.
         reservation.lease = meter.open_lease() if meter is not None else None
-        self._pending.add(reservation)
+        pending.add(reservation)
         self._remember_gateway(reservation)
         try:
             yield reservation
         finally:
-            self._pending.discard(reservation)
+            pending.discard(reservation)
             lease = reservation.take_lease()
             if lease is not None:
                 lease.release()
 
     def resize(self, reservation: Reservation, num_requests: int, num_tokens: int) -> None:
         """Update a reservation to the request's true size, or refuse the request."""
-        self._pending.discard(reservation)
+        pending = self._pending[reservation.is_spot]
+        pending.discard(reservation)
         reservation.load = QueueLoad(num_requests, num_tokens, reservation.load.num_bytes)
         self._check(reservation)
         if reservation.lease is not None:
             reservation.lease.reserve(num_requests, num_tokens)
-        self._pending.add(reservation)
+        pending.add(reservation)
 
     async def reserve_shared(self, reservation: Reservation) -> None:
         """Refuse a request that is over a quota by the use of all frontends together."""
@@ -254,8 +264,9 @@ class AdmissionController:
             await self._engine.refuse(stream, error)
 
     def _check(self, reservation: Reservation) -> None:
-        own = self._load_of(reservation.tenant)
-        num_ahead = self._num_ahead_of(reservation.tenant)
+        counts_spot = self._counts_spot(reservation)
+        own = self._load_of(reservation.tenant, counts_spot)
+        num_ahead = self._num_ahead_of(reservation.tenant, counts_spot)
         limit = self._config.max_num_queued_reqs_per_key
         if limit is not None and own.num_requests + reservation.load.num_requests > limit:
             raise TenantLimitError(
@@ -263,7 +274,7 @@ class AdmissionController:
                 f"max_num_queued_reqs_per_key is {limit}",
                 self._retry_after_s(num_ahead),
             )
-        total = self._total
+        total = self._total(counts_spot)
         # A request to an empty queue is never too large: it would be refused forever.
         if total.num_requests:
             is_full = self._is_full_for(reservation, own, total)
@@ -304,18 +315,32 @@ class AdmissionController:
     def _is_shared(self) -> bool:
         return self._engine.info.scheduling_policy == "fair"
 
-    @property
-    def _total(self) -> QueueLoad:
-        return self._pending.total.plus(QueueLoad(*self._engine.waiting.totals.total))
+    def _counts_spot(self, reservation: Reservation) -> bool:
+        """Return whether spot requests are ahead of a request, or beside it."""
+        return reservation.is_spot or not self._is_shared
 
-    def _load_of(self, tenant: str) -> QueueLoad:
-        waiting = QueueLoad(*self._engine.waiting.totals.of(tenant))
-        return self._pending.of.get(tenant, NOTHING).plus(waiting)
+    def _total(self, counts_spot: bool) -> QueueLoad:
+        waiting = self._engine.waiting
+        total = self._pending[False].total.plus(QueueLoad(*waiting.totals.total))
+        if counts_spot:
+            spot = self._pending[True].total.plus(QueueLoad(*waiting.spot_totals.total))
+            total = total.plus(spot)
+        return total
+
+    def _load_of(self, tenant: str, counts_spot: bool) -> QueueLoad:
+        waiting = self._engine.waiting
+        load = self._pending[False].of.get(tenant, NOTHING)
+        load = load.plus(QueueLoad(*waiting.totals.of(tenant)))
+        if counts_spot:
+            load = load.plus(self._pending[True].of.get(tenant, NOTHING))
+            load = load.plus(QueueLoad(*waiting.spot_totals.of(tenant)))
+        return load
 
     def _load_of_gateway(self, reservation: Reservation, total: QueueLoad) -> QueueLoad:
         """Return what a gateway and the tenants that it names have queued."""
         gateway = reservation.tenant if reservation.gateway is None else reservation.gateway
-        load = self._load_of(gateway)
+        counts_spot = self._counts_spot(reservation)
+        load = self._load_of(gateway, counts_spot)
         # Below this total no gateway can exceed its limit, so its tenants need not be summed.
         if all(
             (GATEWAY_PARTS + 1) * amount < GATEWAY_PARTS * bound
@@ -323,13 +348,12 @@ class AdmissionController:
         ):
             return load
         num_requests, num_tokens, num_bytes = load
-        waiting, pending = self._engine.waiting.totals.of, self._pending.of.get
         for name, by in self._gateways.items():
             if by == gateway:
-                in_engine, reserved = waiting(name), pending(name, NOTHING)
-                num_requests += in_engine[0] + reserved[0]
-                num_tokens += in_engine[1] + reserved[1]
-                num_bytes += reserved[2]
+                of_tenant = self._load_of(name, counts_spot)
+                num_requests += of_tenant[0]
+                num_tokens += of_tenant[1]
+                num_bytes += of_tenant[2]
         return QueueLoad(num_requests, num_tokens, num_bytes)
 
     def _remember_gateway(self, reservation: Reservation) -> None:
@@ -341,21 +365,23 @@ class AdmissionController:
             self._gateways = {
                 name: gateway
                 for name, gateway in self._gateways.items()
-                if self._load_of(name).num_requests
+                if self._load_of(name, True).num_requests
             }
 
-    def _num_ahead_of(self, tenant: str) -> int:
+    def _num_ahead_of(self, tenant: str, counts_spot: bool) -> int:
         """Return how many requests the engine will admit before the next one of this tenant.
 
         Under `fair`, for each request of this tenant one of every other waiting tenant, so that a
         flood of one tenant does not delay another tenant.
         """
-        waiting = self._engine.waiting
-        if not self._is_shared:
-            return len(waiting)
-        known = waiting.totals.tenants
-        num_tenants = len(known) + sum(one not in known for one in {*self._pending.of, tenant})
-        return min(len(waiting), num_tenants * (waiting.totals.of(tenant).num_requests + 1))
+        if counts_spot:
+            return len(self._engine.waiting)
+        totals = self._engine.waiting.totals
+        known = totals.tenants
+        pending = self._pending[False].of
+        num_tenants = len(known) + sum(one not in known for one in {*pending, tenant})
+        num_ahead = num_tenants * (totals.of(tenant).num_requests + 1)
+        return min(totals.total.num_requests, num_ahead)
 
     def _expected_wait_s(self, num_waiting: int) -> float:
         """Return the expected wait; 0 unless the queue is backed up now.
@@ -382,4 +408,5 @@ class AdmissionController:
             self._engine.num_admitted - self._num_admitted,
             self._engine.num_admitted,
         )
-        self._rate.observe(self.clock.now(), num_left, len(self._engine.waiting))
+        num_waiting = self._engine.waiting.totals.total.num_requests
+        self._rate.observe(self.clock.now(), num_left, num_waiting)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,8 +23,9 @@ from headway.engine.process.messages import all_events
 from headway.observe import Observers
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
-from headway.server.api.chat import chat_router
-from headway.server.api.completions import completions_router
+from headway.server.api import batches, files
+from headway.server.api.chat import CHAT, chat_router
+from headway.server.api.completions import COMPLETIONS, completions_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
@@ -33,6 +34,8 @@ from headway.server.api.requests import requests_router
 from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
+from headway.server.batches.feeder import BatchFeeder
+from headway.server.batches.store import BatchStore
 from headway.server.context import ServerContext
 from headway.server.http.edge import Edge
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
@@ -46,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
+BATCH_PATHS = (files.PATH, batches.PATH)
+BATCH_ENDPOINTS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+"""Endpoints that the requests of a batch may use."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -57,25 +63,36 @@ class Apps:
     admin: Starlette
     idle_work: Callable[[], Awaitable[None]] | None = None
     """Runs beside the server; waits until nobody is delayed by it."""
+    feed_batches: Callable[[], Awaitable[None]] | None = None
+    """Runs beside the server; sends the requests of batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The names of the model, and its chat template."""
+
+    names: tuple[str, ...]
+    """The first is the name in answers to requests that name no model."""
+    chat_template: ChatTemplate
 
 
 def create_apps(
     engine: AsyncEngine,
     admission: AdmissionController,
     access: AccessControl,
-    model_names: tuple[str, ...],
-    chat_template: ChatTemplate,
+    model: ServedModel,
     observers: Observers,
+    batch_store: BatchStore | None = None,
 ) -> Apps:
     """Return the apps around an engine; the caller starts and stops the engine.
 
-    The observers are subscribed to the engine here. `model_names[0]` is the name in answers to
-    requests that name no model.
+    The observers are subscribed to the engine here. Without `batch_store` there are no files and no
+    batches.
     """
     context = ServerContext(
         engine,
-        model_names,
-        chat_template,
+        model.names,
+        model.chat_template,
         observers.metrics,
         admission,
         int(time.time()),
@@ -83,6 +100,7 @@ def create_apps(
         tool_call_parser=access.config.tool_call_parser,
         reasoning_field=access.config.reasoning_field,
         ledger=observers.ledger,
+        batches=batch_store,
     )
     logger.info("%s", context.dialect.describe())
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
@@ -95,6 +113,7 @@ def create_apps(
 def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     """Return the apps over an existing context."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
+    feeder = _make_feeder(context, access, limits)
     public = (
         chat_router(context, limits),
         completions_router(context, limits),
@@ -105,14 +124,16 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         tokenize_router(context),
         load_router(context),
         openapi_router(context, limits, has_keys=not directory.is_open),
+        *_batch_routers(context, feeder),
         _unsupported_router(),
     )
     health = HealthStatus(context.status, lambda: context.engine.has_given_up)
-    make = partial(_app, access, health, context.metrics.count_refusal)
+    make = partial(_app, access, health, context.metrics.count_refusal, _body_limits(context))
     return Apps(
         make(access.hosts, public),
         make(access.admin_hosts, (metrics_router(context, directory),)),
         context.grammars.prepare_when_idle,
+        None if feeder is None else feeder.run,
     )
 
 
@@ -124,7 +145,7 @@ def loading_apps(access: AccessControl, status: Callable[[], str]) -> Apps:
         raise ApiError(UNAVAILABLE)
 
     router.add("/{rest:path}", refuse, *METHODS)
-    make = partial(_app, access, HealthStatus(status, lambda: False), lambda _reason: None)
+    make = partial(_app, access, HealthStatus(status, lambda: False), lambda _reason: None, {})
     return Apps(make(access.hosts, (router,)), make(access.admin_hosts, (router,)))
 
 
@@ -132,6 +153,7 @@ def _app(
     access: AccessControl,
     health: HealthStatus,
     count_refusal: Callable[[str], None],
+    body_limits: Mapping[str, int],
     hosts: HostPolicy,
     routers: Sequence[Routes],
 ) -> Starlette:
@@ -144,7 +166,7 @@ def _app(
         routes=[*probes, Mount("", app=access.protect(guarded, hosts))],
         middleware=[
             Middleware(Edge),
-            Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes),
+            Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes, by_path=body_limits),
         ],
     )
     app.router.redirect_slashes = False
@@ -152,17 +174,45 @@ def _app(
     return app
 
 
+def _body_limits(context: ServerContext) -> dict[str, int]:
+    """Return the limits of bodies that are written to disk as they arrive."""
+    store = context.batches
+    return {} if store is None else {files.PATH: store.config.batch_file_bytes + files.FORM_BYTES}
+
+
+def _make_feeder(
+    context: ServerContext, access: AccessControl, limits: RequestLimits
+) -> BatchFeeder | None:
+    if context.batches is None:
+        return None
+    directory, longest = access.tenants.directory, access.config.max_body_bytes
+    return BatchFeeder(context, context.batches, limits, directory, BATCH_ENDPOINTS, longest)
+
+
+def _batch_routers(context: ServerContext, feeder: BatchFeeder | None) -> list[Routes]:
+    store = context.batches
+    if store is None or feeder is None:
+        instead = "start it with --batch-dir FOLDER for files and batches"
+        return [_missing_router(BATCH_PATHS, instead)]
+    return [
+        files.files_router(context, store),
+        batches.batches_router(context, store, feeder, BATCH_ENDPOINTS.keys()),
+    ]
+
+
 def _unsupported_router() -> Routes:
+    return _missing_router(UNSUPPORTED_PATHS, "use /v1/chat/completions or /v1/completions")
+
+
+def _missing_router(paths: Sequence[str], instead: str) -> Routes:
     router = Routes()
 
     async def refuse(request: Request) -> Response:
-        message = (
-            f"{request.scope['path'][:100]} is not offered by this server; "
-            "use /v1/chat/completions or /v1/completions"
-        )
+        path = request.scope["path"][:100]
+        message = f"{path} is not offered by this server; {instead}"
         raise ApiError(ErrorResponse(404, message, "invalid_request_error", "not_found"))
 
-    for path in UNSUPPORTED_PATHS:
+    for path in paths:
         router.add(path, refuse, *METHODS)
         router.add(path + "/{rest:path}", refuse, *METHODS)
     return router

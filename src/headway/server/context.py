@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from headway.core.terms import Terms
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
+from headway.server.batches.store import BatchStore
 from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
 from headway.server.live import LiveGenerations
@@ -55,6 +55,7 @@ class ServerContext:
     new_id: Callable[[], str] = _new_id
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
+    batches: BatchStore | None = None
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     grammars: GrammarChecks = field(init=False)
@@ -102,16 +103,22 @@ class ServerContext:
 
         A repeated request, whose answer is kept, counts as a request but takes no lease.
         """
-        if not self.engine.takes_requests:
-            raise ApiError(UNAVAILABLE)
         length = request.headers.get("content-length", "")
         num_bytes = int(length) if length.isdecimal() and len(length) < 16 else None
-        record: TenantRecord = request.state.record
+        return self.admit_body(request.state.record, num_bytes, is_repeat)
+
+    def admit_body(
+        self, record: TenantRecord, num_bytes: int | None, is_repeat: bool = False
+    ) -> AbstractContextManager[Reservation]:
+        """Do the same for a body of a tenant, of known or unknown length."""
+        if not self.engine.takes_requests:
+            raise ApiError(UNAVAILABLE)
         meter = record.meter
         if is_repeat and meter is not None:
             meter.count_repeat()
             meter = None
-        return self.admission.admit(record.tenant.name, num_bytes, meter, record.gateway)
+        tenant, is_spot = record.tenant.name, record.terms.is_spot
+        return self.admission.admit(tenant, num_bytes, meter, record.gateway, is_spot)
 
     def open_lease(self, request: Request, reservation: Reservation) -> None:
         """Have a repeated request take a lease after all, because its answer is gone."""
@@ -120,15 +127,23 @@ class ServerContext:
             reservation.lease = meter.open_lease()
 
 
-def tenant_terms(request: Request) -> Terms:
-    """Return the terms of the tenant that sent this request."""
-    return request.state.terms
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom a request is answered, and by which ids it is known."""
 
+    record: TenantRecord
+    client_id: str = ""
+    """The id in the X-Request-Id header of the answer."""
+    request_id: str = ""
+    """The id of the request without its prefix; empty for a new one."""
 
-def check_permissions(request: Request, body: GenerationRequest) -> None:
-    """Refuse fields of a body that the tier of its tenant does not allow."""
-    record: TenantRecord = request.state.record
-    body.check_permissions(record.permissions, record.terms.tier)
+    @classmethod
+    def of(cls, request: Request) -> Caller:
+        return cls(request.state.record, getattr(request.state, "request_id", ""))
+
+    def check_permissions(self, body: GenerationRequest) -> None:
+        """Refuse fields of a body that the tier of the tenant does not allow."""
+        body.check_permissions(self.record.permissions, self.record.terms.tier)
 
 
 async def read_body(request: Request) -> bytes:

@@ -202,7 +202,8 @@ class _ServerRun:
                         asyncio.create_task(_repeat(partial(self._refuse_expired, parts))),
                         asyncio.create_task(_repeat(partial(self._log_stats, parts.stats))),
                     ]
-                    for work in (parts.background, parts.apps.idle_work):
+                    works = (parts.background, parts.apps.idle_work, parts.apps.feed_batches)
+                    for work in works:
                         if work is not None:
                             tasks.append(asyncio.create_task(_repeat(work)))
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -103,6 +103,13 @@ class Directory:
         is_alone = len(self._listed) == 2 and record.tenant.name in self._listed
         return self.is_open or record.tenant.is_admin or is_alone
 
+    def find(self, name: str, gateway: str | None) -> TenantRecord | None:
+        """Return the record of a tenant, listed or named by this gateway; None if it is gone."""
+        if gateway is None:
+            return self._listed.get(name)
+        by = self._listed.get(gateway)
+        return None if by is None else self.find_named(name, by)
+
     def find_named(self, name: str, gateway: TenantRecord) -> TenantRecord:
         """Return the record of the tenant that `gateway` names.
 

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from headway.server.app import BATCH_PATHS, UNSUPPORTED_PATHS
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import DEFAULT_LIMITS, TOKEN_ID
 from tests.server.schema.test_request import REFUSED_BY_BOTH
@@ -48,7 +49,7 @@ async def test_it_has_every_route_of_the_public_app(local) -> None:
         routes = {
             (method, path.replace(":path}", "}"))
             for method, path in routes_of(made.apps.public)
-            if not path.startswith(("/v1/responses", "/v1/embeddings", "/v1/messages"))
+            if not path.startswith((*UNSUPPORTED_PATHS, *BATCH_PATHS))
         }
         assert documented == routes
 

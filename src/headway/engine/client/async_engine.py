@@ -114,7 +114,7 @@ class AsyncEngine:
         self._broken: list[RequestStream] = []
         """Requests with an event that could not be handled; each ends with an error."""
         self.num_admitted = 0
-        """Requests admitted to the running set since the server started."""
+        """Ordinary requests admitted to the running set since the server started."""
         self._quarantine = Quarantine(clock)
         self._listeners = EventListeners()
         self._adoptions = Adoptions()
@@ -719,7 +719,7 @@ class AsyncEngine:
             owner.admit(admission.request_id)
         stream = self._waiting.pop(admission.request_id)
         if stream is not None:
-            self.num_admitted += 1
+            self.num_admitted += not stream.command.terms.is_spot
             stream.num_cached_tokens = admission.num_cached_tokens
 
     def _has_consumer(self, request_id: str) -> bool:

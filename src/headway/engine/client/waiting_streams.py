@@ -51,6 +51,8 @@ class WaitingStreams:
 
     def __init__(self) -> None:
         self.totals = TotalsByTenant()
+        """Of ordinary requests."""
+        self.spot_totals = TotalsByTenant()
         self._streams: dict[str, RequestStream] = {}
 
     def __len__(self) -> int:
@@ -72,4 +74,5 @@ class WaitingStreams:
 
     def _count(self, stream: RequestStream, sign: int) -> None:
         command = stream.command
-        self.totals.add(command.terms.tenant, sign, sign * len(command.token_ids))
+        totals = self.spot_totals if command.terms.is_spot else self.totals
+        totals.add(command.terms.tenant, sign, sign * len(command.token_ids))

@@ -3,6 +3,7 @@
 In reading order:
 
     usage.py      a row and its cost
+    connection.py a connection to an SQL database
     store.py      rows in an SQL database
     databases.py  SQLite and PostgreSQL, by URL
     spool.py      rows on disk until the database has them

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from headway.errors import ConfigError, LedgerError
-from headway.observe.ledger.store import Dialect, SqlStore
+from headway.observe.ledger.connection import Dialect
+from headway.observe.ledger.store import SqlStore
 
 LOCK_WAIT_S = 1.0
 CONNECT_S = 5
@@ -41,15 +42,22 @@ def _split(url: str) -> SplitResult:
 
 def make_store(url: str, is_reader: bool = False) -> SqlStore:
     """Return a store for this URL; the store connects on first use."""
+    return SqlStore(dialect_of(url, is_reader), is_reader)
+
+
+def dialect_of(url: str, is_reader: bool = False) -> Dialect:
+    """Return how to connect to the database of this URL; raise ConfigError if there is no way."""
     path = sqlite_path(url)
     if path is not None:
-        return SqlStore(_sqlite(path, is_reader), is_reader)
+        return sqlite_dialect(path, is_reader)
     if urlsplit(url).scheme in ("postgres", "postgresql"):
-        return SqlStore(_postgres(url), is_reader)
+        return _postgres(url)
     raise ConfigError(f"ledger_url: unsupported database {urlsplit(url).scheme or url!r}; {_HOW}")
 
 
-def _sqlite(path: Path, is_reader: bool) -> Dialect:
+def sqlite_dialect(path: Path, is_reader: bool = False) -> Dialect:
+    """Return how to connect to a file, which is created for a writer."""
+
     def connect() -> sqlite3.Connection:
         if is_reader and not path.exists():
             raise LedgerError(f"there is no ledger at {path}")

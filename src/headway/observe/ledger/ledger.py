@@ -68,11 +68,25 @@ class Ledger:
         for request in changes.ended:
             self._write(request)
 
-    def set_client_id(self, request_id: str, client_id: str) -> None:
-        """Set the id that the X-Request-Id header of the response has."""
-        ended = self._requests.set_client_id(request_id, client_id)
+    def set_client_id(self, request_id: str, client_id: str, revision: int = 0) -> None:
+        """Set the id that the X-Request-Id header of the response has.
+
+        With a revision, the row replaces all rows of this request with lower ones.
+        """
+        ended = self._requests.set_client_id(request_id, client_id, revision)
         if ended is not None:
             self._write(ended)
+
+    def is_live(self, request_id: str) -> bool:
+        """Return whether a request is known and has not ended."""
+        request = self._requests.find(request_id, None)
+        return request is not None and request.is_live
+
+    def is_saved(self, request_id: str) -> bool:
+        """Return whether a request has ended and a kill of this process would not lose its row."""
+        if self.is_live(request_id):
+            return False
+        return self.archive is None or not self.archive.writer.is_buffered(request_id)
 
     def find(self, name: str, tenant: str | None) -> RequestAccount | None:
         """Return the account of a live or recent request; of any tenant if `tenant` is None."""

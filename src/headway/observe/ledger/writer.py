@@ -79,6 +79,12 @@ class LedgerWriter:
         """Pending rows in memory, which a kill would lose."""
         return len(self._queue) + len(self._buffer)
 
+    def is_buffered(self, request_id: str) -> bool:
+        """Return whether a row of this request is in memory only."""
+        # The queue first: a row is in the buffer before it leaves the queue.
+        rows = [*list(self._queue), *list(self._buffer)]
+        return any(row.request_id == request_id for row in rows)
+
     @property
     def is_failing(self) -> bool:
         """Whether the last write to the database failed."""

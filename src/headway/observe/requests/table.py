@@ -158,12 +158,15 @@ class RequestTable:
             else:
                 part.resend(event.at)
 
-    def set_client_id(self, request_id: str, client_id: str) -> TrackedRequest | None:
-        """Set the client's id; return the request if it has already ended."""
+    def set_client_id(
+        self, request_id: str, client_id: str, revision: int = 0
+    ) -> TrackedRequest | None:
+        """Set the client's id, and the least revision; return the request if it has ended."""
         request = self._find_by_id(request_id)
         if request is None:
             return None
         request.client_id = client_id
+        request.revision = max(request.revision, revision)
         self._by_client[request.key] = request_id
         return None if request.is_live else self._close(request)
 

@@ -12,6 +12,8 @@ Must not import app or serve. In reading order:
     logprobs.py      log-probabilities in OpenAI's forms
     tokenize.py      /tokenize, /detokenize, /tokenizer_info
     models.py        /v1/models
+    files.py         /v1/files
+    batches.py       /v1/batches
     requests.py      cancels a request
     explanations.py  why a request took as long as it did
     health.py        health probes

@@ -142,6 +142,21 @@ async def answer(
             await generation.close()
 
 
+async def answer_whole(
+    context: ServerContext, job: GenerationJob, generation: Generation, revision: int
+) -> bytes:
+    """Return the body of the answer to a generation that no connection waits for.
+
+    The row in the ledger has at least this revision, so it replaces those of earlier attempts.
+    """
+    try:
+        if context.ledger is not None:
+            context.ledger.set_client_id(job.spec.id, job.client_id, revision)
+        return bytes((await ResponseWriter(job, generation).whole()).body)
+    finally:
+        await generation.close()
+
+
 def resumable_stream(
     context: ServerContext, job: GenerationJob, generation: Generation
 ) -> ResumableStream:

@@ -30,13 +30,7 @@ from headway.server.api.answer import (
     resumable_stream,
 )
 from headway.server.api.generation import Generation, GenerationSpec
-from headway.server.context import (
-    ServerContext,
-    check_permissions,
-    read_body,
-    run_off_loop,
-    tenant_terms,
-)
+from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
 from headway.server.schema.request import GenerationRequest, RequestLimits, parse
@@ -124,7 +118,14 @@ class GenerationEndpoint(Generic[RequestT]):
         """Read the request and send it to the engine; the body is freed on return."""
         with context.admit(request) as reservation:
             body = await read_body(request)
-            return await self._start(request, context, limits, reservation, body)
+            return await self._start(Caller.of(request), context, limits, reservation, body)
+
+    async def begin(
+        self, caller: Caller, context: ServerContext, limits: RequestLimits, body: bytes
+    ) -> tuple[GenerationJob, Generation]:
+        """Send a request that came by no connection to the engine, as one that did."""
+        with context.admit_body(caller.record, len(body)) as reservation:
+            return await self._start(caller, context, limits, reservation, body)
 
     async def _find_or_begin(
         self, request: Request, context: ServerContext, limits: RequestLimits, alias: str
@@ -151,7 +152,7 @@ class GenerationEndpoint(Generic[RequestT]):
                     context.open_lease(request, reservation)
                 repeat = RepeatKey(alias, digest)
                 job, generation = await self._start(
-                    request, context, limits, reservation, body, repeat
+                    Caller.of(request), context, limits, reservation, body, repeat
                 )
                 if context.ledger is not None:
                     context.ledger.set_client_id(job.spec.id, job.client_id)
@@ -161,7 +162,7 @@ class GenerationEndpoint(Generic[RequestT]):
 
     async def _start(
         self,
-        request: Request,
+        caller: Caller,
         context: ServerContext,
         limits: RequestLimits,
         reservation: Reservation,
@@ -171,8 +172,8 @@ class GenerationEndpoint(Generic[RequestT]):
         """Send the prompts to the engine; the caller must see to their end."""
         payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
         try:
-            check_permissions(request, payload)
-            job = await self._make_job(payload, len(body), context, request, repeat)
+            caller.check_permissions(payload)
+            job = await self._make_job(payload, len(body), context, caller, repeat)
             prompts = job.spec.prompts
             if repeat.alias and len(prompts) > 1:
                 raise InvalidRequestError(
@@ -195,19 +196,19 @@ class GenerationEndpoint(Generic[RequestT]):
         payload: RequestT,
         num_bytes: int,
         context: ServerContext,
-        request: Request,
+        caller: Caller,
         repeat: RepeatKey,
     ) -> GenerationJob:
         model = context.model_name(payload.model)
-        tokenizer, terms = context.engine.tokenizer, payload.terms(tenant_terms(request))
+        tokenizer, terms = context.engine.tokenizer, payload.terms(caller.record.terms)
         draft = await run_off_loop(num_bytes, lambda: self.draft(payload, context))
         params = await run_off_loop(num_bytes, lambda: with_bad_words(draft.params, tokenizer))
         if params.grammar is not None:
             await _check_grammar(context, payload, draft, terms.tenant)
         prompts = await run_off_loop(num_bytes, lambda: draft.encode(payload, context))
-        request_id = f"{self.id_prefix}-{context.new_id()}"
+        request_id = f"{self.id_prefix}-{caller.request_id or context.new_id()}"
         priority, created = payload.priority or 0, int(context.time_of_day())
-        client_id, options = getattr(request.state, "request_id", ""), payload.answer_options
+        client_id, options = caller.client_id, payload.answer_options
         is_stream = bool(payload.stream)
         note = NO_NOTE
         if payload.is_resumable or repeat.alias:

@@ -91,6 +91,11 @@ class Generation:
         return any(stream.unfinished_ids for stream in self._streams)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a prompt has yet to be admitted to the running set."""
+        return any(not stream.is_admitted for stream in self._streams)
+
+    @property
     def is_resumable(self) -> bool:
         return all(stream.is_resumable for stream in self._streams)
 

@@ -17,10 +17,14 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from headway._version import __version__
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
+from headway.server.api.batches import MAX_PAGE
+from headway.server.api.files import MAX_PAGE as MAX_FILES_PAGE
 from headway.server.api.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from headway.server.batches.records import INPUT_PURPOSE, OUTPUT_PURPOSE
 from headway.server.context import ServerContext
 from headway.server.http.idempotency import MAX_KEY_CHARS
 from headway.server.schema import answers
+from headway.server.schema.batches import BatchRequest
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.request import Fields, RequestLimits
@@ -32,6 +36,7 @@ REQUESTS: tuple[type[Fields], ...] = (
     TokenizeChatRequest,
     DetokenizeRequest,
 )
+"""Bodies of generating and tokenizing endpoints: each names a model."""
 ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ErrorAnswer,
     answers.ChatCompletion,
@@ -46,13 +51,19 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.Version,
     answers.Health,
     answers.Explanation,
+    answers.StoredFile,
+    answers.FileList,
+    answers.FileDeleted,
+    answers.Batch,
+    answers.BatchList,
 )
 _REFUSALS = {
     400: "A field has a wrong value; `param` names the field.",
     401: "No valid API key.",
     403: "The tenant is disabled.",
     404: "There is no such model, or no such request.",
-    409: "The request was cancelled, or another one with its Idempotency-Key gets the answer.",
+    409: "The request was cancelled, another one with its Idempotency-Key gets the answer, a file "
+    "is in use, or a batch has ended.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     422: "The Idempotency-Key was used with another body.",
@@ -91,6 +102,7 @@ class ApiFacts:
     model_names: tuple[str, ...]
     limits: RequestLimits
     has_keys: bool
+    has_batches: bool = False
     has_priorities: bool = False
     vocab_size: int = 0
     max_model_len: int = 0
@@ -100,12 +112,13 @@ class ApiFacts:
 def facts_of(context: ServerContext, limits: RequestLimits, has_keys: bool) -> ApiFacts:
     """Return the facts that are known now."""
     if not context.engine.is_ready:
-        return ApiFacts(context.model_names, limits, has_keys)
+        return ApiFacts(context.model_names, limits, has_keys, context.batches is not None)
     info, empty = context.engine.info, context.engine.tokenizer.encode("")
     return ApiFacts(
         context.model_names,
         limits,
         has_keys,
+        context.batches is not None,
         info.scheduling_policy in PRIORITY_AWARE_POLICIES,
         info.vocab_size,
         info.capacity.max_model_len,
@@ -131,7 +144,7 @@ def document(facts: ApiFacts) -> dict[str, Any]:
 
 def _schemas(facts: ApiFacts) -> dict[str, Any]:
     models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
-        *((model, "validation") for model in REQUESTS),
+        *((model, "validation") for model in (*REQUESTS, BatchRequest)),
         *((model, "validation") for model in ANSWERS),
     ]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
@@ -188,7 +201,8 @@ def _settle(schema: Any, facts: ApiFacts) -> Any:
 
 def _paths(facts: ApiFacts) -> dict[str, Any]:
     every = (400, 401, 403, 500) if facts.has_keys else (400, 500)
-    return _generation_paths((*every, 404, 413, 415, 503)) | _info_paths(every, facts)
+    paths = _generation_paths((*every, 404, 413, 415, 503)) | _info_paths(every, facts)
+    return {**paths, **_batch_paths(every)} if facts.has_batches else paths
 
 
 def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
@@ -252,6 +266,64 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
     paths = {path: {"get": operation} for path, operation in operations.items()}
     cancel = _get_operation("Cancel a request of this client.", answers.Cancelled, (*every, 404))
     return paths | {"/v1/requests/{request_id}": {"delete": {**cancel, "parameters": [by_id]}}}
+
+
+def _batch_paths(every: tuple[int, ...]) -> dict[str, Any]:
+    """Return the paths of files and batches."""
+
+    def by_id(name: str) -> dict[str, Any]:
+        return {"parameters": [_parameter(name, "path", {"type": "string"}, is_required=True)]}
+
+    storing, found = (*every, 413, 415, 429, 503), (*every, 404)
+    text = {"type": "string"}
+    file_page = [
+        _parameter("purpose", "query", {"enum": [INPUT_PURPOSE, OUTPUT_PURPOSE]}),
+        _parameter("order", "query", {"enum": ["asc", "desc"]}),
+        _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": MAX_FILES_PAGE}),
+        _parameter("after", "query", text),
+    ]
+    batch_page = [
+        _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}),
+        _parameter("after", "query", text),
+    ]
+    form = {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {"file": {"type": "string", "format": "binary"}, "purpose": text},
+    }
+    upload = {
+        **_get_operation("Upload a file.", answers.StoredFile, storing),
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}},
+    }
+    lines = {"200": {"description": "The file.", "content": {"application/jsonl": {}}}}
+    content = _info_operation("The content of a file.", lines | _error_response(*found, 429, 503))
+    create = _post_operation("Start a batch.", BatchRequest)
+    delete = _get_operation("Delete a file.", answers.FileDeleted, (*found, 409, 503))
+    cancel = _get_operation("Cancel a batch.", answers.Batch, (*found, 409, 503))
+    files = _get_operation("Files of this client.", answers.FileList, every)
+    batches = _get_operation("Batches of this client.", answers.BatchList, every)
+    return {
+        "/v1/files": {"post": upload, "get": {**files, "parameters": file_page}},
+        "/v1/files/{file_id}": {
+            "get": _get_operation("One file.", answers.StoredFile, found) | by_id("file_id"),
+            "delete": delete | by_id("file_id"),
+        },
+        "/v1/files/{file_id}/content": {"get": content | by_id("file_id")},
+        "/v1/batches": {
+            "post": create | _responses(_error_response(*storing), answers.Batch),
+            "get": {**batches, "parameters": batch_page},
+        },
+        "/v1/batches/{batch_id}": {
+            "get": _get_operation("One batch.", answers.Batch, found) | by_id("batch_id")
+        },
+        "/v1/batches/{batch_id}/cancel": {"post": cancel | by_id("batch_id")},
+    }
+
+
+def _parameter(
+    name: str, place: str, schema: Mapping[str, Any], is_required: bool = False
+) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": is_required, "schema": schema}
 
 
 def _resumed(every: tuple[int, ...]) -> dict[str, Any]:

@@ -13,4 +13,6 @@ Must not import api, schema or the engine. In reading order:
     errors.py        from exceptions to OpenAI's error bodies
     disconnect.py    cancels work whose client has left
     sse.py           server-sent events
+    multipart.py     forms with files, in pieces
+    file_stream.py   files as answers
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headway.errors import (
+    BatchStoreError,
     DeadlineError,
     EngineError,
     HeadwayError,
@@ -102,6 +103,10 @@ def translate(error: Exception) -> ErrorResponse:
         case EngineError():
             logger.warning("answered 503: %s", error)
             return UNAVAILABLE
+        case BatchStoreError():
+            logger.warning("answered 503: %s", error)
+            message = "files and batches cannot be stored now; try again shortly"
+            return replace(UNAVAILABLE, message=message)
         case HTTPException():
             kind = "invalid_request_error" if error.status_code < 500 else "server_error"
             code = _HTTP_CODES.get(error.status_code)
@@ -129,6 +134,8 @@ def refusal_reason(error: Exception) -> str:
             return "quarantined"
         case EngineError():
             return "engine_unavailable"
+        case BatchStoreError():
+            return "batch_store_unavailable"
         case ApiError():
             return error.answer.code or "invalid_request"
         case _:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,37 +94,40 @@ def check_uvicorn(protocol: type = HttpToolsProtocol, cycle: type = RequestRespo
 class BodyLimit:
     """ASGI middleware that answers 413 to a body above the limit.
 
-    The declared length is checked at the first read, the true length during the reads.
+    The declared length is checked at the first read, the true length during the reads. `by_path`
+    has the limits of paths whose bodies are not held in memory.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, by_path: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._by_path = by_path or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         num_bytes = 0
+        limit = self._by_path.get(scope["path"], self._max_body_bytes)
         declared = _declared_length(scope)
 
         async def bounded_receive() -> Message:
             nonlocal num_bytes
-            if declared > self._max_body_bytes:
-                raise self._too_large()
+            if declared > limit:
+                raise self._too_large(limit)
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise self._too_large()
+            if num_bytes > limit:
+                raise self._too_large(limit)
             return message
 
         await self._app(scope, bounded_receive, send)
 
-    def _too_large(self) -> ApiError:
-        message = (
-            f"the request body is larger than {self._max_body_bytes} bytes (max_body_bytes); "
-            "send a smaller body"
-        )
+    def _too_large(self, limit: int) -> ApiError:
+        setting = "max_body_bytes" if limit == self._max_body_bytes else "batch_file_bytes"
+        message = f"the request body is larger than {limit} bytes ({setting}); send a smaller body"
         # The rest of the body is not read, so the connection cannot be used again.
         headers = {"Connection": "close"}
         return ApiError(
@@ -188,7 +192,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError("a request arrived before the answer to the last one")
         self.idle.pop(self, None)
         super().on_message_begin()
-        self.scope["extensions"] = {_DROP_EXTENSION: {"drop": self._drop}}
+        self.scope["extensions"] = {
+            _DROP_EXTENSION: {"drop": self._drop, "extend": self._extend_body}
+        }
         self._is_in_request = self._is_in_headers = True
         self._num_loose_bytes = 0
         if self._reader_watch is not None and not self.transport.get_write_buffer_size():
@@ -234,6 +240,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.idle[self] = None
         self._watch_reader(self.transport.get_write_buffer_size())
+
+    def _extend_body(self, within_s: float) -> None:
+        """Give the rest of the body more time; each piece has to come in time nevertheless."""
+        self._body_until = self.loop.time() + within_s
 
     def _watch_reader(self, num_before: int) -> None:
         """Drop the connection later unless the client reads the rest of an answer."""
@@ -306,3 +316,10 @@ def drop_connection(scope: Scope) -> None:
     extension = scope.get("extensions", {}).get(_DROP_EXTENSION)
     if extension is not None:
         extension["drop"]()
+
+
+def extend_body_time(scope: Scope, within_s: float) -> None:
+    """Give a body that is not held in memory more time to arrive."""
+    extension = scope.get("extensions", {}).get(_DROP_EXTENSION)
+    if extension is not None:
+        extension["extend"](within_s)

@@ -216,6 +216,106 @@ class Cancelled(Answer):
     cancelled: Literal[True]
 
 
+class StoredFile(Answer):
+    """A file: the input of a batch, or its results."""
+
+    id: str
+    object: Literal["file"]
+    bytes: Count
+    created_at: Count
+    expires_at: Count
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileList(Answer):
+    """Files of this client."""
+
+    object: Literal["list"]
+    data: list[StoredFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(Answer):
+    """A file that was deleted."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchProblem(Answer):
+    """What is wrong with a line of the input file."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchProblems(Answer):
+    """What is wrong with an input file."""
+
+    object: Literal["list"]
+    data: list[BatchProblem]
+
+
+class BatchCounts(Answer):
+    """Requests of a batch: all, answered, and failed."""
+
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class Batch(Answer):
+    """The requests in a file, and how far they have come."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchProblems | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Count
+    expires_at: Count
+    in_progress_at: Count | None
+    finalizing_at: Count | None
+    completed_at: Count | None
+    failed_at: Count | None
+    expired_at: Count | None
+    cancelling_at: Count | None
+    cancelled_at: Count | None
+    request_counts: BatchCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(Answer):
+    """Batches of this client, newest first."""
+
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class Version(Answer):
     """The release of the server."""
 
