@@ -30,10 +30,13 @@ def next_token(token_ids: Sequence[int], seed: int, index: int) -> int:
     return crc32(array("q", (seed, index, *token_ids)).tobytes()) % VOCAB_SIZE
 
 
-def score_of(token_ids: Sequence[int], next_id: int) -> TokenLogprobs:
+def score_of(token_ids: Sequence[int], next_id: int, num_top: int = 0) -> TokenLogprobs:
     """Return a score of the next token of a prompt; depends on the whole context."""
     rank = 1 + next_token(token_ids, next_id, 0)
-    return TokenLogprobs(-rank / VOCAB_SIZE, rank)
+    top_ids = tuple(range(num_top))
+    return TokenLogprobs(
+        -rank / VOCAB_SIZE, rank, top_ids, tuple(-at / VOCAB_SIZE for at in top_ids)
+    )
 
 
 class FakeExecutor:
@@ -100,8 +103,10 @@ class FakeExecutor:
         scored = range(max(item.start, positions.start), min(end, positions.stop))
         if not scored:
             return None
-        context = self._read(item)
-        logprobs = tuple(score_of(context[: at + 1], new.token_ids[at + 1]) for at in scored)
+        context, num_top = self._read(item), new.params.prompt_logprobs or 0
+        logprobs = tuple(
+            score_of(context[: at + 1], new.token_ids[at + 1], num_top) for at in scored
+        )
         return PromptScores(scored.start + 1, logprobs)
 
     def _read(self, item: ScheduledRequest) -> list[int]:

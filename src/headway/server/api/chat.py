@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from headway.server.api.answer import ChoicePart
 from headway.server.api.endpoint import GenerationEndpoint
-from headway.server.api.logprobs import chat_logprobs
+from headway.server.api.generation import GenerationSpec
+from headway.server.api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import ChatRequest
-from headway.server.schema.request import RequestLimits
+from headway.server.schema.request import AnswerOptions, RequestLimits
 from headway.text import Tokenizer
 
 
@@ -39,8 +40,10 @@ class ChatFormat:
 
     object_names = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, spec: GenerationSpec, options: AnswerOptions) -> None:
+        self._names = TokenNames(tokenizer, options.names_tokens_by_id)
+        self._prompt = spec.prompts[0]
+        self._num_prompt_logprobs = options.num_prompt_logprobs
 
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -64,13 +67,18 @@ class ChatFormat:
             **piece.ids(),
         }
 
+    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
+        num_top = self._num_prompt_logprobs
+        if num_top is None:
+            return {}
+        scores = prompt_logprobs(self._prompt, piece.prompt_scores, num_top, self._names)
+        return {"prompt_logprobs": scores}
+
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         """Do nothing: no entry depends on the tokens before it."""
 
     def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
-        return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)
+        return None if piece.tokens is None else chat_logprobs(piece.tokens, self._names)
 
 
-CHAT = GenerationEndpoint(
-    ChatRequest, "chatcmpl", _encode, lambda tokenizer, _: ChatFormat(tokenizer)
-)
+CHAT = GenerationEndpoint(ChatRequest, "chatcmpl", _encode, ChatFormat)

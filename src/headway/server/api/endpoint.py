@@ -38,7 +38,12 @@ from headway.server.context import (
 )
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
-from headway.server.schema.request import GenerationRequest, RequestLimits, parse
+from headway.server.schema.request import (
+    AnswerOptions,
+    GenerationRequest,
+    RequestLimits,
+    parse,
+)
 from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
 from headway.text import Tokenizer
 
@@ -73,7 +78,7 @@ class GenerationEndpoint(Generic[RequestT]):
     id_prefix: str
     encode: Callable[[RequestT, ServerContext], list[list[int]]]
     """Return the prompts as token ids."""
-    choice_format: Callable[[Tokenizer, GenerationSpec], ChoiceFormat]
+    choice_format: Callable[[Tokenizer, GenerationSpec, AnswerOptions], ChoiceFormat]
 
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -145,6 +150,12 @@ class GenerationEndpoint(Generic[RequestT]):
                     "a request with an Idempotency-Key has one prompt; send one request per prompt",
                     "prompt",
                 )
+            if repeat.alias and payload.prompt_field is not None:
+                raise InvalidRequestError(
+                    f"a request with an Idempotency-Key cannot have {payload.prompt_field}",
+                    payload.prompt_field,
+                )
+            payload.check_scores(sum(map(len, prompts)))
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
             await context.admission.reserve_shared(reservation)
             generation = Generation(context.engine, job.spec, reservation.take_lease())
@@ -188,7 +199,7 @@ class GenerationEndpoint(Generic[RequestT]):
             )
             note = Note(encode_note(about), repeat.alias)
         spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, tokenizer, spec)
+        make_format = partial(self.choice_format, tokenizer, spec, options)
         return GenerationJob(
             spec, model, make_format, is_stream, options, created, client_id, repeat.body_digest
         )

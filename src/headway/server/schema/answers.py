@@ -70,6 +70,17 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class RankedToken(Answer):
+    """A token at a position of a prompt; the likeliest has rank 1."""
+
+    logprob: float
+    rank: Annotated[int, Field(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedToken] | None]
+
+
 class ChatMessage(Answer):
     """The output of the model."""
 
@@ -101,14 +112,15 @@ class ChatCompletion(Answer):
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
     prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
 
 
 class CompletionLogprobs(Answer):
     """Four lists of the same length, with an item per token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -121,6 +133,7 @@ class CompletionChoice(Answer):
     finish_reason: FinishReason
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
 
 
 class Completion(Answer):
