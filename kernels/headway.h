@@ -17,7 +17,7 @@
 #endif
 
 // Increment on every change below; Python refuses a library of another version.
-constexpr int32_t HW_ABI_VERSION = 8;
+constexpr int32_t HW_ABI_VERSION = 9;
 
 // Formats of the weights of a linear layer. Weights are divided into panels of 16 outputs, and a
 // panel into groups of 32 inputs. Within a group, inputs are in pairs, the layout of matrix
@@ -146,6 +146,13 @@ struct HwLogprobs {
   float top_logprobs[HW_MAX_LOGPROBS];
 };
 
+// A token of a prompt whose successor is scored by the logits of this token.
+struct HwScored {
+  int32_t row;      // of the token, as in HwStep::rows
+  int32_t next_id;  // the token that follows it
+  int32_t num_top;  // log-probabilities of the likeliest tokens
+};
+
 struct HwStep {
   int32_t num_spans;
   int32_t num_tokens;
@@ -166,6 +173,12 @@ struct HwStep {
   const int64_t* masks;
   // Another thread is writing the masks until it calls hw_set_ready; null if they are written.
   int32_t* masks_ready;
+  const HwScored* scored;  // [num_scored]
+  HwLogprobs* scores;      // [num_scored]: of the next tokens; NaN if a logit is not finite
+  int32_t num_scored;
+  int32_t num_hidden;
+  const int32_t* hidden_rows;  // [num_hidden]: tokens whose last hidden state is wanted
+  float* hidden;               // [num_hidden][hidden_size], after the final norm
 };
 
 // Parts of a step for the profile, in seconds over steps; see PARTS in kernels.py.

@@ -26,6 +26,24 @@ struct AttentionItem {
   int32_t num_rows;
 };
 
+// Rows of logits that are scored at a time: those of a whole prompt could fill the memory.
+constexpr int SCORED_ROWS = 64;
+
+// Rows of the head's product: tokens, where their logits go, and their masks.
+struct HeadRows {
+  int count;
+  float* logits;
+  int64_t stride;
+  int num_stored;        // the first rows, whose logits are stored
+  const int64_t* masks;  // of the other rows; may be null
+};
+
+// The best logit of a row; NaN if one is not finite.
+struct BestLogit {
+  int32_t id;
+  float value;
+};
+
 // The phase that a thread is in: the first counter counts the items done, the others those taken.
 struct Phase {
   int index = 0;
@@ -50,8 +68,6 @@ class Engine {
         best_(num_threads),
         best_ids_(num_threads),
         samplers_(num_threads),
-        num_phases_(model.num_layers * 10 + 8),
-        counters_(new Counter[size_t(num_phases_) * (num_threads + 1)]),
         block_sums_(model.num_blocks) {
     for (int t = 0; t < num_threads; t++) {
       attention_[t].reserve(attention_scratch(model.max_positions, model.head_dim));
@@ -61,9 +77,7 @@ class Engine {
   void step(const HwStep& step) {
     step_ = &step;
     prepare();
-    for (int i = 0; i < num_phases_ * (pool_.num_threads() + 1); i++) {
-      counters_[i].next.store(0, std::memory_order_relaxed);
-    }
+    for (int i = 0; i < num_counters_; i++) counters_[i].next.store(0, std::memory_order_relaxed);
     pool_.run([this](int thread) { run(thread); });
     for (int t = 0; t < step.num_tokens; t++) {
       const int32_t block_id = table(span_of_[t])[places_[t] / model_.block_size];
@@ -160,10 +174,13 @@ class Engine {
   void prepare() {
     const HwStep& s = *step_;
     const int64_t tokens = s.num_tokens;
+    const int num_at_once = std::min(SCORED_ROWS, s.num_scored);
+    const int num_head_rows = std::max(s.num_rows, num_at_once);
+    reserve_counters();
     token_sums_.reserve(tokens * NUM_SUMS);
     std::fill(token_sums_.get(), token_sums_.get() + tokens * NUM_SUMS, 0);
     // Products read whole tiles of rows; a token may be requested more than once.
-    const int64_t padded = std::max(s.num_tokens, s.num_rows) + TILE;
+    const int64_t padded = std::max(s.num_tokens, num_head_rows) + TILE;
     hidden_.reserve(tokens * model_.hidden_size);
     normed_.reserve(padded * model_.hidden_size);
     qkv_.reserve(tokens * (q_size_ + 2 * kv_size_));
@@ -196,17 +213,28 @@ class Engine {
     std::stable_sort(
         items_.begin(), items_.end(),
         [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
-    if (s.num_sampled && !s.logits) logits_.reserve(int64_t{s.num_sampled} * logits_stride());
+    const int num_stored = std::max(s.logits ? 0 : s.num_sampled, num_at_once);
+    if (num_stored) logits_.reserve(int64_t{num_stored} * logits_stride());
     int64_t max_edits = 0;
     for (int row = 0; row < s.num_sampled; row++) {
       const HwSampling& one = s.samplings[row];
       max_edits = std::max(max_edits, int64_t{one.num_banned} + one.num_biases + one.num_seen);
     }
     for (int t = 0; t < pool_.num_threads(); t++) {
-      if (s.num_sampled) samplers_[t].reserve(model_.vocab_size, max_edits, s.masks != nullptr);
-      products_[t].reserve(product_scratch(std::max(s.num_tokens, s.num_rows)));
-      best_[t].reserve(int64_t{s.num_rows} * 32);
-      best_ids_[t].reserve(int64_t{s.num_rows} * 16);
+      if (num_stored) samplers_[t].reserve(model_.vocab_size, max_edits, s.masks != nullptr);
+      products_[t].reserve(product_scratch(std::max(s.num_tokens, num_head_rows)));
+      best_[t].reserve(int64_t{num_head_rows} * 32);
+      best_ids_[t].reserve(int64_t{num_head_rows} * 16);
+    }
+  }
+
+  void reserve_counters() {
+    const int num_pieces = (step_->num_scored + SCORED_ROWS - 1) / SCORED_ROWS;
+    const int num_phases = model_.num_layers * 10 + 9 + 3 * num_pieces;
+    const int count = num_phases * (pool_.num_threads() + 1);
+    if (count > num_counters_) {
+      counters_.reset(new Counter[count]);
+      num_counters_ = count;
     }
   }
 
@@ -266,7 +294,11 @@ class Engine {
     watch.lap(HW_NORM_ROPE);
     sync(phase, watch);
     for (int layer = 0; layer < model_.num_layers; layer++) run_layer(layer, thread, phase, watch);
-    if (s.num_rows) score(thread, phase, watch);
+    if (s.num_rows) choose(thread, phase, watch);
+    for (int first = 0; first < s.num_scored; first += SCORED_ROWS) {
+      score(first, std::min(SCORED_ROWS, s.num_scored - first), thread, phase, watch);
+    }
+    if (s.num_hidden) share_rows(phase, s.num_hidden, [&](int row) { write_hidden(row); });
     ops_->thread_end();
   }
 
@@ -316,10 +348,50 @@ class Engine {
   // Rows of a power of two or so would have their columns in the same sets of the caches.
   int64_t logits_stride() const { return model_.vocab_size + 5 * TILE; }
 
-  void score(int thread, Phase& phase, Stopwatch& watch) {
+  // Chooses the token of each row.
+  void choose(int thread, Phase& phase, Stopwatch& watch) {
     const HwStep& s = *step_;
-    share_rows(phase, s.num_rows, [&](int row) {
-      ops_->norm(&hidden_[int64_t{s.rows[row]} * model_.hidden_size], model_.final_norm,
+    float* logits = s.logits ? s.logits : logits_.get();
+    const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
+    const HeadRows head{s.num_rows, logits, stride, s.logits ? s.num_rows : s.num_sampled, s.masks};
+    run_head(head, thread, phase, watch, [&](int row) { return s.rows[row]; });
+    share(phase, s.num_rows, [&](int row) {
+      const BestLogit best = find_best(row);
+      s.chosen_ids[row] = best.id;
+      s.best[row] = best.value;
+      if (row >= s.num_sampled || !std::isfinite(best.value)) return;
+      samplers_[thread].run(*ops_, s.samplings[row], mask_of(row), logits + row * stride,
+                            model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
+    });
+    watch.lap(HW_SAMPLING);
+  }
+
+  // Scores the tokens that follow some tokens of prompts.
+  void score(int first, int count, int thread, Phase& phase, Stopwatch& watch) {
+    const HwStep& s = *step_;
+    const HwScored* scored = s.scored + first;
+    const HeadRows head{count, logits_.get(), logits_stride(), count, nullptr};
+    sync(phase, watch);  // the rows before are read
+    run_head(head, thread, phase, watch, [&](int row) { return scored[row].row; });
+    share(phase, count, [&](int row) {
+      HwLogprobs& logprobs = s.scores[first + row];
+      const float best = find_best(row).value;
+      if (!std::isfinite(best)) {
+        logprobs.logprob = std::numeric_limits<float>::quiet_NaN();
+        return;
+      }
+      samplers_[thread].score(*ops_, head.logits + row * head.stride, model_.vocab_size, best,
+                              scored[row].next_id, scored[row].num_top, logprobs);
+    });
+    watch.lap(HW_SAMPLING);
+  }
+
+  // Multiplies tokens by the head; `token_of(row)` returns the token of a row.
+  template <typename F>
+  void run_head(const HeadRows& head, int thread, Phase& phase, Stopwatch& watch,
+                const F& token_of) {
+    share_rows(phase, head.count, [&](int row) {
+      ops_->norm(&hidden_[int64_t{token_of(row)} * model_.hidden_size], model_.final_norm,
                  model_.norm_eps, model_.hidden_size, &normed_[int64_t{row} * model_.hidden_size]);
       quantize_row(normed_.get(), model_.head, row);
       // Of all threads, because one that comes late takes no part.
@@ -330,23 +402,25 @@ class Engine {
       }
     });
     sync(phase, watch);
-    wait_for_masks();
+    if (head.masks) wait_for_masks();
     watch.lap(HW_WAIT);
-    float* logits = s.logits ? s.logits : logits_.get();
-    const int64_t stride = s.logits ? model_.vocab_size : logits_stride();
-    multiply({normed_.get(), groups_.get(), s.num_rows, &model_.head, Epilogue::Best, logits,
-              nullptr, stride, best_[thread].get(), best_ids_[thread].get(),
-              s.logits ? s.num_rows : s.num_sampled, s.masks},
+    multiply({normed_.get(), groups_.get(), head.count, &model_.head, Epilogue::Best, head.logits,
+              nullptr, head.stride, best_[thread].get(), best_ids_[thread].get(), head.num_stored,
+              head.masks},
              thread, phase);
     watch.lap(HW_HEAD);
     sync(phase, watch);
-    share(phase, s.num_rows, [&](int row) {
-      find_best(row);
-      if (row >= s.num_sampled || !std::isfinite(s.best[row])) return;
-      samplers_[thread].run(*ops_, s.samplings[row], mask_of(row), logits + row * stride,
-                            model_.vocab_size, s.chosen_ids[row], s.best[row], s.logprobs[row]);
-    });
-    watch.lap(HW_SAMPLING);
+  }
+
+  // Writes the last hidden state of a token after the final norm, in fp32.
+  void write_hidden(int row) {
+    const int64_t size = model_.hidden_size;
+    const float* x = &hidden_[step_->hidden_rows[row] * size];
+    double sum = 0.0;
+    for (int64_t i = 0; i < size; i++) sum += double(x[i]) * x[i];
+    const double factor = 1.0 / std::sqrt(sum / double(size) + model_.norm_eps);
+    float* out = step_->hidden + row * size;
+    for (int64_t i = 0; i < size; i++) out[i] = float(x[i] * factor * model_.final_norm[i]);
   }
 
   const uint32_t* mask_of(int row) const {
@@ -362,7 +436,7 @@ class Engine {
   }
 
   // Merges what the threads found for one row.
-  void find_best(int row) {
+  BestLogit find_best(int row) {
     float best = -std::numeric_limits<float>::infinity(), check = 0.0f;
     int32_t id = 0;
     for (int t = 0; t < pool_.num_threads(); t++) {
@@ -376,8 +450,7 @@ class Engine {
         check += best_[t][row * 32 + 16 + lane];
       }
     }
-    step_->chosen_ids[row] = id;
-    step_->best[row] = std::isnan(check) ? check : best;
+    return {id, std::isnan(check) ? check : best};
   }
 
   void multiply(const Product& product, int thread, Phase& phase) {
@@ -492,7 +565,7 @@ class Engine {
   std::vector<Buffer<float>> best_;
   std::vector<Buffer<int32_t>> best_ids_;
   std::vector<Sampler> samplers_;
-  const int num_phases_;
+  int num_counters_ = 0;
   std::unique_ptr<Counter[]> counters_;
   Buffer<uint64_t> token_sums_;  // of the tokens of the step, NUM_SUMS each
   BlockSums block_sums_;

@@ -37,6 +37,12 @@ void next_bounds(double low, double high, const Share& at_low, const Share& at_h
   for (int b = 0; b < NUM_BOUNDS; b++) bounds[b] = bound *= step;
 }
 
+void rate(const Ops& ops, const float* logits, int size, int32_t id, double log_total,
+          HwLogprobs& logprobs) {
+  logprobs.logprob = float(logits[id] - log_total);
+  logprobs.rank = 1 + ops.count_above(logits, size, logits[id]);
+}
+
 }  // namespace
 
 void Sampler::reserve(int vocab_size, int64_t max_edits, bool has_masks) {
@@ -57,8 +63,7 @@ void Sampler::run(const Ops& ops, const HwSampling& sampling, const uint32_t* ma
   const bool has_logprobs = sampling.num_logprobs >= 0;
   double log_total = 0.0;
   if (has_logprobs) {
-    log_total = best + std::log(ops.sum_exp(logits, vocab_size, best, logit_tops_.get()));
-    list_top(row, log_total, logprobs);
+    log_total = list_top(ops, logits, vocab_size, best, sampling.num_logprobs, logprobs);
   }
   if (mask) {
     row.logits = masked_.get();
@@ -68,10 +73,13 @@ void Sampler::run(const Ops& ops, const HwSampling& sampling, const uint32_t* ma
   if (mask || num_edits_) best = row.logits[chosen = ops.find_best(row.logits, vocab_size)];
   if (sampling.temperature > 0.0 && std::isfinite(best)) chosen = draw(row, best);
   undo(row);
-  if (has_logprobs) {
-    logprobs.logprob = float(logits[chosen] - log_total);
-    logprobs.rank = 1 + ops.count_above(logits, vocab_size, logits[chosen]);
-  }
+  if (has_logprobs) rate(ops, logits, vocab_size, chosen, log_total, logprobs);
+}
+
+void Sampler::score(const Ops& ops, const float* logits, int vocab_size, float best,
+                    int32_t token_id, int num_top, HwLogprobs& logprobs) {
+  const double log_total = list_top(ops, logits, vocab_size, best, num_top, logprobs);
+  rate(ops, logits, vocab_size, token_id, log_total, logprobs);
 }
 
 // No product below may be fused with a sum: the reference rounds both.
@@ -231,21 +239,23 @@ T Sampler::nth_top(const T* tops, int size, int n) {
   return T(begin[n - 1]);
 }
 
-void Sampler::list_top(const Row& row, double log_total, HwLogprobs& logprobs) {
-  const int wanted = std::min(row.sampling.num_logprobs, std::min(row.size, HW_MAX_LOGPROBS));
-  if (wanted <= 0) return;
-  const bool has_bound = wanted <= num_chunks(row.size);
-  const float bound = has_bound ? nth_top(logit_tops_.get(), row.size, wanted)
+double Sampler::list_top(const Ops& ops, const float* logits, int size, float best, int num_top,
+                         HwLogprobs& logprobs) {
+  const double log_total = best + std::log(ops.sum_exp(logits, size, best, logit_tops_.get()));
+  const int wanted = std::min(num_top, std::min(size, HW_MAX_LOGPROBS));
+  if (wanted <= 0) return log_total;
+  const bool has_bound = wanted <= num_chunks(size);
+  const float bound = has_bound ? nth_top(logit_tops_.get(), size, wanted)
                                 : -std::numeric_limits<float>::infinity();
-  const int count =
-      row.ops.list_at_least(row.logits, logit_tops_.get(), row.size, bound, ids_.get());
+  const int count = ops.list_at_least(logits, logit_tops_.get(), size, bound, ids_.get());
   std::partial_sort(ids_.get(), ids_.get() + wanted, ids_.get() + count, [&](int32_t a, int32_t b) {
-    return row.logits[a] != row.logits[b] ? row.logits[a] > row.logits[b] : a < b;
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   });
   for (int i = 0; i < wanted; i++) {
     logprobs.top_ids[i] = ids_[i];
-    logprobs.top_logprobs[i] = float(row.logits[ids_[i]] - log_total);
+    logprobs.top_logprobs[i] = float(logits[ids_[i]] - log_total);
   }
+  return log_total;
 }
 
 }  // namespace headway

@@ -17,6 +17,10 @@ class Sampler {
   // cannot be sampled. The logits are as before when the call returns.
   void run(const Ops& ops, const HwSampling& sampling, const uint32_t* mask, float* logits,
            int vocab_size, int32_t& chosen, float& best, HwLogprobs& logprobs);
+  // Writes the log-probability of one token and of the `num_top` likeliest. `best` is the best
+  // logit of all, and finite.
+  void score(const Ops& ops, const float* logits, int vocab_size, float best, int32_t token_id,
+             int num_top, HwLogprobs& logprobs);
 
  private:
   struct Row {
@@ -44,7 +48,9 @@ class Sampler {
   // Returns the nth largest of the maxima of chunks: the n largest probs are at least as large.
   template <typename T>
   T nth_top(const T* tops, int size, int n);
-  void list_top(const Row& row, double log_total, HwLogprobs& logprobs);
+  // Lists the likeliest tokens; returns the logarithm of the sum of all exponentials.
+  double list_top(const Ops& ops, const float* logits, int size, float best, int num_top,
+                  HwLogprobs& logprobs);
   Probs probs() { return {probs_.get(), sums_.get(), tops_.get()}; }
 
   Buffer<double> probs_, sums_, tops_, values_;

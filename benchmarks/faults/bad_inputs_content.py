@@ -90,7 +90,7 @@ UNSUPPORTED_CHAT: dict[str, list[Any]] = {
     "web_search_options": [{}, {"search_context_size": "high"}],
 }
 UNSUPPORTED_COMPLETION: dict[str, list[Any]] = {
-    "echo": [True, 0, "no", [], {}],
+    "echo": [0, 1, "no", [], {}],
     "suffix": ["end", 5, [], {}],
     "tools": [[{"type": "function"}]],
     "response_format": [{"type": "regex", "pattern": EVIL_PATTERN}],

@@ -17,7 +17,7 @@ NAN, INF = float("nan"), float("inf")
     ("field", "value"),
     [
         *[("n", value) for value in (0, -1, 129, 1.0, True, "2", None)],
-        *[("max_tokens", value) for value in (0, -1, 1.5, True)],
+        *[("max_tokens", value) for value in (-1, 1.5, True)],
         *[("min_tokens", value) for value in (-1, 0.5, 17)],
         *[("temperature", value) for value in (-0.1, 100.5, NAN, INF, "1", True, None)],
         *[("top_k", value) for value in (-2, 1.0)],
@@ -27,6 +27,7 @@ NAN, INF = float("nan"), float("inf")
         *[("presence_penalty", value) for value in (-2.1, 2.1, NAN)],
         *[("frequency_penalty", value) for value in (-2.1, 2.1, INF)],
         *[("logprobs", value) for value in (-1, 21, True)],
+        *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
         *[("seed", value) for value in (2**63, -(2**63) - 1, 0.5)],
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {-1: 0.0}),
@@ -50,7 +51,7 @@ def test_a_bad_value_is_refused_and_the_field_is_named(field: str, value: Any):
     ("field", "value"),
     [
         *[("n", value) for value in (1, 128)],
-        *[("max_tokens", value) for value in (None, 1, 10**9)],
+        *[("max_tokens", value) for value in (None, 0, 1, 10**9)],
         *[("temperature", value) for value in (0, 0.0, 2, 100.0)],
         *[("top_p", value) for value in (1e-9, 1)],
         *[("logprobs", value) for value in (None, 0, 20)],

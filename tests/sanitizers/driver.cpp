@@ -201,6 +201,20 @@ struct Model {
     step.chosen_ids = chosen_ids.data();
     step.best = best.data();
     step.logprobs = logprobs.data();
+    // Every row twice, for more rows than are scored at a time.
+    std::vector<HwScored> scored;
+    for (size_t i = 0; i < 2 * rows.size(); i++) {
+      const int32_t row = rows[i % rows.size()];
+      scored.push_back({row, int32_t(i * 5 % VOCAB), int32_t(i) % (HW_MAX_LOGPROBS + 1)});
+    }
+    std::vector<HwLogprobs> scores(scored.size());
+    std::vector<float> hidden(rows.size() * HIDDEN);
+    step.scored = scored.data();
+    step.scores = scores.data();
+    step.num_scored = int32_t(scored.size());
+    step.hidden_rows = rows.data();
+    step.hidden = hidden.data();
+    step.num_hidden = int32_t(rows.size());
     require(hw_step(engine, &step) == HW_DONE, "a step failed");
     const std::vector<int32_t> without_logits = chosen_ids;
     step.logits = logits.data();
@@ -210,6 +224,11 @@ struct Model {
       require(0 <= id && id < VOCAB, "a token is outside the vocabulary");
       logits.push_back(float(id));
     }
+    for (const HwLogprobs& one : scores) {
+      require(one.logprob <= 0.0f && 1 <= one.rank && one.rank <= VOCAB, "a score is impossible");
+      logits.push_back(one.logprob);
+    }
+    logits.insert(logits.end(), hidden.begin(), hidden.end());
     return logits;
   }
 

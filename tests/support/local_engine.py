@@ -70,9 +70,9 @@ class ScriptExecutor(FakeExecutor):
 class LocalProcess:
     pid = 0
 
-    def __init__(self, executor: ScriptExecutor, policy: str) -> None:
+    def __init__(self, executor: FakeExecutor, policy: str, **settings: Any) -> None:
         config = SchedulerConfig(
-            max_num_seqs=8, prefill_floor=1, kv_watermark=0.0, scheduling_policy=policy
+            max_num_seqs=8, prefill_floor=1, kv_watermark=0.0, scheduling_policy=policy, **settings
         )
         self._events: list[Event] = []
         self.scheduler = Scheduler(config, CAPACITY)
@@ -99,6 +99,7 @@ class LocalProcess:
                     terms=command.terms,
                     index=command.index,
                     num_prompt_tokens=command.num_prompt_tokens,
+                    num_scored=command.num_scored,
                 ),
                 command.is_resent,
                 command.waited_s,

@@ -70,6 +70,15 @@ class Forked:
     parent_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of prompt tokens from position `start` on; each position comes once."""
+
+    request_id: str
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 class TokensEmitted(NamedTuple):
     """A request gained output tokens, which never change."""
 
@@ -206,6 +215,7 @@ Event = (
     | Refused
     | Admitted
     | Forked
+    | PromptScored
     | TokensEmitted
     | Preempted
     | Finished

@@ -83,7 +83,8 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
             list(item.token_ids) == request.token_ids[item.start : end],
             "token_ids are not those of the request",
         )
-        _require(item.has_sample == (end == request.num_tokens), "has_sample is wrong")
+        is_sampled = end == request.num_tokens and request.params.max_tokens != 0
+        _require(item.has_sample == is_sampled, "has_sample is wrong")
         blocks = scheduler.kv.tables[request.id].block_ids
         size = scheduler.kv.block_size
         target = set(blocks[item.start // size : -(-end // size)])

@@ -26,8 +26,10 @@ class SamplingParams:
     """Sampling parameters, named as in the OpenAI API and vLLM.
 
     `temperature=0` is greedy. `top_k=0` is no limit. `max_tokens=None` is as many as the
-    context has room for. `seed=None` draws a new seed when the request is accepted. `grammar` is a
-    Lark grammar that the output must follow; see `headway.text.grammar`.
+    context has room for, `max_tokens=0` computes the prompt only. `prompt_logprobs` is the number
+    of likeliest tokens whose log-probabilities each prompt token gets beside its own; None: no
+    token of the prompt gets any. `seed=None` draws a new seed when the request is accepted.
+    `grammar` is a Lark grammar that the output must follow; see `headway.text.grammar`.
     """
 
     n: int = 1
@@ -47,6 +49,7 @@ class SamplingParams:
     """The bad words as tokens; set when the request is accepted."""
     grammar: str | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -77,7 +80,7 @@ class SamplingParams:
     def _check_counts(self) -> None:
         _check_int("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1)
+            _check_int("max_tokens", self.max_tokens, 0)
         _check_int("min_tokens", self.min_tokens, 0)
         _check_int("top_k", self.top_k, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -87,6 +90,8 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
 

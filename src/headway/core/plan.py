@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.core.params import SamplingParams
@@ -25,13 +26,23 @@ class NewRequest:
     index: int
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
+    num_scored: int = 1
+    """Prompt tokens whose log-probabilities were returned before; the first token has none."""
+
+    @property
+    def scored_positions(self) -> range:
+        """Positions whose logits score the prompt token that follows; empty if not wanted."""
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        return range(self.num_scored - 1, self.num_prompt_tokens - 1)
 
     @staticmethod
     def of(request: Request) -> NewRequest:
         """Return what the executor must know of a request."""
         token_ids = tuple(request.token_ids)
         params, seed, index = request.params, request.seed, request.index
-        return NewRequest(params, seed, index, token_ids, request.num_prompt_tokens)
+        num_prompt, num_scored = request.num_prompt_tokens, request.num_scored
+        return NewRequest(params, seed, index, token_ids, num_prompt, num_scored)
 
 
 class ScheduledRequest(NamedTuple):
@@ -86,6 +97,8 @@ class StepPlan:
     released_ids: tuple[str, ...] = ()
     """Requests finished or preempted since the last plan."""
     num_tokens: int = 0
+    num_scored_rows: int = 0
+    """Prompt tokens that the logits of this step score."""
     saves: tuple[BlockSave, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
 
@@ -98,6 +111,14 @@ class TokenLogprobs:
     rank: int
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt tokens of one request from position `start` on."""
+
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +148,5 @@ class StepResult:
     elapsed_s: float
     copy_s: float = 0.0
     """The part of `elapsed_s` that saves and loads took."""
+    prompt_scores: Mapping[str, PromptScores] = field(default_factory=dict[str, PromptScores])
+    """By request id, of the requests that did not fail."""

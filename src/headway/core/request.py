@@ -64,6 +64,8 @@ class Request:
     """Planned start, before the latest that meets the SLO; inf without one."""
     num_prompt_tokens: int = 0
     num_computed: int = 0
+    num_scored: int = 1
+    """Prompt tokens whose log-probabilities were emitted, if wanted; the first token has none."""
     num_preemptions: int = 0
     is_aged: bool = False
     """Whether the request has waited `max_wait_s` and goes first."""
@@ -98,6 +100,23 @@ class Request:
     def max_num_tokens(self) -> int:
         """Prompt tokens and max_tokens."""
         return self.num_prompt_tokens + (self.params.max_tokens or 0)
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose log-probabilities are wanted and were not emitted yet."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        return self.num_prompt_tokens - self.num_scored
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """The most tokens that may come from the prefix cache.
+
+        A step must compute the last token, to sample from it, and every token before an unscored
+        one.
+        """
+        num_before = len(self.token_ids) - 1
+        return min(num_before, self.num_scored - 1) if self.num_unscored else num_before
 
     @property
     def is_finished(self) -> bool:
@@ -136,7 +155,7 @@ class Request:
         return Request(
             id=sample_id(self.id, index),
             token_ids=self.token_ids[: self.num_prompt_tokens],
-            params=replace(self.params, n=1),
+            params=replace(self.params, n=1, prompt_logprobs=None),
             seed=self.seed,
             arrived_at=self.arrived_at,
             priority=self.priority,
@@ -157,6 +176,12 @@ class Request:
             raise AssertionError(
                 f"{self.id}: num_prompt_tokens {self.num_prompt_tokens} of {self.num_tokens} tokens"
             )
+        if not 1 <= self.num_scored <= self.num_prompt_tokens:
+            raise AssertionError(
+                f"{self.id}: num_scored {self.num_scored} of {self.num_prompt_tokens} tokens"
+            )
+        if self.num_unscored and self.num_computed >= self.num_scored:
+            raise AssertionError(f"{self.id}: a token is computed and its successor not scored")
         if self.num_tokens > self.max_num_tokens:
             raise AssertionError(
                 f"{self.id}: {self.num_output_tokens} output tokens exceed max_tokens"

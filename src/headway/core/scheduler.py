@@ -37,6 +37,7 @@ from headway.core.kv.cache import KVCache
 from headway.core.kv.offload import Offload
 from headway.core.plan import (
     Failure,
+    PromptScores,
     Sample,
     ScheduledRequest,
     StepPlan,
@@ -243,7 +244,8 @@ class Scheduler:
                 draft.add(request, table, limit)
             else:  # no new block: the common case, without the work of draft.add
                 token = (token_ids[-1],)
-                fields = (request.id, num_tokens - 1, token, (), True, None)
+                has_sample = request.params.max_tokens != 0
+                fields = (request.id, num_tokens - 1, token, (), has_sample, None)
                 draft.scheduled.append(make_tuple(ScheduledRequest, fields))
                 draft.num_tokens += 1
         return deferred
@@ -416,7 +418,7 @@ class Scheduler:
         self.offload.observe(plan, result)
         has_finished = False
         requests, block_size = self.requests, self.kv.block_size
-        emit = self._running_set.events.append
+        emit, scores = self._running_set.events.append, result.prompt_scores
         sampled: list[str] = []
         spot_sampled: list[str] = []
         for item, outcome in zip(plan.scheduled, result.outcomes, strict=True):
@@ -429,6 +431,8 @@ class Scheduler:
                 if num_tokens > 1 or request.num_computed % block_size == 0:
                     self._running_set.publish(request)
                     self._preemption.track_growth(request)
+                if scores:
+                    self._emit_scores(request, scores.get(request.id))
             if isinstance(outcome, Sample):
                 token_ids, logprobs = outcome.token_ids, outcome.logprobs
                 terms = request.terms
@@ -448,12 +452,32 @@ class Scheduler:
                 if reason is not None:
                     self._running_set.leave(request, reason, now)
                     has_finished = True
-            elif outcome is not None or item.has_sample:
-                message = "the executor sampled nothing" if outcome is None else outcome.message
-                self._running_set.leave(request, FinishReason.ERROR, now, message)
+            elif self._end_unsampled(request, item, outcome, now):
                 has_finished = True
         self.accounts.charge_output(sampled)
         self.accounts.charge_output(spot_sampled, is_spot=True)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)
         if has_finished:
             self._running_set.running = [it for it in self.running if it.state is RUNNING]
+
+    def _end_unsampled(
+        self, request: Request, item: ScheduledRequest, outcome: Failure | None, now: float
+    ) -> bool:
+        """End a request that failed, or whose prompt was all; return whether it ended."""
+        if outcome is not None or item.has_sample:
+            message = "the executor sampled nothing" if outcome is None else outcome.message
+            self._running_set.leave(request, FinishReason.ERROR, now, message)
+            return True
+        if request.num_computed < len(request.token_ids):
+            return False
+        self._running_set.leave(request, FinishReason.LENGTH, now)
+        return True
+
+    def _emit_scores(self, request: Request, scores: PromptScores | None) -> None:
+        if scores is None:
+            return
+        start = scores.start
+        if start != request.num_scored:
+            raise RuntimeError(f"{request.id}: scores from {start}, not {request.num_scored}")
+        request.num_scored += len(scores.logprobs)
+        self._running_set.events.append(events.PromptScored(request.id, start, scores.logprobs))

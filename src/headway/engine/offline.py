@@ -8,7 +8,15 @@ from itertools import count
 
 from headway.clock import Clock
 from headway.core.engine import EngineCore
-from headway.core.events import Admitted, Event, Finished, Preempted, Sink, TokensEmitted
+from headway.core.events import (
+    Admitted,
+    Event,
+    Finished,
+    Preempted,
+    PromptScored,
+    Sink,
+    TokensEmitted,
+)
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason, Request, sample_id
 from headway.engine.client.inputs import draw_seed, resolve_params, with_bad_words
@@ -146,6 +154,8 @@ class OfflineEngine:
         now = self._clock.now()
         samples = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(request_id, text, token_ids, samples, RequestMetrics(now))
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
         live = _LiveRequest(output, params, self.tokenizer)
         for index in range(params.n):
             self._live[sample_id(request_id, index)] = (live, index)
@@ -193,6 +203,10 @@ class OfflineEngine:
                 if metrics.admitted_at is None:
                     metrics.admitted_at = event.at
                     metrics.num_cached_tokens = event.num_cached_tokens
+            elif isinstance(event, PromptScored):
+                scores = self._live[event.request_id][0].output.prompt_logprobs
+                if scores is not None:
+                    scores.extend(event.logprobs)
             elif isinstance(event, Preempted) and event.request_id in self._live:
                 self._live[event.request_id][0].output.metrics.num_preemptions += 1
 
@@ -206,7 +220,14 @@ class OfflineEngine:
             self._stopped_ids.append(event.request_id)
 
     def _finish(self, event: Finished) -> None:
-        live, index = self._live.pop(event.request_id)
+        live, index = self._live[event.request_id]
+        # A prompt forks at its first token: if it ends before, all its samples end with it.
+        is_unforked = index == 0 and not live.output.outputs[0].token_ids
+        for ended in range(len(live.streams)) if is_unforked else (index,):
+            self._finish_sample(live, ended, event)
+
+    def _finish_sample(self, live: _LiveRequest, index: int, event: Finished) -> None:
+        del self._live[sample_id(live.output.request_id, index)]
         self._num_finished += 1
         live.output.metrics.finished_at = event.at
         stream = live.streams[index]

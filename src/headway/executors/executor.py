@@ -8,15 +8,24 @@ nothing: a plan and this state define a step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.clock import Clock
 from headway.core.executor import BlockRecorder, Capacity, Ticket
-from headway.core.plan import Failure, NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.plan import (
+    Failure,
+    NewRequest,
+    PromptScores,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from headway.executors.grammar import Grammars, MaskThread
-from headway.executors.sampling import SampleRow
-from headway.executors.step_model import Span, StepModel
+from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.executors.step_model import RowOutcome, Span, StepModel
 from headway.executors.tokens_so_far import TokensSoFar
 
 Outcome = Sample | Failure | None
@@ -36,10 +45,32 @@ class _ScheduledRow:
     """A checked request: its index in the plan, and what to run."""
 
     index: int
+    request_id: str
     span: Span
     tokens: TokensSoFar
     row: SampleRow | None
     """How to sample the logits of its last token; None without sampling."""
+    score_rows: tuple[ScoreRow, ...] = ()
+    """For consecutive tokens of the prompt: how their logits score the next token."""
+    first_scored: int = 0
+    """Position of the first of these tokens."""
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """What the requests of a step have come to."""
+
+    samples: list[Outcome]
+    prompt_scores: dict[str, PromptScores]
+
+    def add_scores(self, one: _ScheduledRow, found: Sequence[RowOutcome]) -> None:
+        """Add the scores of a request; a row that failed fails the request."""
+        failure = next((row for row in found if isinstance(row, Failure)), None)
+        if failure is not None:
+            self.samples[one.index] = failure
+        elif not isinstance(self.samples[one.index], Failure):
+            logprobs = tuple(row for row in found if isinstance(row, TokenLogprobs))
+            self.prompt_scores[one.request_id] = PromptScores(one.first_scored + 1, logprobs)
 
 
 class ModelExecutor:
@@ -78,9 +109,11 @@ class ModelExecutor:
             raise RuntimeError(f"step {self._pending.step_id} has not been collected")
         started_at = self._clock.now()
         copy_s = self._move_blocks(plan)
-        outcomes = self._run(plan)
+        found = self._run(plan)
         elapsed_s = self._clock.now() - started_at
-        self._pending = StepResult(plan.step_id, outcomes, elapsed_s, copy_s)
+        self._pending = StepResult(
+            plan.step_id, tuple(found.samples), elapsed_s, copy_s, found.prompt_scores
+        )
         return Ticket(plan.step_id)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -135,43 +168,56 @@ class ModelExecutor:
             self._model.load(slot_ids, block_ids)
         return self._clock.now() - started_at
 
-    def _run(self, plan: StepPlan) -> tuple[Outcome, ...]:
+    def _run(self, plan: StepPlan) -> _Outcomes:
         for request_id in plan.released_ids:
             self._requests.pop(request_id, None)
-        outcomes: list[Outcome] = [None] * len(plan.scheduled)
+        outcomes = _Outcomes([None] * len(plan.scheduled), {})
         scheduled_rows: list[_ScheduledRow] = []
         started_at = self._clock.now()
         for index, scheduled in enumerate(plan.scheduled):
             try:
                 scheduled_rows.append(self._prepare(index, scheduled))
             except Exception as error:  # an error of one request must not fail the others
-                outcomes[index] = Failure(f"request {scheduled.request_id}: {error}")
+                outcomes.samples[index] = Failure(f"request {scheduled.request_id}: {error}")
         self._seconds[PREPARE] += self._clock.now() - started_at
         if scheduled_rows:
-            for scheduled_row, outcome in self._compute(scheduled_rows):
-                outcomes[scheduled_row.index] = outcome
-        return tuple(outcomes)
+            self._compute(scheduled_rows, outcomes)
+        return outcomes
 
-    def _compute(
-        self, scheduled_rows: Sequence[_ScheduledRow]
-    ) -> Iterator[tuple[_ScheduledRow, Outcome]]:
+    def _compute(self, scheduled_rows: Sequence[_ScheduledRow], outcomes: _Outcomes) -> None:
+        """Run the model, and record what became of each request."""
         sampled: list[_ScheduledRow] = []
-        rows: list[SampleRow] = []
+        scored: list[_ScheduledRow] = []
+        rows: list[Row] = []
         places: list[int] = []
+        scored_places: list[int] = []
         end = 0
         for scheduled_row in scheduled_rows:
-            end += len(scheduled_row.span.token_ids)
+            span = scheduled_row.span
+            if scheduled_row.score_rows:
+                scored.append(scheduled_row)
+                first = end + scheduled_row.first_scored - span.start
+                scored_places += range(first, first + len(scheduled_row.score_rows))
+            end += len(span.token_ids)
             if scheduled_row.row is not None:
                 sampled.append(scheduled_row)
                 rows.append(scheduled_row.row)
                 places.append(end - 1)
+        for scheduled_row in scored:
+            rows += scheduled_row.score_rows
+        places += scored_places
         started_at = self._clock.now()
         spans = [scheduled_row.span for scheduled_row in scheduled_rows]
         masks = self._mask_thread.start([one.tokens.grammar for one in sampled])
-        outcomes = self._model.sample(spans, places, rows, masks)
+        found = self._model.sample(spans, places, rows, masks)
         self._seconds[MODEL] += self._clock.now() - started_at
-        for one, outcome in zip(sampled, outcomes, strict=True):
-            yield one, one.tokens.failure or outcome
+        for one, outcome in zip(sampled, found, strict=False):
+            if not isinstance(outcome, TokenLogprobs):
+                outcomes.samples[one.index] = one.tokens.failure or outcome
+        at = len(sampled)
+        for one in scored:
+            outcomes.add_scores(one, found[at : at + len(one.score_rows)])
+            at += len(one.score_rows)
 
     def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
         """Check a request, then update its state to this plan."""
@@ -182,7 +228,16 @@ class ModelExecutor:
         span = Span(scheduled.token_ids, scheduled.start, state.block_ids)
         state.tokens.catch_up(span)
         row = state.tokens.row(span.end) if scheduled.has_sample else None
-        return _ScheduledRow(index, span, state.tokens, row)
+        request_id, params = scheduled.request_id, state.new.params
+        if params.prompt_logprobs is None:
+            return _ScheduledRow(index, request_id, span, state.tokens, row)
+        scored = state.new.scored_positions
+        first, end = max(span.start, scored.start), min(span.end, scored.stop)
+        score_rows = tuple(
+            ScoreRow(next_id, params.prompt_logprobs)
+            for next_id in state.new.token_ids[first + 1 : end + 1]
+        )
+        return _ScheduledRow(index, request_id, span, state.tokens, row, score_rows, first)
 
     def _state_of(self, scheduled: ScheduledRequest) -> _ExecutorState:
         new = scheduled.new

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from headway.core.executor import Capacity, Ticket
-from headway.core.plan import NewRequest, Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.plan import (
+    NewRequest,
+    PromptScores,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 VOCAB_SIZE = 1000
 
@@ -20,6 +28,15 @@ VOCAB_SIZE = 1000
 def next_token(token_ids: Sequence[int], seed: int, index: int) -> int:
     """Return the next token; depends on the whole context, the seed and the index."""
     return crc32(array("q", (seed, index, *token_ids)).tobytes()) % VOCAB_SIZE
+
+
+def score_of(token_ids: Sequence[int], next_id: int, num_top: int = 0) -> TokenLogprobs:
+    """Return a score of the next token of a prompt; depends on the whole context."""
+    rank = 1 + next_token(token_ids, next_id, 0)
+    top_ids = tuple(range(num_top))
+    return TokenLogprobs(
+        -rank / VOCAB_SIZE, rank, top_ids, tuple(-at / VOCAB_SIZE for at in top_ids)
+    )
 
 
 class FakeExecutor:
@@ -51,7 +68,11 @@ class FakeExecutor:
         for item in plan.scheduled:
             self._write(item)
         outcomes = tuple(self._sample(item) for item in plan.scheduled)
-        self._results[plan.step_id] = StepResult(plan.step_id, outcomes, self._step_s)
+        found = {item.request_id: self._score(item) for item in plan.scheduled}
+        scores = {name: one for name, one in found.items() if one is not None}
+        self._results[plan.step_id] = StepResult(
+            plan.step_id, outcomes, self._step_s, prompt_scores=scores
+        )
         return Ticket(plan.step_id)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -73,11 +94,25 @@ class FakeExecutor:
     def _sample(self, item: ScheduledRequest) -> Sample | None:
         if not item.has_sample:
             return None
-        size = self._capacity.block_size
-        table = self._tables[item.request_id]
-        end = item.start + len(item.token_ids)
-        contents: list[int] = []
-        for block_id in table[: -(-end // size)]:
-            contents += self._blocks[block_id]
         new = self._requests[item.request_id]
-        return Sample((next_token(contents[:end], new.seed, new.index),))
+        return Sample((next_token(self._read(item), new.seed, new.index),))
+
+    def _score(self, item: ScheduledRequest) -> PromptScores | None:
+        new, end = self._requests[item.request_id], item.start + len(item.token_ids)
+        positions = new.scored_positions
+        scored = range(max(item.start, positions.start), min(end, positions.stop))
+        if not scored:
+            return None
+        context, num_top = self._read(item), new.params.prompt_logprobs or 0
+        logprobs = tuple(
+            score_of(context[: at + 1], new.token_ids[at + 1], num_top) for at in scored
+        )
+        return PromptScores(scored.start + 1, logprobs)
+
+    def _read(self, item: ScheduledRequest) -> list[int]:
+        """Return the tokens of a request as its blocks have them."""
+        size, end = self._capacity.block_size, item.start + len(item.token_ids)
+        contents: list[int] = []
+        for block_id in self._tables[item.request_id][: -(-end // size)]:
+            contents += self._blocks[block_id]
+        return contents[:end]

@@ -76,6 +76,18 @@ class SampleRow:
         return self.is_adjusted or not params.is_greedy or params.logprobs is not None
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One row of logits that scores the next token of a prompt."""
+
+    next_id: int
+    num_top: int
+    """Likeliest tokens to list."""
+
+
+Row = SampleRow | ScoreRow
+
+
 class BadWords:
     """Token sequences that must not be sampled, compared with the end of the output."""
 

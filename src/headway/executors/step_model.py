@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from headway.core.executor import BlockRecorder
-from headway.core.plan import Failure, Sample
+from headway.core.plan import Failure, Sample, TokenLogprobs
 from headway.executors.cpu.packed_cache import PackedCache
-from headway.executors.sampling import SampleRow
+from headway.executors.sampling import Row
 from headway.executors.spec import ModelSpec
 from headway.executors.weights.reader import Progress
 
@@ -70,6 +70,9 @@ class ModelLoading:
 DEFAULT_LOADING = ModelLoading()
 
 
+RowOutcome = Sample | TokenLogprobs | Failure
+
+
 class HasLogits(Protocol):
     """A model whose quality can be measured."""
 
@@ -92,14 +95,15 @@ class StepModel(HasLogits, Protocol):
         self,
         spans: Sequence[Span],
         places: Sequence[int],
-        rows: Sequence[SampleRow],
+        rows: Sequence[Row],
         masks: Future[None] | None = None,
-    ) -> list[Sample | Failure]:
-        """Compute the tokens of all spans; sample a token for each row.
+    ) -> list[RowOutcome]:
+        """Compute the tokens of all spans; sample or score a token for each row.
 
         Writes the KV store. `places` are the tokens whose logits the rows need, numbered over all
-        spans in the order of the caller. A row that cannot be sampled fails alone. The masks of
-        rows are read when `masks` is done, if it is given: another thread is writing them.
+        spans in the order of the caller. A SampleRow becomes a Sample, a ScoreRow TokenLogprobs; a
+        row that is not finite fails alone. The masks of rows are read when `masks` is done, if it
+        is given: another thread is writing them.
         """
         ...
 

@@ -88,8 +88,8 @@ class RoutedRequest:
         return chain
 
     def matchable(self, block_size: int) -> list[BlockHash]:
-        """Return the hashes that can be a prefix hit: the last token is always computed."""
-        return self.hashes(block_size)[: (self.request.num_tokens - 1) // block_size]
+        """Return the hashes that can be a prefix hit; some tokens are always computed."""
+        return self.hashes(block_size)[: self.request.max_cached_tokens // block_size]
 
     def extended(self, token_ids: list[int], block_size: int) -> list[BlockHash]:
         """Return the hashes of the full blocks of the tokens known and of further output."""

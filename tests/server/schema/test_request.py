@@ -79,6 +79,8 @@ SHARED = [
         {"grammar": json_grammar({"type": "object"}, is_compact=True)},
     ),
     ("return_token_ids", True, {}),
+    ("return_tokens_as_token_ids", True, {}),
+    ("prompt_logprobs", 3, {"prompt_logprobs": 3}),
     ("truncate_prompt_tokens", 5, {}),
     ("tpot_ms", 20.5, {}),
     ("deadline_ms", 86_400_000, {}),
@@ -143,7 +145,11 @@ REFUSED_BY_BOTH = [
     ("logit_bias", {"5": "1"}, "logit_bias"),
     ("logit_bias", {"5": None}, "logit_bias"),
     ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias"),
-    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", -1, "max_tokens"),
+    ("prompt_logprobs", -1, "prompt_logprobs"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("prompt_logprobs", True, "prompt_logprobs"),
+    ("return_tokens_as_token_ids", 1, "return_tokens_as_token_ids"),
     ("max_tokens", 1.5, "max_tokens"),
     ("max_tokens", 131_073, "max_tokens"),
     ("min_tokens", -1, "min_tokens"),
@@ -200,6 +206,7 @@ UNSUPPORTED_CHAT = [
     ("web_search_options", {}, None),
     ("top_logprobs", 2, None),
     ("max_completion_tokens", 0, None),
+    ("max_tokens", 0, None),
 ]
 
 
@@ -211,7 +218,13 @@ def test_what_chat_does_not_support(name, value, harmless) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "harmless"),
-    [("echo", True, False), ("suffix", "x", ""), ("best_of", 2, 1), ("logprobs", 21, 20)],
+    [
+        ("echo", 1, True),
+        ("max_tokens", -1, 0),
+        ("suffix", "x", ""),
+        ("best_of", 2, 1),
+        ("logprobs", 21, 20),
+    ],
 )
 def test_what_completions_do_not_support(name, value, harmless) -> None:
     assert refusal(completion, **{name: value}).param == name
@@ -222,7 +235,7 @@ def test_every_field_is_tested() -> None:
     honoured = {name for name, _, _ in SHARED} | {"messages", "prompt", "stream_options"}
     own = {"logprobs", "top_logprobs", "max_completion_tokens", "best_of", "safety_identifier"}
     own |= {"metadata", "prompt_cache_key", "store", "chat_template_kwargs"}
-    own |= {"add_generation_prompt", "continue_final_message"}
+    own |= {"add_generation_prompt", "continue_final_message", "echo"}
     own |= {"tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"}
     own |= {"thinking_token_budget"}
     refused = {*unsupported_fields(ChatRequest), *unsupported_fields(CompletionRequest)}

@@ -107,12 +107,12 @@ class KVCache:
     def match(self, request: Request) -> PrefixMatch:
         """Return the longest cached prefix of a request, without taking its blocks.
 
-        The last token is never matched: a step must compute a token to sample from.
+        No token is matched that a step must compute; see `Request.max_cached_tokens`.
         """
         if not self.enable_prefix_caching:
             return NO_MATCH
         self._hash_full_blocks(request)
-        max_blocks = (request.num_tokens - 1) // self.block_size
+        max_blocks = request.max_cached_tokens // self.block_size
         block_ids: list[int] = []
         for block_hash in request.block_hashes[:max_blocks]:
             block_id = self.pool.find(block_hash)
@@ -127,7 +127,7 @@ class KVCache:
 
     def has_cached_prefix(self, request: Request) -> bool:
         """Return whether `match` finds at least one block."""
-        if not self.enable_prefix_caching or request.num_tokens <= self.block_size:
+        if not self.enable_prefix_caching or request.max_cached_tokens < self.block_size:
             return False
         self._hash_full_blocks(request)
         return self.pool.find(request.block_hashes[0]) is not None
@@ -235,7 +235,7 @@ class KVCache:
         self, request: Request, block_ids: list[int], max_blocks: int
     ) -> PrefixMatch:
         """Add the tail of a request to its full blocks, and leave out what is damaged."""
-        end = request.num_tokens - 1
+        end = request.max_cached_tokens
         if len(block_ids) == max_blocks and end % self.block_size:
             tail_id = self.pool.find(BlockHash(self._hash_tail(request, end).digest()))
             block_ids = block_ids if tail_id is None else [*block_ids, tail_id]

@@ -89,7 +89,7 @@ def refuse_if_never_fits(
             "max_tokens",
         )
     # The last output token is not computed, so it needs no room in the cache.
-    num_blocks = -(-(total - 1) // capacity.block_size)
+    num_blocks = -(-max(demand.num_prompt_tokens, total - 1) // capacity.block_size)
     if num_blocks > capacity.num_blocks:
         return Refuse(
             f"{demand.num_prompt_tokens} prompt tokens and {demand.max_tokens} output tokens "
@@ -139,7 +139,9 @@ def try_admit(
     table of an immune request has room for its whole output, because the request cannot be
     preempted again.
     """
-    num_tokens = request.max_num_tokens - 1 if is_immune else request.num_tokens
+    num_tokens = request.num_tokens
+    if is_immune:
+        num_tokens = max(num_tokens, request.max_num_tokens - 1)
     num_blocks = max(0, kv.num_blocks_needed(match, num_tokens) - room.num_blocks)
     num_seqs = max(0, request.params.n - room.num_seqs)
     num_quota_blocks = num_over_kv_quota(

@@ -115,7 +115,7 @@ class OpenRequests:
         self._exit(request)
         self.first_token_at.pop(request.id, None)
         self._is_stale = True
-        if request.finish_reason in ENDED:
+        if request.finish_reason in ENDED and request.params.max_tokens:
             terms, max_tokens = request.terms, request.params.max_tokens or 1
             num_tokens = request.num_output_tokens
             self.lengths.observe(terms.tenant, terms.tier, num_tokens, max_tokens)

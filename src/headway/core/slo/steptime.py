@@ -61,7 +61,10 @@ def prefill_work(num_tokens: int, start: int = 0) -> int:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """Return the shape of a planned step; a chunk of one token counts as a decode."""
+    """Return the shape of a planned step; a chunk of one token counts as a decode.
+
+    A scored row counts as one more prefill token, as in the token budget.
+    """
     num_decodes = num_context = work = 0
     for item in plan.scheduled:
         count = len(item.token_ids)
@@ -70,7 +73,8 @@ def shape_of(plan: StepPlan) -> StepShape:
             num_context += item.start
         else:
             work += prefill_work(count, item.start)
-    return StepShape(num_decodes, plan.num_tokens - num_decodes, num_context, work)
+    num_prefill = plan.num_tokens - num_decodes + plan.num_scored_rows
+    return StepShape(num_decodes, num_prefill, num_context, work)
 
 
 @dataclass(frozen=True, slots=True)

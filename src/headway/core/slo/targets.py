@@ -44,6 +44,8 @@ class RemainingWork(NamedTuple):
     first_token_at: float | None = None
     num_samples: int = 1
     """Samples that will decode, all of the same expected length."""
+    num_unscored: int = 0
+    """Prompt tokens to score; each counts as one more prefill token."""
 
     @property
     def next_due_at(self) -> float:
@@ -72,7 +74,8 @@ class RemainingWork(NamedTuple):
         count = self.num_prefill_left
         if count <= 0:
             return StepShape()
-        return StepShape(0, count, 0, prefill_work(count, max(0, self.num_context - count)))
+        work = prefill_work(count, max(0, self.num_context - count))
+        return StepShape(0, count + self.num_unscored, 0, work)
 
     @property
     def decodes(self) -> StepShape:
@@ -134,6 +137,7 @@ def remaining_work(
         request.num_tokens,
         first_token_at,
         1 if request.num_output_tokens else request.params.n,
+        request.num_unscored,
     )
 
 

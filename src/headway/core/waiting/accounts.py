@@ -19,6 +19,8 @@ from headway.core.request import Request
 from headway.core.terms import Terms
 
 PROMPT_COST = 1.0
+SCORED_COST = 1.0
+"""Of a prompt token whose log-probability is wanted, beside its own cost."""
 CACHED_COST = 0.1
 OUTPUT_COST = 2.0
 BLOCK_S_COST = 0.05
@@ -233,14 +235,14 @@ class Accounts:
         end_cached = min(num_cached, request.num_prompt_tokens)
         num_cached = max(0, end_cached - num_paid)
         num_fresh = request.num_prompt_tokens - max(end_cached, num_paid)
-        self.of(request).charge(CACHED_COST * num_cached + PROMPT_COST * num_fresh)
+        self.of(request).charge(CACHED_COST * num_cached + _prompt_cost(request) * num_fresh)
 
     def refund_prompt(self, request: Request) -> None:
         """Refund the part of the prompt charged and not computed, when the request stops."""
         num_done = max(request.num_computed, self._marks.get(request.id, 0))
         num_missing = request.num_prompt_tokens - num_done
         if num_missing > 0:
-            self.of(request).refund(PROMPT_COST * num_missing)
+            self.of(request).refund(_prompt_cost(request) * num_missing)
 
     def mark_charged(self, request: Request, num_tokens: int) -> None:
         """Remember how much of the prompt is charged, for the next admission."""
@@ -293,3 +295,7 @@ class Accounts:
         for account in (*ordinary, *self._accounts[True].values()):
             if account.priorities != priorities.get(account, Counter()):
                 raise AssertionError(f"{account} miscounts its priorities")
+
+
+def _prompt_cost(request: Request) -> float:
+    return PROMPT_COST if request.params.prompt_logprobs is None else PROMPT_COST + SCORED_COST

@@ -437,9 +437,9 @@ class AsyncEngine:
             return
         now, num_sent = self._clock.now(), 0
         try:
+            self._note_numerics(stream, replica)
             commands = stream.commands(now)
             replica.add(stream)
-            self._note_numerics(stream, replica)
             if stream.is_awaiting_engine:
                 stream.is_awaiting_engine = False
                 resent = [events.Resent(command.id, now) for command in commands]
@@ -615,9 +615,10 @@ class AsyncEngine:
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._move(replica, report, at)
         replica.suspects.record_steps(len(report.stepped))
+        self._add_scores(report.scored)
         delivered, stopped = await self._emit_all(report.tokens)
-        # Listeners count delivered tokens only.
-        report = replace(report, tokens=delivered)
+        # Listeners count delivered tokens only, and need no scores.
+        report = replace(report, tokens=delivered, scored=[])
         for event in report.finished:
             replica.aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)
@@ -696,6 +697,16 @@ class AsyncEngine:
                 replica.aborting[fork.request_id] = events.Finished(
                     fork.request_id, at, end.reason, 0
                 )
+
+    def _add_scores(self, scored: Sequence[events.PromptScored]) -> None:
+        """Give log-probabilities of prompts to their streams."""
+        for event in scored:
+            stream = self._stream_of.get(event.request_id)
+            try:
+                if stream is not None:
+                    stream.add_scores(event)
+            except Exception:
+                self._note_broken(event.request_id)
 
     async def _emit_all(
         self, tokens: Sequence[events.TokensEmitted]

@@ -201,3 +201,5 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One per prompt token, None for the first; None if the request asked for none."""

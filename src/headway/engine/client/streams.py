@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import msgspec
 
-from headway.core.events import Finished, TokensEmitted
+from headway.core.events import Finished, PromptScored, TokensEmitted
 from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
 from headway.engine.client.transcript import MAX_SIZE, Cursor, Transcript
@@ -103,6 +104,8 @@ class RequestStream:
         """Output so far, if the request is resumable."""
         self._replay: deque[SampleDelta] = deque()
         """Output that is delivered again, before what is unread."""
+        self.prompt_scores: list[TokenLogprobs] = []
+        """Of the prompt tokens after the first, as far as an engine has returned them."""
         self.num_readers = 1
         """Readers since the request arrived; only the newest gets output."""
 
@@ -114,6 +117,12 @@ class RequestStream:
     def is_resumable(self) -> bool:
         """Whether another reader can get the output from any token on."""
         return self.transcript is not None and self._error is None
+
+    def add_scores(self, event: PromptScored) -> None:
+        """Add log-probabilities of the prompt, which come in order and once."""
+        if event.start != 1 + len(self.prompt_scores):
+            raise ValueError(f"scores from {event.start}, after {len(self.prompt_scores)} scores")
+        self.prompt_scores.extend(event.logprobs)
 
     def record(self, index: int, event: TokensEmitted) -> None:
         """Record tokens of a sample if the request is resumable; too many make it not so."""
@@ -189,10 +198,11 @@ class RequestStream:
                     is_resent=self._is_resent,
                     waited_s=waited_s,
                     attempt=self._num_attempts,
+                    num_scored=1 + len(self.prompt_scores),
                 )
             ]
-        else:
-            params = replace(command.params, n=1)
+        else:  # all of the prompt was scored before the first token
+            params = replace(command.params, n=1, prompt_logprobs=None)
             note, pasts = self._pasts()
             commands = [
                 AddRequest(
@@ -293,7 +303,12 @@ class RequestStream:
         return sum(len(delta.token_ids) for delta in self._replay)
 
     def set_numerics(self, numerics: str) -> None:
-        """Set the numerics class of the tokens from now on."""
+        """Set the numerics class of the tokens from now on.
+
+        A prompt that another class has scored in part is scored again from its start.
+        """
+        if numerics != self.numerics and not self.num_output_tokens:
+            self.prompt_scores.clear()
         self.numerics = numerics
         for sample in self.samples.values():
             sample.numerics = numerics

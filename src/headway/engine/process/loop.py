@@ -166,6 +166,7 @@ class EngineLoop:
                 terms=command.terms,
                 index=command.index,
                 num_prompt_tokens=command.num_prompt_tokens,
+                num_scored=command.num_scored,
             )
             core.add(request, command.is_resent, command.waited_s)
         except ValueError as error:  # an invalid request must not end the others

@@ -22,6 +22,7 @@ from headway.core.events import (
     Forked,
     Idled,
     Preempted,
+    PromptScored,
     Refused,
     Resent,
     Routed,
@@ -110,6 +111,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     index: int = 0
     num_prompt_tokens: int = 0
     """Length of the prompt in `token_ids`; 0 if all of `token_ids` is prompt."""
+    num_scored: int = 1
+    """Prompt tokens whose log-probabilities earlier engines have returned, if wanted."""
     is_resent: bool = False
     """Whether an earlier engine had this request."""
     waited_s: float | None = None
@@ -196,6 +199,7 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     admitted: list[Admitted] = []
     preempted: list[Preempted] = []
     forked: list[Forked] = []
+    scored: list[PromptScored] = []
     tokens: list[TokensEmitted] = []
     finished: list[Finished] = []
     idled: list[Idled] = []
@@ -219,6 +223,7 @@ _FIELD_OF = {
     Preempted: "preempted",
     Admitted: "admitted",
     Forked: "forked",
+    PromptScored: "scored",
     TokensEmitted: "tokens",
     Finished: "finished",
     Stepped: "stepped",
@@ -250,6 +255,7 @@ def all_events(batch: EventBatch) -> list[Event]:
         *batch.preempted,
         *batch.admitted,
         *batch.forked,
+        *batch.scored,
         *batch.tokens,
         *batch.finished,
         *batch.idled,

@@ -25,12 +25,18 @@ from headway.executors.cpu import kernels
 from headway.executors.cpu.kernel_blocks import KernelBlocks
 from headway.executors.cpu.offload_store import OffloadStore
 from headway.executors.cpu.packing import Packer, no_threads
-from headway.executors.cpu.sampling import Samplings
+from headway.executors.cpu.sampling import Samplings, Scorings
 from headway.executors.cpu.shared_kv import KVRecorder, SharedKV
 from headway.executors.rope import rope_frequencies
-from headway.executors.sampling import SampleRow
+from headway.executors.sampling import Row, SampleRow, ScoreRow
 from headway.executors.spec import ModelSpec
-from headway.executors.step_model import DEFAULT_LOADING, ModelLoading, ModelOptions, Span
+from headway.executors.step_model import (
+    DEFAULT_LOADING,
+    ModelLoading,
+    ModelOptions,
+    RowOutcome,
+    Span,
+)
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.names import (
     DOWN_PROJ,
@@ -126,18 +132,24 @@ class CompiledModel:
         self,
         spans: Sequence[Span],
         places: Sequence[int],
-        rows: Sequence[SampleRow],
+        rows: Sequence[Row],
         masks: Future[None] | None = None,
-    ) -> list[Sample | Failure]:
+    ) -> list[RowOutcome]:
+        sampled = {at: row for at, row in enumerate(rows) if isinstance(row, SampleRow)}
         # Rows that need more than their best token come first: only theirs are logits in memory.
-        order = sorted(range(len(rows)), key=lambda at: not rows[at].needs_logits)
-        special = [rows[at] for at in order if rows[at].needs_logits]
+        order = sorted(sampled, key=lambda at: not sampled[at].needs_logits)
+        special = [sampled[at] for at in order if sampled[at].needs_logits]
         samplings = Samplings(special, self.spec.vocab_size)
-        addresses = samplings.mask_addresses([rows[at] for at in order])
+        addresses = samplings.mask_addresses([sampled[at] for at in order])
         step_masks = StepMasks(addresses, masks)
         ordered = [places[at] for at in order]
-        chosen_ids, best = self._step(spans, ordered, samplings, masks=step_masks)
-        outcomes: dict[int, Sample | Failure] = {}
+        scored = {at: row for at, row in enumerate(rows) if isinstance(row, ScoreRow)}
+        scored_places = [places[at] for at in scored]
+        scorings = Scorings(scored_places, list(scored.values()), self.spec.vocab_size)
+        chosen_ids, best = self._step(
+            spans, ordered, samplings, masks=step_masks, scorings=scorings
+        )
+        outcomes: dict[int, RowOutcome] = dict(zip(scored, scorings.outcomes(), strict=True))
         for row, at in enumerate(order):
             if math.isfinite(best[row]):
                 logprobs = samplings.logprobs_of(row) if row < len(special) else None
@@ -158,6 +170,7 @@ class CompiledModel:
         samplings: Samplings,
         logits: int | None = None,
         masks: StepMasks = NO_MASKS,
+        scorings: Scorings | None = None,
     ) -> tuple[array[int], array[float]]:
         """Run the kernels; return the chosen tokens and the best logits of `places`."""
         token_ids = array("i")
@@ -183,6 +196,9 @@ class CompiledModel:
             masks.addresses,
             self._ready_flag(masks.pending),
         )
+        if scorings is not None:
+            step.scored, step.scores = scorings.structs, scorings.scores
+            step.num_scored = scorings.num_rows
         if self._shared is not None:
             for span in spans:
                 for block_id in span.written_block_ids(self.block_size):

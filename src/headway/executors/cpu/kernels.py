@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libheadway_kernels.so")
-ABI_VERSION = 8
+ABI_VERSION = 9
 TILE = 16
 """Outputs per panel and tokens per KV tile; sizes must be multiples."""
 GROUP = 32
@@ -129,6 +129,12 @@ class Logprobs(Structure):
     ]
 
 
+class Scored(Structure):
+    """Struct HwScored."""
+
+    _fields_ = [("row", c_int32), ("next_id", c_int32), ("num_top", c_int32)]
+
+
 class Step(Structure):
     """Struct HwStep."""
 
@@ -149,6 +155,12 @@ class Step(Structure):
         ("logprobs", POINTER(Logprobs)),
         ("masks", c_void_p),
         ("masks_ready", POINTER(c_int32)),
+        ("scored", POINTER(Scored)),
+        ("scores", POINTER(Logprobs)),
+        ("num_scored", c_int32),
+        ("num_hidden", c_int32),
+        ("hidden_rows", c_void_p),
+        ("hidden", c_void_p),
     ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
-from headway.core.plan import TokenLogprobs
+from headway.core.plan import Failure, TokenLogprobs
 from headway.executors.cpu import kernels
-from headway.executors.sampling import SampleRow
+from headway.executors.sampling import SampleRow, ScoreRow
 
 
 class Samplings:
@@ -27,10 +28,7 @@ class Samplings:
         count = self._rows[at].params.logprobs
         if count is None:
             return None
-        found = self.logprobs[at]
-        count = min(count, self._vocab_size)
-        ids, values = tuple(found.top_ids[:count]), tuple(found.top_logprobs[:count])
-        return (TokenLogprobs(found.logprob, found.rank, ids, values),)
+        return (_read_logprobs(self.logprobs[at], min(count, self._vocab_size)),)
 
     def _fill(self, struct: kernels.Sampling, row: SampleRow) -> None:
         params, counts = row.params, row.counts
@@ -64,3 +62,31 @@ class Samplings:
     def _keep(self, numbers: array) -> int:
         self._kept.append(numbers)
         return numbers.buffer_info()[0]
+
+
+class Scorings:
+    """Structs of scored rows, and what the kernels have made of them."""
+
+    def __init__(self, places: Sequence[int], rows: Sequence[ScoreRow], vocab_size: int) -> None:
+        self.num_rows = len(rows)
+        self.structs = (kernels.Scored * len(rows))(
+            *[
+                (place, row.next_id, min(row.num_top, vocab_size))
+                for place, row in zip(places, rows, strict=True)
+            ]
+        )
+        self.scores = (kernels.Logprobs * len(rows))()
+
+    def outcomes(self) -> list[TokenLogprobs | Failure]:
+        """Return the log-probabilities of each row."""
+        return [
+            Failure(f"the model's scores are not finite ({found.logprob})")
+            if math.isnan(found.logprob)
+            else _read_logprobs(found, struct.num_top)
+            for struct, found in zip(self.structs, self.scores, strict=True)
+        ]
+
+
+def _read_logprobs(found: kernels.Logprobs, count: int) -> TokenLogprobs:
+    ids, values = tuple(found.top_ids[:count]), tuple(found.top_logprobs[:count])
+    return TokenLogprobs(found.logprob, found.rank, ids, values)

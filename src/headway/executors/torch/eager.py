@@ -9,18 +9,19 @@ import numpy as np
 import torch
 
 from headway.core.executor import BlockRecorder
-from headway.core.plan import Failure, Sample
 from headway.errors import ConfigError
-from headway.executors.sampling import SampleRow
-from headway.executors.step_model import ModelOptions, Span
+from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.executors.step_model import ModelOptions, RowOutcome, Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
 from headway.executors.torch.model import Decoder
 from headway.executors.torch.offload_store import TensorOffloadStore
-from headway.executors.torch.sampler import Scores, sample
+from headway.executors.torch.sampler import Scores, sample, score
 from headway.executors.weights import Checkpoint
 from headway.executors.weights.reader import Progress
 
+SCORED_ROWS = 64
+"""Rows of logits that are scored at a time: those of a whole prompt could fill the memory."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -45,19 +46,30 @@ class EagerModel:
         self,
         spans: Sequence[Span],
         places: Sequence[int],
-        rows: Sequence[SampleRow],
+        rows: Sequence[Row],
         masks: Future[None] | None = None,
-    ) -> list[Sample | Failure]:
-        logits = self._logits(spans, places)
+    ) -> list[RowOutcome]:
+        hidden = self._hidden(spans, places)
         if masks is not None:
             masks.result()
-        return sample(Scores.of(logits), rows) if rows else []
+        sampled = {at: row for at, row in enumerate(rows) if isinstance(row, SampleRow)}
+        scored = [(at, row) for at, row in enumerate(rows) if isinstance(row, ScoreRow)]
+        outcomes: dict[int, RowOutcome] = {}
+        if sampled:
+            logits = self._decoder.logits(hidden[list(sampled)])
+            samples = sample(Scores.of(logits), list(sampled.values()))
+            outcomes |= zip(sampled, samples, strict=True)
+        for first in range(0, len(scored), SCORED_ROWS):
+            numbers, score_rows = zip(*scored[first : first + SCORED_ROWS], strict=True)
+            logits = self._decoder.logits(hidden[list(numbers)])
+            outcomes |= zip(numbers, score(logits, score_rows), strict=True)
+        return [outcomes[at] for at in range(len(rows))]
 
     @torch.inference_mode()
     def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:
-        return self._logits(spans, places).float().cpu().numpy()
+        return self._decoder.logits(self._hidden(spans, places)).float().cpu().numpy()
 
-    def _logits(self, spans: Sequence[Span], places: Sequence[int]) -> torch.Tensor:
+    def _hidden(self, spans: Sequence[Span], places: Sequence[int]) -> torch.Tensor:
         inputs = make_inputs(spans, self.spec.windows, self._store)
         hidden = self._decoder.forward(inputs, self._store)
         # Inputs are in attention order; `places` are in the order of the caller.
@@ -66,7 +78,7 @@ class EagerModel:
             for span, first in zip(spans, inputs.rows, strict=True)
             for offset in range(len(span.token_ids))
         ]
-        return self._decoder.logits(hidden[[order[place] for place in places]])
+        return hidden[[order[place] for place in places]]
 
     def profile(self) -> dict[str, float]:
         return {}

@@ -19,7 +19,7 @@ import torch
 
 from headway.core.params import SamplingParams
 from headway.core.plan import Failure, Sample, TokenLogprobs
-from headway.executors.sampling import SampleRow
+from headway.executors.sampling import SampleRow, ScoreRow
 
 _USUAL_CUT = 1024
 """Filters rarely keep more tokens; a top-k of this size is far cheaper than a full sort."""
@@ -205,15 +205,31 @@ def _logprobs(
     asked = {at: row.params.logprobs for at, row in rows.items() if row.params.logprobs is not None}
     if not asked:
         return {}
-    logprobs = logits[list(asked)].float().log_softmax(dim=-1)
-    chosen_ids = torch.tensor([[token_ids[at]] for at in asked], device=logits.device)
+    ids = [token_ids[at] for at in asked]
+    found = _rate(logits[list(asked)], ids, list(asked.values()))
+    return {at: (one,) for at, one in zip(asked, found, strict=True)}
+
+
+def _rate(
+    logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Return the log-probabilities of a token of each row, and of so many likeliest."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen_ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     chosen = logprobs.gather(1, chosen_ids)
-    ranks = (logits[list(asked)] > logits[list(asked)].gather(1, chosen_ids)).sum(dim=-1) + 1
-    top = logprobs.topk(min(max(asked.values()), logprobs.shape[-1]), dim=-1)
+    ranks = (logits > logits.gather(1, chosen_ids)).sum(dim=-1) + 1
+    top = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
     columns = (chosen.flatten(), ranks, top.indices, top.values)
-    return {
-        at: (TokenLogprobs(logprob, rank, tuple(ids[:count]), tuple(values[:count])),)
-        for (at, count), logprob, rank, ids, values in zip(
-            asked.items(), *(column.tolist() for column in columns), strict=True
+    return [
+        TokenLogprobs(logprob, rank, tuple(ids[:count]), tuple(values[:count]))
+        for count, logprob, rank, ids, values in zip(
+            counts, *(column.tolist() for column in columns), strict=True
         )
-    }
+    ]
+
+
+def score(logits: torch.Tensor, rows: Sequence[ScoreRow]) -> list[TokenLogprobs | Failure]:
+    """Return the log-probabilities of the next token of each row."""
+    failures = _failures(range(len(rows)), logits.max(dim=-1).values.tolist())
+    found = _rate(logits, [row.next_id for row in rows], [row.num_top for row in rows])
+    return [failures.get(at) or one for at, one in enumerate(found)]

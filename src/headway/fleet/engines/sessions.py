@@ -15,6 +15,7 @@ from headway.core.events import (
     Arrived,
     Finished,
     Forked,
+    PromptScored,
     Refused,
     TokensEmitted,
 )
@@ -26,7 +27,7 @@ MAX_SESSIONS = 64
 MAX_ENDED = 1024
 """Connections without a session that are remembered."""
 
-Named = TypeVar("Named", Arrived, Refused, Admitted, Finished)
+Named = TypeVar("Named", Arrived, Refused, Admitted, PromptScored, Finished)
 
 
 @dataclass(slots=True, eq=False)
@@ -209,6 +210,7 @@ class Sessions:
             if session is not None:
                 emitted = TokensEmitted(name, tokens.token_ids, tokens.logprobs)
                 parts[session].tokens.append(emitted)
+        self._share(batch.scored, lambda part: part.scored, parts)
         self._share(batch.finished, lambda part: part.finished, parts)
         self._end(batch)
         return parts

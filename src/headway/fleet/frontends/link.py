@@ -24,6 +24,7 @@ from headway.core.events import (
     Finished,
     Forked,
     Preempted,
+    PromptScored,
     Refused,
     TokensEmitted,
 )
@@ -71,7 +72,7 @@ from headway.fleet.network.wire import (
 
 logger = logging.getLogger(__name__)
 
-Named = TypeVar("Named", Arrived, Refused, Admitted, Preempted, Finished)
+Named = TypeVar("Named", Arrived, Refused, Admitted, Preempted, PromptScored, Finished)
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 
@@ -340,6 +341,7 @@ class NetworkLink:
         self._translate(batch.refused, own.refused)
         self._translate(batch.admitted, own.admitted)
         self._translate(batch.preempted, own.preempted)
+        self._translate(batch.scored, own.scored)
         self._translate(batch.finished, own.finished)
         for event in (*own.refused, *own.finished):
             self._live.end(event.request_id)

@@ -50,6 +50,8 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     check_prompt(command.token_ids, info)
     check_token_ids(command.params, info.vocab_size)
     _check(command.params.max_tokens is not None, "max_tokens is not resolved")
+    num_prompt = command.num_prompt_tokens or len(command.token_ids)
+    _check(1 <= command.num_scored <= num_prompt, "num_scored is out of range")
     _check(-_SEED_LIMIT <= command.seed < _SEED_LIMIT, "seed is out of range")
     _check(abs(command.priority) < _MAX_INT, "priority is out of range")
     _check(0 <= command.attempt < _MAX_INT, "attempt is out of range")

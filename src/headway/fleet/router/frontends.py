@@ -324,7 +324,11 @@ def _make_request(frontend: JoinedFrontend, request: RouterRequest, now: float) 
     return Request(
         id=_key(frontend, request.id),
         token_ids=request.token_ids,
-        params=SamplingParams(max_tokens=request.max_tokens, n=request.num_samples),
+        params=SamplingParams(
+            max_tokens=request.max_tokens,
+            n=request.num_samples,
+            prompt_logprobs=0 if request.is_scored else None,
+        ),
         seed=0,
         arrived_at=now - request.age_s,
         priority=request.priority,

@@ -393,4 +393,5 @@ def _described(request: Request, now: float) -> RouterRequest:
         max(-MAX_PRIORITY, min(request.priority, MAX_PRIORITY)),
         min(max(0.0, now - request.arrived_at), MAX_AGE_S),
         request.terms,
+        request.params.prompt_logprobs is not None,
     )

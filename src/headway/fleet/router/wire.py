@@ -21,7 +21,7 @@ from headway.fleet.network.wire import MAX_COMMAND_BYTES, Closed, WireError, dec
 from headway.routing import Reason
 from headway.tenancy import Quotas
 
-ROUTER_VERSION = 1
+ROUTER_VERSION = 2
 MAX_JOIN_BYTES = 4096
 MAX_ITEMS = 16_384
 MAX_FRAME_TOKENS = 2**20
@@ -89,6 +89,8 @@ class RouterRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     age_s: float = 0.0
     terms: Terms = NO_TERMS
+    is_scored: bool = False
+    """Whether it wants log-probabilities of its prompt, and so reads no prefix cache."""
 
 
 class Arrive(msgspec.Struct, tag="arrive", frozen=True, omit_defaults=True):

@@ -26,6 +26,7 @@ from headway.core.events import (
     Finished,
     Forked,
     Preempted,
+    PromptScored,
     Resent,
     Routed,
     TokensEmitted,
@@ -68,7 +69,7 @@ class Changes:
     """What the events of at most one step changed, in the order of the events."""
 
     events: Sequence[Event]
-    """All events but tokens."""
+    """All events but tokens and scores."""
     admitted: list[Admitted] = field(default_factory=list)
     """First admissions of prompts."""
     num_output_tokens: int = 0
@@ -106,7 +107,7 @@ class RequestTable:
     def consume(self, events: Iterable[Event]) -> Changes:
         """Consume the events of at most one step, in order; return what they changed."""
         events = list(events)
-        timed = [event for event in events if not isinstance(event, TokensEmitted)]
+        timed = [one for one in events if not isinstance(one, TokensEmitted | PromptScored)]
         # The last event is the end of the step.
         at = max((event.at for event in timed), default=0.0)
         changes = Changes(timed)

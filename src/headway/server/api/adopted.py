@@ -11,6 +11,7 @@ from headway.engine.process.messages import Note
 from headway.server.api.answer import ChoiceFormat, GenerationJob, resumable_stream
 from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import ServerContext
+from headway.server.schema.request import AnswerOptions
 from headway.server.streams import ResumableStream, decode_note
 from headway.tenancy import QuotaLease
 
@@ -19,7 +20,9 @@ class AnswerForm(Protocol):
     """How an endpoint writes its choices."""
 
     @property
-    def choice_format(self) -> Callable[[ServerContext, GenerationSpec], ChoiceFormat]: ...
+    def choice_format(
+        self,
+    ) -> Callable[[ServerContext, GenerationSpec, AnswerOptions], ChoiceFormat]: ...
 
 
 async def adopt_stream(
@@ -65,7 +68,7 @@ def _build(
     job = GenerationJob(
         spec,
         note.model,
-        partial(forms[note.endpoint].choice_format, context, spec),
+        partial(forms[note.endpoint].choice_format, context, spec, note.options),
         note.is_stream,
         note.options,
         note.created,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import START, Cursor, Position
@@ -68,6 +69,8 @@ class ChoicePart:
     token_ids: list[int] | None = None
     is_first: bool = False
     """Whether nothing of the choice was written before."""
+    prompt_scores: Sequence[TokenLogprobs] = ()
+    """Of the prompt tokens after the first, with the first part of a choice if wanted."""
 
     def ids(self) -> dict[str, Any]:
         """Return the token ids as a field of the choice, if they are asked for."""
@@ -89,6 +92,10 @@ class ChoiceFormat(Protocol):
     def chunk(self, piece: ChoicePart) -> dict[str, Any]: ...
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]: ...
+
+    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
+        """Return the fields of a whole answer that describe its prompt; `piece` is a choice."""
+        ...
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         """Leave out tokens of a choice that the client of a resumed stream has."""
@@ -309,14 +316,16 @@ class ResponseWriter:
                     self._note_numerics(delta)
                     self._choice(delta.index).add(delta)
         num_scores = sum(choice.num_scores for choice in self._choices.values())
+        num_scores += sum(map(self._num_prompt_scores, self._choices))
         return await run_off_loop(num_scores, self._write_whole)
 
     def _write_whole(self) -> Response:
-        choices = [self._choices[index].take() for index in sorted(self._choices)]
+        choices = [self._take(self._choices[index]) for index in sorted(self._choices)]
         return JsonResponse(
             {
                 **self._envelope(self._format.object_names[0], *self._numerics),
                 **self._prompt_ids(),
+                **self._format.prompt_fields(choices[0]),
                 "choices": [self._format.whole(piece) for piece in choices],
                 "usage": self._generation.usage(),
             }
@@ -328,7 +337,8 @@ class ResponseWriter:
         try:
             async with contextlib.aclosing(self._generation.deltas()) as batches:
                 async for batch in batches:
-                    events = b"".join([self._events(delta) for delta in batch])
+                    num_scores = sum([self._num_prompt_scores(one.index) for one in batch])
+                    events = await run_off_loop(num_scores, partial(self._write, batch))
                     if events:
                         is_begun = True
                         yield events
@@ -346,6 +356,22 @@ class ResponseWriter:
             yield sse.event(translate(error).body())
         yield sse.DONE
 
+    def _write(self, batch: Sequence[SampleDelta]) -> bytes:
+        return b"".join([self._events(delta) for delta in batch])
+
+    def _take(self, choice: _OpenChoice) -> ChoicePart:
+        piece = choice.take()
+        if piece.is_first:
+            piece.prompt_scores = self._generation.prompt_scores(choice.index)
+        return piece
+
+    def _num_prompt_scores(self, index: int) -> int:
+        """Return the log-probabilities of the prompt that a choice has yet to write."""
+        num_top = self._job.spec.params.prompt_logprobs
+        if num_top is None or self._choice(index).num_written:
+            return 0
+        return len(self._generation.prompt_scores(index)) * (1 + num_top)
+
     def _events(self, delta: SampleDelta) -> bytes:
         events = b""
         choice = self._choice(delta.index)
@@ -359,7 +385,7 @@ class ResponseWriter:
         # Tokens without text yet (part of a character, of a stop string, of a marker) stay in the
         # choice until the next text.
         if choice.is_worth_sending:
-            events += self._chunk(self._format.chunk(choice.take()), delta.numerics)
+            events += self._chunk(self._format.chunk(self._take(choice)), delta.numerics)
         return events
 
     def _prompt_ids(self) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from starlette.responses import Response
 from headway.errors import InvalidRequestError
 from headway.server.api.answer import CallPart, ChoicePart
 from headway.server.api.endpoint import Draft, GenerationEndpoint, GrammarPart
-from headway.server.api.logprobs import chat_logprobs
+from headway.server.api.generation import GenerationSpec
+from headway.server.api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import ChatRequest
-from headway.server.schema.request import RequestLimits
+from headway.server.schema.request import AnswerOptions, RequestLimits
 from headway.server.schema.tools import ToolChoice
 from headway.text.grammar import with_notes
 from headway.text.reasoning import ReasoningStart
@@ -116,8 +117,12 @@ class ChatFormat:
 
     object_names = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, context: ServerContext) -> None:
-        self._tokenizer = context.engine.tokenizer
+    def __init__(
+        self, context: ServerContext, spec: GenerationSpec, options: AnswerOptions
+    ) -> None:
+        self._names = TokenNames(context.engine.tokenizer, options.names_tokens_by_id)
+        self._prompt = spec.prompts[0]
+        self._num_prompt_logprobs = options.num_prompt_logprobs
         self._reasoning_field = context.reasoning_field
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -141,6 +146,13 @@ class ChatFormat:
             "finish_reason": piece.finish_reason,
             **piece.ids(),
         }
+
+    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
+        num_top = self._num_prompt_logprobs
+        if num_top is None:
+            return {}
+        scores = prompt_logprobs(self._prompt, piece.prompt_scores, num_top, self._names)
+        return {"prompt_logprobs": scores}
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         """Do nothing: no entry depends on the tokens before it."""
@@ -166,7 +178,7 @@ class ChatFormat:
         return message
 
     def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
-        return None if piece.tokens is None else chat_logprobs(piece.tokens, self._tokenizer)
+        return None if piece.tokens is None else chat_logprobs(piece.tokens, self._names)
 
 
 def _whole_call(call: CallPart) -> dict[str, Any]:
@@ -181,6 +193,4 @@ def _call_delta(call: CallPart) -> dict[str, Any]:
     return {"index": call.number, **_whole_call(call)}
 
 
-CHAT = GenerationEndpoint(
-    ChatRequest, "chatcmpl", draft_chat, lambda context, _: ChatFormat(context)
-)
+CHAT = GenerationEndpoint(ChatRequest, "chatcmpl", draft_chat, ChatFormat)

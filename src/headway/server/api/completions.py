@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine.client.outputs import PROMPT_TAIL
 from headway.server.api.answer import ChoicePart
 from headway.server.api.endpoint import Draft, GenerationEndpoint
 from headway.server.api.generation import GenerationSpec
-from headway.server.api.logprobs import CompletionLogprobsWriter
+from headway.server.api.logprobs import (
+    CompletionLogprobsWriter,
+    TokenNames,
+    prompt_logprobs,
+)
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.completions import CompletionRequest
-from headway.server.schema.request import RequestLimits
+from headway.server.schema.request import AnswerOptions, RequestLimits
 
 
 def completions_router(context: ServerContext, limits: RequestLimits) -> Routes:
@@ -35,51 +39,80 @@ def _draft(payload: CompletionRequest, context: ServerContext) -> Draft:
 
 
 class CompletionFormat:
-    """Writes a choice as text; a chunk has the form of a whole choice."""
+    """Writes a choice as text; a chunk has the form of a whole choice.
+
+    With `echo`, the first part of a choice begins with the prompt.
+    """
 
     object_names = ("text_completion", "text_completion")
 
-    def __init__(self, context: ServerContext, spec: GenerationSpec) -> None:
+    def __init__(
+        self, context: ServerContext, spec: GenerationSpec, options: AnswerOptions
+    ) -> None:
         self._tokenizer = context.engine.tokenizer
+        self._names = TokenNames(self._tokenizer, options.names_tokens_by_id)
         self._spec = spec
+        self._options = options
         self._logprobs: dict[int, CompletionLogprobsWriter] = {}
 
     def opening(self, index: int) -> None:
         return None
 
     def chunk(self, piece: ChoicePart) -> dict[str, Any]:
+        is_echo = self._options.echoes_prompt and piece.is_first
         return {
             "index": piece.index,
-            "text": piece.text,
-            "logprobs": self._write_logprobs(piece),
+            "text": self._echo(piece) + piece.text if is_echo else piece.text,
+            "logprobs": self._write_logprobs(piece, is_echo),
             "finish_reason": piece.finish_reason,
+            **self._prompt_logprobs(piece),
             **self._ids(piece),
         }
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
         return self.chunk(piece)
 
+    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
+        """Return nothing: each choice describes its own prompt."""
+        return {}
+
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         if self._spec.params.logprobs is not None:
             self._writer(index).skip(token_ids)
 
+    def _prompt(self, piece: ChoicePart) -> Sequence[int]:
+        return self._spec.prompts[piece.index // self._spec.params.n]
+
+    def _echo(self, piece: ChoicePart) -> str:
+        return self._tokenizer.decode(self._prompt(piece), self._spec.params.skip_special_tokens)
+
     def _ids(self, piece: ChoicePart) -> dict[str, Any]:
         ids = piece.ids()
         if ids and piece.is_first:
-            ids["prompt_token_ids"] = list(self._spec.prompts[piece.index // self._spec.params.n])
+            ids["prompt_token_ids"] = list(self._prompt(piece))
         return ids
 
-    def _write_logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
-        return None if piece.tokens is None else self._writer(piece.index).write(piece.tokens)
+    def _prompt_logprobs(self, piece: ChoicePart) -> dict[str, Any]:
+        num_top = self._options.num_prompt_logprobs
+        if num_top is None:
+            return {}
+        scores = prompt_logprobs(self._prompt(piece), piece.prompt_scores, num_top, self._names)
+        return {"prompt_logprobs": scores}
+
+    def _write_logprobs(self, piece: ChoicePart, is_echo: bool) -> dict[str, Any] | None:
+        if piece.tokens is None:
+            return None
+        writer = self._writer(piece.index)
+        before = writer.write_prompt(piece.prompt_scores) if is_echo else {}
+        written = writer.write(piece.tokens)
+        return {name: [*before.get(name, ()), *written[name]] for name in written}
 
     def _writer(self, index: int) -> CompletionLogprobsWriter:
         writer = self._logprobs.get(index)
         if writer is None:
-            prompt = self._spec.prompts[index // self._spec.params.n]
-            detokenizer = self._tokenizer.detokenizer(
-                self._spec.params.skip_special_tokens, after=prompt[-PROMPT_TAIL:]
-            )
-            writer = CompletionLogprobsWriter(self._tokenizer, detokenizer)
+            params = self._spec.params
+            prompt = self._spec.prompts[index // params.n]
+            writer = CompletionLogprobsWriter(self._tokenizer, self._names, prompt, params)
             self._logprobs[index] = writer
         return writer
 

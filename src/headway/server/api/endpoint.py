@@ -33,7 +33,12 @@ from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
-from headway.server.schema.request import GenerationRequest, RequestLimits, parse
+from headway.server.schema.request import (
+    AnswerOptions,
+    GenerationRequest,
+    RequestLimits,
+    parse,
+)
 from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
 from headway.text.reply import TEXT_ONLY, ReplyForm
 
@@ -101,7 +106,7 @@ class GenerationEndpoint(Generic[RequestT]):
     request: type[RequestT]
     id_prefix: str
     draft: Callable[[RequestT, ServerContext], Draft]
-    choice_format: Callable[[ServerContext, GenerationSpec], ChoiceFormat]
+    choice_format: Callable[[ServerContext, GenerationSpec, AnswerOptions], ChoiceFormat]
 
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -180,6 +185,12 @@ class GenerationEndpoint(Generic[RequestT]):
                     "a request with an Idempotency-Key has one prompt; send one request per prompt",
                     "prompt",
                 )
+            if repeat.alias and payload.prompt_field is not None:
+                raise InvalidRequestError(
+                    f"a request with an Idempotency-Key cannot have {payload.prompt_field}",
+                    payload.prompt_field,
+                )
+            payload.check_scores(sum(map(len, prompts)))
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
             await context.admission.reserve_shared(reservation)
             generation = Generation(context.engine, job.spec, reservation.take_lease())
@@ -225,7 +236,7 @@ class GenerationEndpoint(Generic[RequestT]):
             )
             note = Note(encode_note(about), repeat.alias)
         spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, context, spec)
+        make_format = partial(self.choice_format, context, spec, options)
         job = GenerationJob(
             spec, model, make_format, is_stream, options, created, client_id, repeat.body_digest
         )

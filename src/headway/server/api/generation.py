@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
@@ -131,6 +132,10 @@ class Generation:
             sum(stream.num_output_tokens for stream in self._streams),
         )
         self._lease.release()
+
+    def prompt_scores(self, index: int) -> Sequence[TokenLogprobs]:
+        """Return the scores of a choice's prompt after its first token; empty if unwanted."""
+        return self._streams[index // self._spec.params.n].prompt_scores
 
     @property
     def resolved_params(self) -> SamplingParams:

@@ -86,6 +86,17 @@ class ToolCall(Answer):
     function: CalledFunction
 
 
+class RankedToken(Answer):
+    """A token at a position of a prompt; the likeliest has rank 1."""
+
+    logprob: float
+    rank: Annotated[int, Field(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedToken] | None]
+
+
 class ChatMessage(Answer):
     """The output of the model; the content is null if there are only calls or reasoning."""
 
@@ -120,14 +131,15 @@ class ChatCompletion(Answer):
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
     prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
 
 
 class CompletionLogprobs(Answer):
     """Four lists of the same length, with an item per token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -140,6 +152,7 @@ class CompletionChoice(Answer):
     finish_reason: FinishReason
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
 
 
 class Completion(Answer):

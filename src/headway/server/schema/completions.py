@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeGuard
 
-from pydantic import WithJsonSchema
+from msgspec.structs import replace
+from pydantic import Field, WithJsonSchema
 
 from headway.core.params import MAX_SAMPLES, SamplingParams
 from headway.errors import InvalidRequestError, NeverFitsError
 from headway.server.schema.request import (
     TOKEN_ID,
+    AnswerOptions,
     GenerationRequest,
-    MaxTokens,
     NumLogprobs,
     Only,
     RequestLimits,
@@ -40,11 +41,11 @@ class CompletionRequest(GenerationRequest):
     """One prompt or several; each is text or token ids."""
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
-    max_tokens: MaxTokens | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
     best_of: int | None = None
+    echo: bool | None = None
 
-    echo: Annotated[Any, Only((False,))] = None
     suffix: Annotated[Any, Only(("",))] = None
 
     @property
@@ -70,6 +71,19 @@ class CompletionRequest(GenerationRequest):
                 "n",
             )
         self.check_output(num_prompts, self.output_limit, limits)
+
+    @property
+    def answer_options(self) -> AnswerOptions:
+        return replace(super().answer_options, echoes_prompt=bool(self.echo))
+
+    @property
+    def num_scored_top(self) -> int | None:
+        numbers = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((one for one in numbers if one is not None), default=None)
+
+    @property
+    def prompt_field(self) -> str | None:
+        return "echo" if self.echo else super().prompt_field
 
     def params(self) -> SamplingParams:
         return self.sampling(self.output_limit, self.logprobs)

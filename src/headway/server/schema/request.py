@@ -38,6 +38,8 @@ from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
 MAX_STOP_CHARS = 256
 MAX_TOP_K = 2**31 - 1
+MAX_PROMPT_SCORES = 2**18
+"""Log-probabilities of prompt tokens in one answer."""
 MAX_INT64 = 2**63 - 1
 _MAX_REASONS = 4
 _UNION_TAGS = ("str", "list[any]")
@@ -98,6 +100,10 @@ class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     returns_token_ids: bool = False
     names_tier: bool = False
     names_store: bool = False
+    echoes_prompt: bool = False
+    num_prompt_logprobs: int | None = None
+    """Likeliest tokens in the field `prompt_logprobs`; None without the field."""
+    names_tokens_by_id: bool = False
 
     def envelope(self) -> dict[str, object]:
         """Return the fields that say what became of a request field."""
@@ -157,6 +163,8 @@ class GenerationRequest(Fields):
     bad_words: Annotated[list[Any] | None, WithJsonSchema({"anyOf": [_BAD_WORDS, _NULL]})] = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
 
     # Fields of Headway: targets in place of the tier's
@@ -171,7 +179,33 @@ class GenerationRequest(Fields):
             includes_usage=bool(options.include_usage),
             has_continuous_usage=bool(options.continuous_usage_stats),
             returns_token_ids=bool(self.return_token_ids),
+            num_prompt_logprobs=self.prompt_logprobs,
+            names_tokens_by_id=bool(self.return_tokens_as_token_ids),
         )
+
+    @property
+    def num_scored_top(self) -> int | None:
+        """Likeliest tokens to list for each prompt token; None if none is scored."""
+        return self.prompt_logprobs
+
+    @property
+    def prompt_field(self) -> str | None:
+        """The field that has the answer repeat or score the prompt; None if none does."""
+        return None if self.prompt_logprobs is None else "prompt_logprobs"
+
+    def check_scores(self, num_prompt_tokens: int) -> None:
+        """Refuse an answer with too many log-probabilities of prompts."""
+        num_top = self.num_scored_top
+        if num_top is None:
+            return
+        num_scores = num_prompt_tokens * (1 + num_top) * self.num_samples
+        if num_scores > MAX_PROMPT_SCORES:
+            raise InvalidRequestError(
+                f"{num_prompt_tokens} prompt tokens with {1 + num_top} log-probabilities each, for "
+                f"{self.num_samples} samples, are {num_scores}; at most {MAX_PROMPT_SCORES} are "
+                "allowed: lower the number of log-probabilities, prompts or samples",
+                self.prompt_field,
+            )
 
     def truncate(self, token_ids: list[int]) -> list[int]:
         """Return the end of a prompt, as long as truncate_prompt_tokens says."""
@@ -193,6 +227,15 @@ class GenerationRequest(Fields):
                 f"n must be at most {limits.max_num_samples} (max_num_samples), "
                 f"got {self.num_samples}",
                 "n",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs is only allowed when stream is false", "prompt_logprobs"
+            )
+        if self.is_resumable and self.prompt_field is not None:
+            raise InvalidRequestError(
+                f"a resumable stream cannot have {self.prompt_field}; leave one of them out",
+                "stream_options.resumable",
             )
         if self.stream_options is not None:
             if not self.stream:
@@ -277,6 +320,7 @@ class GenerationRequest(Fields):
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=self.num_scored_top,
             stop=_stop_strings(self.stop),
             logit_bias=_logit_bias(self.logit_bias),
             grammar=self.grammar(),
