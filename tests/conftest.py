@@ -27,6 +27,7 @@ SHARED_STARTS = {
     "tests/parity/test_smollm2.py": "transformers",
     "tests/text/test_chat_template.py": "transformers",
     "tests/text/test_gguf_parity.py": "transformers",
+    "tests/server/batches/test_model.py": "model server",
     "tests/server/test_openai_client.py": "model server",
     "tests/server/test_real_load.py": "model server",
     "tests/server/test_structured.py": "model server",
@@ -134,8 +135,9 @@ def launch(tmp_path: Path, tokenizer_path: Path) -> Iterator[Launcher]:
 def fake_server(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path
 ) -> Iterator[RunningServer]:
-    launcher = Launcher(tmp_path_factory.mktemp("fake-server"), tokenizer_path)
-    server = launcher().wait_ready()
+    folder = tmp_path_factory.mktemp("fake-server")
+    launcher = Launcher(folder, tokenizer_path)
+    server = launcher(server={"batch_dir": str(folder / "batches")}).wait_ready()
     yield server
     assert server.stop() == 0, server.log
 
@@ -146,7 +148,8 @@ def model_server(
 ) -> Iterator[RunningServer]:
     """The default path: its kernels give the same tokens however much of a prompt was cached."""
     log_path = tmp_path_factory.mktemp("model-server") / "server.log"
-    flags = ("--kv-cache-memory-bytes", "256M")
+    batches = str(log_path.parent / "batches")
+    flags = ("--kv-cache-memory-bytes", "256M", "--batch-dir", batches)
     # Hundreds of requests at once are part of what is tested, not too many.
     server = start_model_server(model_path, log_path, *flags, "--max-queue-age-s", "600")
     try:

@@ -46,8 +46,6 @@ UNKNOWN_PATHS = (
     "/v1/responses",
     "/v1/images/generations",
     "/v1/audio/transcriptions",
-    "/v1/files",
-    "/v1/batches",
     "/v2/chat/completions",
     "/invocations",
     "/inference/v1/generate",

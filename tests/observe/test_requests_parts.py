@@ -165,3 +165,11 @@ def test_names(name: str, parts: tuple[str, int, int], words: str) -> None:
 def test_a_prompt_is_named_so_that_it_is_found_again() -> None:
     for place in range(12):
         assert split_id(prompt_id("cmpl-00ff", place)) == ("cmpl-00ff", place, 0)
+
+
+def test_a_revision_that_is_given_is_the_least() -> None:
+    """A request that runs again after a restart replaces its row of before."""
+    story = Story([Arrived("r-1", 0.0, 10, A)])
+    assert story.table.set_client_id("r-1", "mine", 1 << 40) is None
+    changes = story.table.consume([Finished("r-1", 0.1, STOP, 0)])
+    assert [one.revision for one in changes.ended] == [(1 << 40) + 1]

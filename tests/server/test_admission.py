@@ -474,3 +474,22 @@ async def test_a_body_is_let_go_of_when_the_engine_has_its_tokens(local) -> None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_waiting_spot_requests_are_not_ahead_of_ordinary_ones() -> None:
+    """A batch always has some waiting; their slow drain says nothing about ordinary requests."""
+    admission, engine, clock = make(max_queue_wait_s=5.0, max_num_queued_reqs_per_key=3)
+    spot = Terms(tenant="a", is_spot=True)
+    for number in range(20):
+        command = SimpleNamespace(token_ids=[1] * 10, terms=spot, arrived_at=0.0)
+        stream: Any = SimpleNamespace(request_id=f"spot{number}", command=command)
+        engine.waiting.add(stream)
+    for _ in range(30):
+        clock.advance_to(clock.now() + 10.0)
+        engine.listener(EventBatch())
+    with admission.admit("a", 10), admission.admit("a", 10), admission.admit("a", 10):
+        with pytest.raises(TenantLimitError), admission.admit("a", 10):
+            pass
+        with pytest.raises(TenantLimitError), admission.admit("a", 10, is_spot=True):
+            pass
+    assert admission.num_queued == 20

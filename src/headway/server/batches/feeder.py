@@ -46,7 +46,11 @@ MAX_WAITING = 8
 """Requests of batches that wait for admission at a time."""
 MAX_FAILURES = 3
 """How often a request is tried when its engine fails."""
-TICK_S = 0.5
+TICK_S = 0.2
+PREPARE_S = 0.1
+"""How often new batches are looked for: there may be many that wait for their turn."""
+RETRY_S = 5.0
+"""Pause after an error of the disk or the database."""
 SWEEP_S = 60.0
 STOP_S = 5.0
 """How long the end of the feeder waits for results to be written."""
@@ -117,6 +121,7 @@ class BatchFeeder:
         self._max_line_bytes = max_body_bytes + ENVELOPE_BYTES
         self._jobs: dict[str, BatchJob] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._prepare_at = 0.0
         self._paused_until = 0.0
         self._tenants_paused_until: dict[str, float] = {}
         self._turn = 0
@@ -134,7 +139,9 @@ class BatchFeeder:
                 if self._context.admission.is_closed:
                     await self._stop()
                 else:
-                    self._prepare_new()
+                    if self._now() >= self._prepare_at:
+                        self._prepare_at = self._now() + PREPARE_S
+                        self._prepare_new()
                     self._end_jobs()
                     await self._start_lines()
                 with contextlib.suppress(TimeoutError):
@@ -161,7 +168,7 @@ class BatchFeeder:
             for name in ("stream", *TARGET_FIELDS):
                 if getattr(payload, name):
                     raise InvalidRequestError(
-                        f"{name} is not possible in a batch; leave it out", f"body.{name}"
+                        f"{name} is not possible in a batch; leave it out", name
                     )
             caller.check_permissions(payload)
             self._context.model_name(payload.model)
@@ -193,7 +200,7 @@ class BatchFeeder:
                 self._jobs[record.id] = await asyncio.to_thread(self._open_job, record)
         except Exception:
             logger.exception("batch %s cannot be prepared; it is tried again", record.id)
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(RETRY_S)
         finally:
             self._preparing.pop(record.id, None)
             self._store.changed.set()
@@ -407,7 +414,7 @@ class BatchFeeder:
                 await asyncio.to_thread(self._store.folder.remove, unused)
         except Exception:
             logger.exception("batch %s cannot be ended; it is tried again", job.id)
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(RETRY_S)
             job.ending = None
         finally:
             self._store.changed.set()

@@ -12,7 +12,7 @@ import msgspec
 
 from headway.errors import InvalidRequestError
 from headway.server.batches.records import LineError
-from headway.server.http.errors import ApiError
+from headway.server.http.errors import ApiError, translate
 
 MAX_LINES = 50_000
 MAX_ERRORS = 100
@@ -143,18 +143,19 @@ class FileCheck:
             return True  # the next read would begin inside this line
         try:
             line = parse_line(text, number, self._url)
+        except InvalidRequestError as error:
+            self._refuse("invalid_request", str(error), number, error.param)
+        else:
             first = self._numbers.setdefault(line.custom_id, number)
             if first != number:
                 message = f"line {first} has the same custom_id; make each unique"
                 self._refuse("duplicate_custom_id", message, number, "custom_id")
-            self._check_body(line.body)
-        except ApiError as error:
-            answer = error.answer
-            self._refuse(
-                answer.code or "invalid_request", answer.message, number, f"body.{answer.param}"
-            )
-        except InvalidRequestError as error:
-            self._refuse("invalid_request", str(error), number, error.param)
+            try:
+                self._check_body(line.body)
+            except (ApiError, InvalidRequestError) as error:
+                answer = translate(error)
+                param = f"body.{answer.param}" if answer.param else "body"
+                self._refuse(answer.code or "invalid_request", answer.message, number, param)
         return len(self.errors) >= MAX_ERRORS
 
     def _refuse(

@@ -36,6 +36,8 @@ MAX_FILES = 1000
 """Files of one tenant, results included."""
 MAX_OPEN_BATCHES = 100
 """Batches of one tenant that have not ended."""
+MAX_ALL_OPEN, MAX_ALL_FILES = 10_000, 100_000
+"""The same for all tenants together."""
 MAX_BATCHES = 1000
 """Batches of one tenant; beyond, the one that ended first is forgotten."""
 MAX_TRANSFERS, MAX_TENANT_TRANSFERS = 16, 4
@@ -44,7 +46,7 @@ WRITE_BYTES = 256 * 1024
 """Bytes of an upload that are collected before they are written."""
 _BUSY = ErrorResponse(
     503,
-    "other files are being transferred; try again shortly",
+    "the server has too many files or batches of others; try again later",
     "service_unavailable_error",
     "server_is_overloaded",
     headers={"Retry-After": "2"},
@@ -139,6 +141,8 @@ class BatchStore:
         """Open a new file; its data is deleted unless `finish` made it a file."""
         if len(self.files_of(tenant)) >= MAX_FILES:
             raise _too_much(f"this tenant has {MAX_FILES} files")
+        if len(self._files) >= MAX_ALL_FILES:
+            raise ApiError(_BUSY)
         self.check_room(tenant, 0)
         file_id = f"file-{secrets.token_hex(16)}"
         upload = Upload(self, tenant, file_id, await asyncio.to_thread(self._open, file_id))
@@ -203,6 +207,8 @@ class BatchStore:
                     429, message, "rate_limit_error", "rate_limit_exceeded", headers=headers
                 )
             )
+        if len(self._open_ids) >= MAX_ALL_OPEN:
+            raise ApiError(_BUSY)
         ended = [one for one in own if not one.is_open]
         await self._write([record], ended[: max(0, len(own) + 1 - MAX_BATCHES)])
         self.changed.set()
