@@ -30,6 +30,7 @@ SHARED_STARTS = {
     "tests/server/batches/test_model.py": "model server",
     "tests/server/test_openai_client.py": "model server",
     "tests/server/test_real_load.py": "model server",
+    "tests/server/test_scoring.py": "model server",
     "tests/server/test_structured.py": "model server",
     "tests/server/test_tools.py": "model server",
 }

@@ -13,7 +13,7 @@ from benchmarks.faults.cases import (
     Endpoint,
 )
 
-INT_FIELDS = ("n", "seed", "priority", "top_k", "min_tokens", "max_tokens")
+INT_FIELDS = ("n", "seed", "priority", "top_k", "min_tokens", "max_tokens", "prompt_logprobs")
 FLOAT_FIELDS = (
     "temperature",
     "top_p",
@@ -25,8 +25,14 @@ FLOAT_FIELDS = (
     "tpot_ms",
     "deadline_ms",
 )
-BOOL_FIELDS = ("stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-TEXT_FIELDS = ("model", "user")
+BOOL_FIELDS = (
+    "stream",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "return_tokens_as_token_ids",
+)
+TEXT_FIELDS = ("model", "user", "cache_salt")
 
 OWN_FIELDS = {
     "chat": {
@@ -34,7 +40,7 @@ OWN_FIELDS = {
         "bool": ("logprobs",),
         "text": ("safety_identifier",),
     },
-    "completion": {"int": ("logprobs", "best_of"), "bool": (), "text": ()},
+    "completion": {"int": ("logprobs", "best_of"), "bool": ("echo",), "text": ()},
 }
 
 NOT_AN_INT = {
@@ -91,7 +97,8 @@ OUT_OF_RANGE = {
     "ttft_ms": (0, -1, 1e-9, 86_400_001, 1e300, -1e300),
     "tpot_ms": (0, -0.5, 1e-300, 1e12, 2**64),
     "deadline_ms": (0, -1, 86_400_000.5, 1e300),
-    "max_tokens": (0, -1, -(2**31), 10_000_000, 2**31, 2**63, 2**64, 10**30),
+    "prompt_logprobs": (-1, 21, 10**9, 2**31, 2**63),
+    "max_tokens": (-1, -(2**31), 10_000_000, 2**31, 2**63, 2**64, 10**30),
     "min_tokens": (-1, 3, 2**31, 2**63, 10**30),
     "top_k": (-2, -(2**31), 2**31, 2**63, 10**30),
     "priority": (2**63, -(2**63), 2**64, 10**30, -(10**30)),
@@ -99,6 +106,7 @@ OUT_OF_RANGE = {
 }
 OWN_OUT_OF_RANGE = {
     "chat": {
+        "max_tokens": (0, -1, 10_000_000, 2**63),
         "max_completion_tokens": (0, -1, 1, 3, 10_000_000, 2**63),
         "top_logprobs": (-1, 1, 21, 10**6, 2**63),
     },
@@ -227,6 +235,7 @@ def combinations() -> Iterator[Case]:
         yield endpoint.refused("n-8-over-the-token-budget", n=8, max_tokens=100_000)
         options = {"include_obfuscation": True}
         yield endpoint.refused("obfuscated-stream", stream=True, stream_options=options)
+        yield endpoint.refused("scored-stream", stream=True, prompt_logprobs=0)
     chat, completion = CHAT_ENDPOINT, COMPLETION_ENDPOINT
     yield chat.refused("two-limits-that-differ", max_tokens=2, max_completion_tokens=3)
     yield chat.refused("top_logprobs-without-logprobs", top_logprobs=3, logprobs=False)
@@ -237,6 +246,10 @@ def combinations() -> Iterator[Case]:
     yield completion.refused("16-prompts-n-8-tokens-1025", prompt=["a"] * 16, n=8, max_tokens=1025)
     yield completion.refused("best_of-below-n", n=3, best_of=2)
     yield completion.refused("best_of-over-n", n=3, best_of=4)
+    options = {"resumable": True}
+    yield completion.refused("echo-resumable", echo=True, stream=True, stream_options=options)
+    ids = [[5] * 400] * 64
+    yield completion.refused("25600-tokens-scored-21-times", prompt=ids, prompt_logprobs=20)
 
 
 def field_cases() -> list[Case]:

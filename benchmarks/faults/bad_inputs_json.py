@@ -256,6 +256,9 @@ def accepted() -> Iterator[Case]:
     yield COMPLETION_ENDPOINT.accepted("accepts-token-id-0", prompt=[0])
     bare = {"prompt": [[1, 2], [3]], "max_tokens": MAX_TOKENS, "logprobs": 20}
     yield COMPLETION_ENDPOINT.accepted("accepts-20-logprobs", **bare)
+    scored = {**bare, "echo": True, "prompt_logprobs": 20, "n": 2}
+    yield COMPLETION_ENDPOINT.accepted("accepts-20-prompt-logprobs", **scored)
+    yield COMPLETION_ENDPOINT.accepted("accepts-0-tokens", **{**scored, "max_tokens": 0})
 
 
 def json_cases() -> list[Case]:

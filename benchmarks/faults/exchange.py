@@ -129,7 +129,9 @@ def _problems_of_success(answer: Answer) -> list[str]:
     if "choices" not in content:
         return []
     problems = _problems_of_choices(content["choices"], is_whole=True)
-    if content.get("usage", {}).get("completion_tokens", 0) < 1:
+    usage = content.get("usage", {})
+    # An answer without output tokens is that to max_tokens 0.
+    if usage.get("prompt_tokens", 0) < 1 or usage.get("completion_tokens", -1) < 0:
         problems.append(f"usage is {content.get('usage')}")
     return problems
 

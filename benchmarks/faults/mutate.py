@@ -59,6 +59,7 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETIONS, {"prompt": "Once upon a time"}),
     (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 2, "logprobs": 5, "stop": "x"}),
     (COMPLETIONS, {"prompt": [1, 2, 3], "ignore_eos": True, "min_tokens": 1, "top_k": 5}),
+    (COMPLETIONS, {"prompt": [[1, 2], [3]], "echo": True, "prompt_logprobs": 2, "max_tokens": 0}),
     (
         COMPLETIONS,
         {
@@ -72,7 +73,8 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
             "stop_token_ids": [1, 2],
             "skip_special_tokens": False,
             "include_stop_str_in_output": True,
-            "echo": False,
+            "echo": True,
+            "logprobs": 3,
             "suffix": "",
         },
     ),

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field, replace
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
-from headway.core.events import Admitted, Event, Finished, Preempted, TokensEmitted
+from headway.core.events import (
+    Admitted,
+    Event,
+    Finished,
+    Preempted,
+    PromptScored,
+    TokensEmitted,
+)
 from headway.core.executor import Executor
 from headway.core.invariants import check_drained
 from headway.core.params import SamplingParams
+from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason, Request, sample_id
 from headway.core.scheduler import Scheduler
 
@@ -20,9 +28,10 @@ Tokens = list[int]
 
 @dataclass
 class Collected:
-    """Tokens, prefix hits and preemptions of a run, by request id."""
+    """Tokens, prompt scores, prefix hits and preemptions of a run, by request id."""
 
     tokens: dict[str, Tokens] = field(default_factory=dict)
+    scores: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     num_cached: dict[str, int] = field(default_factory=dict)
     num_preemptions: dict[str, int] = field(default_factory=dict)
 
@@ -30,6 +39,8 @@ class Collected:
         for event in events:
             if isinstance(event, TokensEmitted):
                 self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            elif isinstance(event, PromptScored):
+                self.scores.setdefault(event.request_id, []).extend(event.logprobs)
             elif isinstance(event, Admitted):
                 self.num_cached[event.request_id] = event.num_cached_tokens
             elif isinstance(event, Preempted):

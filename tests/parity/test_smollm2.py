@@ -9,13 +9,17 @@ at every position is the one we chose, its own greedy generation is the same, by
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.support.parity_runs import Schedule, run, run_one_by_one
+from headway.core.params import SamplingParams
 from headway.executors.load import ModelExecutor
 from tests.support.oracle import quick_gguf
 from tests.support.parity_workloads import (
@@ -29,6 +33,8 @@ from tests.support.parity_workloads import (
 
 pytestmark = pytest.mark.model
 
+DATA = Path(__file__).parents[1] / "server" / "data" / "loglikelihoods.json"
+CASES = json.loads(DATA.read_text())
 TIE = 1e-4
 """Two logits of the oracle closer than this may be ordered either way."""
 
@@ -48,13 +54,17 @@ def workload(executor: ModelExecutor, model_path: Path, is_full: bool) -> Worklo
     return Workload(prompts, params, [made.of(index) for index in range(len(prompts))])
 
 
-def test_batched_equals_transformers(workload: Workload, model_path: Path) -> None:
+@pytest.fixture(scope="module")
+def oracle(model_path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     with quick_gguf():
-        oracle = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32
         )
+
+
+def test_batched_equals_transformers(workload: Workload, oracle: Any) -> None:
     num_tokens = num_ties = 0
     for prompt, made in zip(workload.prompts, workload.expected, strict=True):
         with torch.inference_mode():
@@ -68,6 +78,28 @@ def test_batched_equals_transformers(workload: Workload, model_path: Path) -> No
     print(f"{num_tokens} tokens equal, of which {num_ties} by a tie within {TIE}")
     assert num_tokens >= 32 * len(workload.prompts)
     assert num_ties <= num_tokens // 1000
+
+
+def test_prompt_scores_equal_transformers(
+    executor: ModelExecutor, oracle: Any, is_full: bool
+) -> None:
+    """In chunks, and at every position; the sums are what tests/server/test_scoring.py expects."""
+    cases = CASES if is_full else CASES[:9]  # the last is long
+    prompts = [case["token_ids"] for case in cases]
+    params = [SamplingParams(max_tokens=0, prompt_logprobs=3) for _ in prompts]
+    made = run(executor, Schedule(replace(BATCHED, max_num_batched_tokens=100)), prompts, params)
+    for index, (case, prompt) in enumerate(zip(cases, prompts, strict=True)):
+        with torch.inference_mode():
+            logprobs = oracle(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+        own = logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        top = logprobs[:-1].topk(3).values
+        scores = made.scores[str(index)]
+        found = torch.tensor([one.logprob for one in scores])
+        assert torch.allclose(found, own, rtol=0.0, atol=1e-3)
+        likeliest = torch.tensor([one.top_logprobs for one in scores])
+        assert torch.allclose(likeliest, top, rtol=0.0, atol=1e-3)
+        total = float(own[case["num_context"] - 1 :].sum())
+        assert total == pytest.approx(case["logprob"], abs=1e-3)
 
 
 def test_alone_equals_batched(executor: ModelExecutor, workload: Workload, is_full: bool) -> None:

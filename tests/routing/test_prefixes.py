@@ -6,7 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.core.kv.prefix import BlockHash, extend_chain
+from headway.core.terms import Terms
 from headway.routing.prefixes import AssignedPrefixes
+from headway.routing.requests import RoutedRequest
+from tests.support.harness import make_request
 
 
 def chain(*parts: int, salt: str = "") -> list[BlockHash]:
@@ -95,3 +98,17 @@ def test_a_block_is_never_there_without_those_before_it(actions):
             depth = known.match(hashes).num_blocks(one)
             rest = known._blocks[one].keys() & set(hashes[depth:])
             assert not rest
+
+
+def test_the_router_hashes_as_the_engine_does():
+    """With a salt too; a request that is scored matches nothing."""
+    for salt in ("", "s"):
+        terms = Terms("t", cache_group="g", cache_salt=salt)
+        request = make_request("a", list(range(40)), terms=terms)
+        extend_chain(request.block_hashes, request.token_ids, 4, terms.prefix_salt)
+        routed = RoutedRequest(request, 0.0)
+        assert routed.hashes(4) == request.block_hashes
+        assert routed.matchable(4) == request.block_hashes[:9]
+    assert Terms(cache_group="g", cache_salt="s").prefix_salt != "g"
+    scored = make_request("b", list(range(40)), prompt_logprobs=0)
+    assert RoutedRequest(scored, 0.0).matchable(4) == []

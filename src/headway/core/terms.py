@@ -39,6 +39,14 @@ class Terms:
     cache_group: str = ""
     """Group that shares cached prefixes; by default each tenant is one group."""
     targets: Targets = NO_TARGETS
+    cache_salt: str = ""
+    """Divides the cache group: prefixes are shared only by requests with the same salt."""
+
+    @property
+    def prefix_salt(self) -> str:
+        """Where hashes of prefixes start: requests share prefixes only if this is equal."""
+        # Names have no control characters, so no group and salt can look like another pair.
+        return f"{self.cache_group}\0{self.cache_salt}" if self.cache_salt else self.cache_group
 
 
 NO_TERMS = Terms()

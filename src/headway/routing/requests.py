@@ -84,7 +84,7 @@ class RoutedRequest:
         """Return the hashes of the full blocks of the tokens known."""
         chain = self._hashes.setdefault(block_size, [])
         request = self.request
-        extend_chain(chain, request.token_ids, block_size, request.terms.cache_group)
+        extend_chain(chain, request.token_ids, block_size, request.terms.prefix_salt)
         return chain
 
     def matchable(self, block_size: int) -> list[BlockHash]:
@@ -96,5 +96,5 @@ class RoutedRequest:
         chain = list(self.hashes(block_size))
         request = self.request
         all_ids = [*request.token_ids, *token_ids]
-        extend_chain(chain, all_ids, block_size, request.terms.cache_group)
+        extend_chain(chain, all_ids, block_size, request.terms.prefix_salt)
         return chain

@@ -133,7 +133,7 @@ class BoundedHashRing:
         by_name = {offer.engine.name: offer for offer in offers}
         self._place(frozenset(by_name))
         request = one.request
-        key = repr((request.terms.cache_group, request.token_ids[:HASHED_TOKENS])).encode()
+        key = repr((request.terms.prefix_salt, request.token_ids[:HASHED_TOKENS])).encode()
         first = bisect_left(self._points, (sha256(key).digest(), ""))
         limit = MAX_RING_LOAD * (sum(offer.num_seqs for offer in offers) + 1) / len(offers)
         for step in range(len(self._points)):

@@ -307,3 +307,24 @@ def test_a_request_above_the_kv_quota_is_refused_before_it_is_sent():
         max_tokens_for(40, capacity, 0.5)
     with pytest.raises(NeverFitsError, match="exceeds the 65 tokens this server can hold"):
         max_tokens_for(70, capacity)
+
+
+def test_a_salt_divides_a_cache_group() -> None:
+    """Blocks are found with the same salt only, and count as blocks of the whole group."""
+    harness = Harness()
+    prompt = list(range(12))
+    first = Terms("a", cache_group="g", cache_salt="one")
+    harness.add("x", prompt, max_tokens=1, terms=first)
+    harness.run()
+    for number, (terms, start) in enumerate(
+        [
+            (Terms("a", cache_group="g"), 0),
+            (Terms("a", cache_group="g", cache_salt="two"), 0),
+            (Terms("b", cache_group="h", cache_salt="one"), 0),
+            (Terms("a", cache_group="g", cache_salt="one"), 8),
+        ]
+    ):
+        harness.add(f"y{number}", prompt, max_tokens=1, terms=terms)
+        assert harness.step()[f"y{number}"].start == start
+        harness.run()
+    assert set(harness.scheduler.kv.pool._groups) == {"", "g", "h"}

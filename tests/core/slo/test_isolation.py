@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core.events import Refused, Stepped, TokensEmitted
+from headway.core.events import Finished, PromptScored, Refused, Stepped, TokensEmitted
 from headway.core.slo.admission import TENANTS_PER_STEP
 from headway.core.slo.demand import DemandTable, RunningWork
 from headway.core.slo.steptime import shape_of
@@ -314,3 +314,20 @@ def test_no_decode_is_deferred_for_the_prompt_of_a_spot_request():
         needed_s[is_spot] = pacer._urgent_prefill_s([request], 0, 0.1, now)
     floor_s = COST.prefill_s(engine.scheduler.config.prefill_floor)
     assert needed_s[False] > needed_s[True] == pytest.approx(floor_s, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", ["fair", "deadline"])
+def test_scored_prompts_do_not_slow_a_neighbour_down(policy: str):
+    """A flood of prompts to score; a decode beside them keeps its TPOT target."""
+    engine = Paced(scheduling_policy=policy)
+    engine.ask("victim", 4, 200, tenant="victim", tpot_s=0.05)
+    engine.steps(3)
+    for number in range(20):
+        terms = Terms(tenant="attacker")
+        engine.add(f"a{number}", 400, max_tokens=1, prompt_logprobs=20, terms=terms)
+    began_at, num_before = engine.clock.now(), len(engine.output("victim"))
+    while not engine.seen(Finished, "victim"):
+        engine.step()
+    tpot_s = (engine.clock.now() - began_at) / (200 - num_before)
+    assert tpot_s <= 0.05
+    assert engine.seen(PromptScored), "nothing was scored meanwhile"

@@ -177,3 +177,13 @@ async def test_an_error_after_a_comment_is_an_event(local, monkeypatch) -> None:
         await reader.task
         assert reader.status == 200 and b'"error"' in reader.body
         assert reader.body.endswith(sse.DONE)
+
+
+async def test_a_cache_salt_separates_prefixes(local) -> None:
+    async with serving(local) as made:
+        num_cached = []
+        for salt in (None, None, "a", "b", "a"):
+            body = {"prompt": "a prompt of several blocks", "cache_salt": salt}
+            answer = (await made.public.post(COMPLETIONS, json=body)).json()
+            num_cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert num_cached == [0, 24, 0, 0, 24]

@@ -287,8 +287,8 @@ class KVCache:
         """Return the hash of the tokens before `end` in the block that `end` is in."""
         self._hash_full_blocks(request)
         num_full = end // self.block_size
-        hashes, group = request.block_hashes, request.terms.cache_group
-        parent = hashes[num_full - 1] if num_full else chain_start(group)
+        hashes, salt = request.block_hashes, request.terms.prefix_salt
+        parent = hashes[num_full - 1] if num_full else chain_start(salt)
         return hash_tokens(parent, request.token_ids[num_full * self.block_size : end])
 
     # ------------------------------------------------------------------ freeing
@@ -378,7 +378,7 @@ class KVCache:
         return self.kept_blocks[request_id] if table is None else table.block_ids
 
     def _hash_full_blocks(self, request: Request) -> None:
-        salt = request.terms.cache_group
+        salt = request.terms.prefix_salt
         extend_chain(request.block_hashes, request.token_ids, self.block_size, salt)
 
     def check(self, running: dict[str, Request]) -> None:

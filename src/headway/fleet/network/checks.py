@@ -163,7 +163,7 @@ def check_terms(terms: Terms) -> None:
     """Raise InvalidRequestError if the terms of a request are not those of a tenant."""
     _check(0.0 < terms.weight <= MAX_WEIGHT, "weight is out of range")
     _check(0.0 < terms.max_kv_share <= 1.0, "max_kv_share is out of range")
-    for name in (terms.tenant, terms.tier, terms.cache_group):
+    for name in (terms.tenant, terms.tier, terms.cache_group, terms.cache_salt):
         _check(len(name) <= MAX_NAME_CHARS, "a name in the terms is too long")
     targets = terms.targets
     for target in (targets.ttft_s, targets.tpot_s, targets.deadline_s):

@@ -91,10 +91,8 @@ class ChoiceFormat(Protocol):
 
     def chunk(self, piece: ChoicePart) -> dict[str, Any]: ...
 
-    def whole(self, piece: ChoicePart) -> dict[str, Any]: ...
-
-    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
-        """Return the fields of a whole answer that describe its prompt; `piece` is a choice."""
+    def whole(self, pieces: Sequence[ChoicePart]) -> dict[str, Any]:
+        """Return the fields of a whole answer that hold its choices and describe its prompt."""
         ...
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
@@ -325,8 +323,7 @@ class ResponseWriter:
             {
                 **self._envelope(self._format.object_names[0], *self._numerics),
                 **self._prompt_ids(),
-                **self._format.prompt_fields(choices[0]),
-                "choices": [self._format.whole(piece) for piece in choices],
+                **self._format.whole(choices),
                 "usage": self._generation.usage(),
             }
         )

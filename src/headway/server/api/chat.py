@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -138,7 +139,15 @@ class ChatFormat:
             **piece.ids(),
         }
 
-    def whole(self, piece: ChoicePart) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[ChoicePart]) -> dict[str, Any]:
+        fields: dict[str, Any] = {"choices": [self._choice(piece) for piece in pieces]}
+        num_top = self._num_prompt_logprobs
+        if num_top is not None:  # every choice has the same prompt
+            scores = pieces[0].prompt_scores
+            fields["prompt_logprobs"] = prompt_logprobs(self._prompt, scores, num_top, self._names)
+        return fields
+
+    def _choice(self, piece: ChoicePart) -> dict[str, Any]:
         return {
             "index": piece.index,
             "message": self._message(piece),
@@ -146,13 +155,6 @@ class ChatFormat:
             "finish_reason": piece.finish_reason,
             **piece.ids(),
         }
-
-    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
-        num_top = self._num_prompt_logprobs
-        if num_top is None:
-            return {}
-        scores = prompt_logprobs(self._prompt, piece.prompt_scores, num_top, self._names)
-        return {"prompt_logprobs": scores}
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         """Do nothing: no entry depends on the tokens before it."""

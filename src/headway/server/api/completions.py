@@ -69,12 +69,8 @@ class CompletionFormat:
             **self._ids(piece),
         }
 
-    def whole(self, piece: ChoicePart) -> dict[str, Any]:
-        return self.chunk(piece)
-
-    def prompt_fields(self, piece: ChoicePart) -> dict[str, Any]:
-        """Return nothing: each choice describes its own prompt."""
-        return {}
+    def whole(self, pieces: Sequence[ChoicePart]) -> dict[str, Any]:
+        return {"choices": [self.chunk(piece) for piece in pieces]}
 
     def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
         if self._spec.params.logprobs is not None:

@@ -37,6 +37,7 @@ from headway.server.schema.structured import ResponseFormat, StructuredOutputs
 from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
 
 MAX_STOP_CHARS = 256
+MAX_SALT_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 MAX_PROMPT_SCORES = 2**18
 """Log-probabilities of prompt tokens in one answer."""
@@ -166,6 +167,7 @@ class GenerationRequest(Fields):
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     # Fields of Headway: targets in place of the tier's
     ttft_ms: TargetMs | None = None
@@ -277,9 +279,11 @@ class GenerationRequest(Fields):
             permissions.check_priority(tier)
 
     def terms(self, terms: Terms) -> Terms:
-        """Return the caller's terms with the targets of this request."""
+        """Return the caller's terms with the targets and the cache salt of this request."""
         in_ms = {"ttft_s": self.ttft_ms, "tpot_s": self.tpot_ms, "deadline_s": self.deadline_ms}
         in_s = {name: value / 1000 for name, value in in_ms.items() if value is not None}
+        if self.cache_salt is not None:
+            terms = replace(terms, cache_salt=self.cache_salt)
         return replace(terms, targets=replace(terms.targets, **in_s)) if in_s else terms
 
     def grammar(self) -> str | None:

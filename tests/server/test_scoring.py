@@ -1,0 +1,78 @@
+"""Likelihoods of texts over HTTP, with the real model, against those of transformers.
+
+The file in data/ has the sums of transformers in fp32 for the weights of the test model;
+tests/parity/test_smollm2.py computes them again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.support.servers import RunningServer, start_model_server
+
+pytestmark = pytest.mark.model
+
+CASES = json.loads((Path(__file__).parent / "data" / "loglikelihoods.json").read_text())
+KERNEL_ERROR = 0.01
+"""Of bf16 and int8 arithmetic, per token of a continuation on average."""
+
+
+def ask(url: str, cases: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+    """Send what lm-evaluation-harness sends for a batch of loglikelihoods; return the choices."""
+    body = {
+        "prompt": [case["token_ids"] for case in cases],
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+        **fields,
+    }
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return sorted(response.json()["choices"], key=lambda choice: choice["index"])
+
+
+def parse(choice: dict[str, Any], num_context: int) -> tuple[float, bool]:
+    """Read an answer as lm-evaluation-harness does: the last token is not part of the text."""
+    logprobs = choice["logprobs"]["token_logprobs"][num_context:-1]
+    top_logprobs = choice["logprobs"]["top_logprobs"][num_context:-1]
+    pairs = zip(logprobs, top_logprobs, strict=True)
+    return sum(logprobs), all(one == max(top.values()) for one, top in pairs)
+
+
+def check(url: str, error: float) -> list[tuple[float, bool]]:
+    found = [
+        parse(choice, case["num_context"])
+        for choice, case in zip(ask(url, CASES), CASES, strict=True)
+    ]
+    for case, (logprob, is_greedy) in zip(CASES, found, strict=True):
+        num_tokens = len(case["token_ids"]) - case["num_context"]
+        assert logprob == pytest.approx(case["logprob"], abs=error * (10 + num_tokens))
+        assert is_greedy == case["is_greedy"]
+    return found
+
+
+def test_loglikelihoods_are_those_of_transformers(model_server: RunningServer) -> None:
+    together = check(model_server.url, KERNEL_ERROR)
+    # Alone, after the prompts are in the prefix cache: the same bits.
+    for index in (0, 7, 9):
+        (choice,) = ask(model_server.url, CASES[index : index + 1])
+        assert parse(choice, CASES[index]["num_context"]) == together[index]
+    (choice,) = ask(model_server.url, CASES[-1:], max_tokens=0)
+    assert len(choice["logprobs"]["tokens"]) == len(CASES[-1]["token_ids"])
+
+
+@pytest.mark.full
+def test_in_fp32_they_are_equal(model_path: Path, tmp_path: Path) -> None:
+    flags = ("--kernels", "none", "--dtype", "fp32", "--kv-cache-memory-bytes", "256M")
+    server = start_model_server(model_path, tmp_path / "server.log", *flags)
+    try:
+        check(server.wait_ready().url, 1e-5)
+    finally:
+        server.stop()
