@@ -9,11 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.answer import CallPart, ChoicePart
+from headway.server.api.answer import CallPart, ChoicePart, GenerationJob
+from headway.server.api.chunks import ChunkForm
 from headway.server.api.endpoint import Draft, GenerationEndpoint, GrammarPart
+from headway.server.api.generation import Generation
 from headway.server.api.logprobs import chat_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
+from headway.server.schema.adapted import read_as
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import RequestLimits
 from headway.server.schema.tools import ToolChoice
@@ -124,9 +127,6 @@ class ChatFormat:
             **piece.ids(),
         }
 
-    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
-        """Do nothing: no entry depends on the tokens before it."""
-
     def _delta(self, piece: ChoicePart) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if piece.reasoning:
@@ -163,6 +163,8 @@ def _call_delta(call: CallPart) -> dict[str, Any]:
     return {"index": call.number, **_whole_call(call)}
 
 
-CHAT = GenerationEndpoint(
-    ChatRequest, "chatcmpl", draft_chat, lambda context, _: ChatFormat(context)
-)
+def _make_form(context: ServerContext, job: GenerationJob, generation: Generation) -> ChunkForm:
+    return ChunkForm(job, generation, ChatFormat(context))
+
+
+CHAT = GenerationEndpoint(read_as(ChatRequest), "chatcmpl-", draft_chat, _make_form)

@@ -8,12 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.client.outputs import PROMPT_TAIL
-from headway.server.api.answer import ChoicePart
+from headway.server.api.answer import ChoicePart, GenerationJob
+from headway.server.api.chunks import ChunkForm
 from headway.server.api.endpoint import Draft, GenerationEndpoint
-from headway.server.api.generation import GenerationSpec
+from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import CompletionLogprobsWriter
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
+from headway.server.schema.adapted import read_as
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.request import RequestLimits
 
@@ -48,6 +50,8 @@ class CompletionFormat:
         return None
 
     def chunk(self, piece: ChoicePart) -> dict[str, Any]:
+        if piece.skipped_ids and self._spec.params.logprobs is not None:
+            self._writer(piece.index).skip(piece.skipped_ids)
         return {
             "index": piece.index,
             "text": piece.text,
@@ -58,10 +62,6 @@ class CompletionFormat:
 
     def whole(self, piece: ChoicePart) -> dict[str, Any]:
         return self.chunk(piece)
-
-    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
-        if self._spec.params.logprobs is not None:
-            self._writer(index).skip(token_ids)
 
     def _ids(self, piece: ChoicePart) -> dict[str, Any]:
         ids = piece.ids()
@@ -84,4 +84,8 @@ class CompletionFormat:
         return writer
 
 
-COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _draft, CompletionFormat)
+def _make_form(context: ServerContext, job: GenerationJob, generation: Generation) -> ChunkForm:
+    return ChunkForm(job, generation, CompletionFormat(context, job.spec))
+
+
+COMPLETIONS = GenerationEndpoint(read_as(CompletionRequest), "cmpl-", _draft, _make_form)
