@@ -30,6 +30,7 @@ from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
 from headway.server.api.requests import requests_router
+from headway.server.api.responses.route import responses_router
 from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
@@ -44,7 +45,13 @@ from headway.text import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
-UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
+UNSUPPORTED_PATHS = (
+    "/v1/embeddings",
+    "/v1/embeddings/{rest:path}",
+    "/v1/responses/{rest:path}",
+    "/v1/messages",
+    "/v1/messages/{rest:path}",
+)
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -98,6 +105,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     public = (
         chat_router(context, limits),
         completions_router(context, limits),
+        responses_router(context, limits),
         models_router(context),
         requests_router(context),
         explanations_router(context),
@@ -164,5 +172,4 @@ def _unsupported_router() -> Routes:
 
     for path in UNSUPPORTED_PATHS:
         router.add(path, refuse, *METHODS)
-        router.add(path + "/{rest:path}", refuse, *METHODS)
     return router
