@@ -27,6 +27,7 @@ from headway.server.api.chat import chat_router
 from headway.server.api.completions import completions_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
+from headway.server.api.messages.route import messages_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
 from headway.server.api.requests import requests_router
@@ -49,7 +50,6 @@ UNSUPPORTED_PATHS = (
     "/v1/embeddings",
     "/v1/embeddings/{rest:path}",
     "/v1/responses/{rest:path}",
-    "/v1/messages",
     "/v1/messages/{rest:path}",
 )
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
@@ -106,6 +106,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         chat_router(context, limits),
         completions_router(context, limits),
         responses_router(context, limits),
+        messages_router(context, limits),
         models_router(context),
         requests_router(context),
         explanations_router(context),

@@ -187,8 +187,7 @@ class GenerationEndpoint(Generic[RequestT]):
             generation = Generation(context.engine, job.spec, reservation.take_lease())
             await generation.start()
         except InvalidRequestError as error:
-            error.param = payload.field_for(error.param)
-            raise read.names.rename(error) from error
+            raise read.named(error) from error
         context.live.add(generation, job.spec, job.client_id)
         context.metrics.observe_params(generation.resolved_params)
         return job, generation

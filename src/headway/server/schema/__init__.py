@@ -12,5 +12,6 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     conversation.py  a conversation from the items of another API
     responses.py    the body of /v1/responses
     response_items.py  its items
+    messages.py     the bodies of /v1/messages
     answers.py      response bodies, for the OpenAPI document
 """

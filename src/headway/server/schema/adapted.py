@@ -63,6 +63,11 @@ class ReadRequest(Generic[RequestT]):
     names: FieldNames = NO_NAMES
     echo: Echo = NO_ECHO
 
+    def named(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return an error of the engine or of the template with the client's name of its field."""
+        error.param = self.payload.field_for(error.param)
+        return self.names.rename(error)
+
 
 def read_as(kind: type[RequestT]) -> Callable[[bytes, RequestLimits], ReadRequest[RequestT]]:
     """Return what reads bodies of this kind."""
