@@ -65,8 +65,6 @@ UNKNOWN_FIELDS: dict[str, Any] = {
 FUNCTION = {"name": "f", "parameters": EVIL_SCHEMA}
 NAMED_SCHEMA = {"name": "s", "schema": EVIL_SCHEMA}
 UNSUPPORTED_CHAT: dict[str, list[Any]] = {
-    "tools": [[{"type": "function", "function": FUNCTION}], [{}], {}, "all", [None], 1],
-    "tool_choice": ["auto", "required", {"type": "function"}, 1, []],
     "functions": [[FUNCTION], {}, "f"],
     "function_call": ["auto", {"name": "f"}, 0],
     "response_format": [
@@ -81,7 +79,6 @@ UNSUPPORTED_CHAT: dict[str, list[Any]] = {
     "modalities": [["text", "audio"], ["audio"], [], "text"],
     "metadata": [{"a": 1}, [], "x"],
     "moderation": [{}],
-    "parallel_tool_calls": [False, "yes", 1],
     "prediction": [{"type": "content", "content": "x"}],
     "prompt_cache_key": [5, {}],
     "prompt_cache_options": [{}],
@@ -172,7 +169,6 @@ MESSAGE_FIELDS: dict[str, Any] = {
     "name-a-number": {"role": "user", "content": "hi", "name": 5},
     "name-a-list": {"role": "user", "content": "hi", "name": ["a"]},
     "unknown-key": {"role": "user", "content": "hi", "mood": "good"},
-    "reasoning_content": {"role": "assistant", "content": "hi", "reasoning_content": "x"},
     "prefix": {"role": "assistant", "content": "hi", "prefix": True},
     "tool_calls": {"role": "assistant", "content": "hi", "tool_calls": [{"id": "a"}]},
     "tool_calls-an-object": {"role": "assistant", "content": "hi", "tool_calls": {}},

@@ -15,6 +15,8 @@ from headway import LLM, RequestOutput, SamplingParams
 from headway.core.invariants import check_drained
 from headway.errors import EngineError, InvalidRequestError
 from headway.text.grammar import choice_grammar, json_grammar, regex_grammar
+from headway.text.reasoning import ReasoningStart
+from tests.grammar.test_thinking import grammar_of as budgeted_grammar
 from tests.support.schemas import random_schema
 
 pytestmark = pytest.mark.model
@@ -162,3 +164,16 @@ def test_a_grammar_that_fails_ends_its_request_alone(llm: LLM, monkeypatch):
         llm.generate([PROMPT, PROMPT], params)
     monkeypatch.undo()
     assert texts(llm.generate(PROMPT, params)) == expected
+
+
+def test_the_model_thinks_no_longer_than_its_budget(llm: LLM):
+    grammar = budgeted_grammar(llm.tokenizer, 12, ReasoningStart.OPEN)
+    params = SamplingParams(grammar=grammar, temperature=1.0, seed=3, max_tokens=40, n=2)
+    prompts = ["Is water wet? <think>", "Is 7 a prime number? Think first. <think>"]
+    together = llm.generate(prompts, params)
+    for text, reason in (one for output in texts(together) for one in output):
+        thought, tag, answer = text.partition("</think>")
+        assert tag and answer.strip() in ("true", "false") and reason == "stop"
+        assert len(llm.tokenizer.encode(thought)) <= 16
+    alone = llm.generate(prompts[1:], params)
+    assert texts(alone) == texts(together[1:])

@@ -116,12 +116,25 @@ def test_a_marker_can_be_a_special_token(matchers: Matchers, smollm: Tokenizer) 
         shown = written.replace("[TOOL_CALLS]", "<|im_start|>")
         assert accepts(matchers, smollm, grammar, f"Hello{shown}")
         assert accepts(matchers, smollm, grammar, shown.replace("> [", ">["))
-        assert accepts(matchers, smollm, grammar, "[TOOL_CALLS] as text")
+        assert accepts(matchers, smollm, grammar, "[TOOL_CALLS as text")
+        assert not accepts(matchers, smollm, grammar, "[TOOL_CALLS] as text")
         assert not accepts(matchers, smollm, grammar, "<|im_start|>text")
         ids = smollm.encode(f"a{shown}", add_special_tokens=False)
         assert smollm.decode(ids) == f"a{written}".replace("[TOOL_CALLS]", "")
         text = smollm.detokenizer(shown_ids=(start_id,)).push(ids)
         assert text == f"a{shown}"
+
+
+def test_tags_can_be_special_tokens(matchers: Matchers, smollm: Tokenizer) -> None:
+    start_id, end_id = smollm.encode("<|im_start|><file_sep>", add_special_tokens=False)
+    markers = Markers({"<think>": start_id, "</think>": end_id})
+    for start, before in ((ReasoningStart.OPEN, ""), (ReasoningStart.OPTIONAL, "<|im_start|>")):
+        grammar = reply_grammar(CallRules(HERMES, TOOLS), markers, start)
+        for thought, is_allowed in (("hm\n", True), ("", True), ("a </think> b", False)):
+            text = f"{before}{thought}<file_sep>\n\nHello"
+            assert accepts(matchers, smollm, grammar, text) is is_allowed, text
+        spelled = "<think>hm</think>Hello"
+        assert not accepts(matchers, smollm, grammar, spelled)
 
 
 def test_an_answer_with_a_schema_or_a_call(matchers: Matchers, smollm: Tokenizer) -> None:

@@ -187,7 +187,8 @@ class SamplingParams:
             for name in _UNFIT_FOR_GRAMMAR:
                 if getattr(self, name):
                     raise InvalidRequestError(
-                        f"{name} cannot be combined with structured output or tools; leave it out",
+                        f"{name} cannot be combined with a grammar (structured output, tools, "
+                        "thinking_token_budget); leave it out",
                         name,
                     )
         if self.allowed_token_ids is None:

@@ -30,14 +30,14 @@ class GrammarChecks:
         self._matchers: Matchers | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def check(self, grammar: str, tenant: str) -> None:
+    async def check(self, grammar: str, tenant: str, *, is_kept: bool = True) -> None:
         """Raise InvalidRequestError if a grammar cannot be honoured."""
         matchers = self._ready_matchers()
         if matchers.is_compiled(grammar):
             return
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         async with lock:
-            await asyncio.to_thread(matchers.check, grammar)
+            await asyncio.to_thread(matchers.check, grammar, is_kept=is_kept)
 
     async def prepare_when_idle(self) -> None:
         """Wait until there has been no request for a while, then prepare for the first grammar."""

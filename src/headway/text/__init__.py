@@ -14,6 +14,7 @@ In reading order:
     matchers.py          compiled grammars: which tokens may come next
     reply.py             a reply as its client reads it: reasoning, text, tool calls
     reasoning.py         reasoning between think tags
+    thinking.py          bounds reasoning by a number of tokens
     tools/               tool calls: forms, grammars, parsers
     chat_template.py     chat messages to a prompt
     sandbox.py           bounded Jinja sandbox for templates

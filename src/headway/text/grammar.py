@@ -88,7 +88,23 @@ def lark_grammar(text: str) -> str:
     for word in ("%llguidance", "%json", "%regex"):
         if word in text:
             raise InvalidRequestError(f"{word} is not supported in a grammar")
-    return HEADER + text
+    return f"{HEADER}\n{text}"  # an empty line: comments of the caller are no notes
+
+
+def with_notes(grammar: str, notes: Mapping[str, Any]) -> str:
+    """Return a grammar with notes for Headway, which are comments of its first lines."""
+    lines = [f"// {name}: {json.dumps(note)}\n" for name, note in notes.items()]
+    return bounded(HEADER + "".join(lines) + grammar.removeprefix(HEADER))
+
+
+def read_note(grammar: str | None, name: str) -> Any:
+    """Return a note of a grammar; None if it has none of this name."""
+    for line in (grammar or "").removeprefix(HEADER).splitlines():
+        if not line.startswith("// "):
+            return None
+        if line.startswith(f"// {name}: "):
+            return json.loads(line.removeprefix(f"// {name}: "))
+    return None
 
 
 class SchemaSize:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headway.errors import InvalidRequestError
+from headway.text.thinking import BudgetedMatcher, budget_of
 from headway.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -84,10 +85,18 @@ class Matchers:
         with self._lock:
             self._prepared()
 
-    def check(self, grammar: str) -> None:
-        """Raise InvalidRequestError if a grammar cannot be honoured."""
+    def check(self, grammar: str, *, is_kept: bool = True) -> None:
+        """Raise InvalidRequestError if a grammar cannot be honoured.
+
+        One that is not kept takes no room from the grammars of others.
+        """
         try:
-            self.matcher(grammar)
+            if is_kept:
+                self.matcher(grammar)
+            else:
+                with self._lock:
+                    tokens = self._prepared()
+                _run_deep(lambda: _compile(grammar, tokens))
         except InvalidRequestError:
             raise
         except ValueError as error:
@@ -96,8 +105,14 @@ class Matchers:
     def is_compiled(self, grammar: str) -> bool:
         return grammar in self._compiled
 
-    def matcher(self, grammar: str) -> OutputMatcher:
+    def matcher(self, grammar: str) -> OutputMatcher | BudgetedMatcher:
         """Return a matcher before the first token; raise ValueError if it cannot be compiled."""
+        found, budget = self._output_matcher(grammar), budget_of(grammar)
+        if budget is None:
+            return found
+        return BudgetedMatcher(found, budget, self._load_tokenizer().token_bytes)
+
+    def _output_matcher(self, grammar: str) -> OutputMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
             if found is not None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from headway.text.grammar import read_note
 from headway.text.reasoning import ReasoningSplitter, ReasoningStart
 from headway.text.tools.deltas import ReplyDelta, join
 from headway.text.tools.forms import FORMS, CallForm
 from headway.text.tools.parser import CallParser
-from headway.text.tools.xml import XmlReader, plain_strings
+from headway.text.tools.xml import NOTE, XmlReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +64,4 @@ class ReplyParser:
 def _call_parser(form: CallForm, grammar: str | None) -> CallParser:
     if not form.has_xml_arguments:
         return CallParser(form)
-    return CallParser(form, partial(XmlReader, plain_strings(grammar)))
+    return CallParser(form, partial(XmlReader, read_note(grammar, NOTE) or {}))

@@ -14,6 +14,7 @@ from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import Handover, SampleRecord
 from headway.server.api.adopted import adopt_stream
 from headway.server.api.streams import ENDPOINTS
+from headway.text.thinking import budget_of
 from headway.text.tools.forms import FORMS
 from tests.server.api.test_answer import events_of
 from tests.server.api.test_streams import Reader, choices
@@ -37,6 +38,7 @@ CALLS = (
 )
 SCRIPT = f"So:\n{CALLS}"
 THINKS = TEMPLATE + "{% if enable_thinking is false %}</think>{% endif %}"
+JSON_OBJECT = {"type": "json_object"}
 OPTIONS = {"include_usage": True, "resumable": True}
 
 
@@ -219,6 +221,22 @@ async def test_efforts_reach_the_template_or_are_refused(local) -> None:
     async with serving(local) as made:
         response = await made.public.post(CHAT, json=body(reasoning_effort="low"))
         assert check_error(response, 400)["param"] == "reasoning_effort"
+
+
+async def test_a_budget_of_reasoning_is_a_note_of_the_grammar(local) -> None:
+    async with serving(local, "a", template=THINKS) as made:
+        for fields in ({}, {"tools": None}, {"tools": None, "response_format": JSON_OBJECT}):
+            asked = body(thinking_token_budget=9, **fields)
+            assert (await made.public.post(CHAT, json=asked)).status_code == 200
+            budget = budget_of(made.process.added[-1].params.grammar)
+            assert budget is not None and budget.max_tokens == 9
+            assert made.engine.tokenizer.decode(budget.close_ids) == "</think>"
+        response = await made.public.post(CHAT, json=body(thinking_token_budget=-1))
+        assert check_error(response, 400)["param"] == "thinking_token_budget"
+    async with serving(local) as made:
+        for fields in ({}, {"tools": None}):
+            response = await made.public.post(CHAT, json=body(thinking_token_budget=9, **fields))
+            assert check_error(response, 400)["param"] == "thinking_token_budget"
 
 
 async def test_the_template_sees_the_tools_that_may_be_called(local) -> None:

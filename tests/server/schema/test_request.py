@@ -224,6 +224,7 @@ def test_every_field_is_tested() -> None:
     own |= {"metadata", "prompt_cache_key", "store", "chat_template_kwargs"}
     own |= {"add_generation_prompt", "continue_final_message"}
     own |= {"tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"}
+    own |= {"thinking_token_budget"}
     refused = {*unsupported_fields(ChatRequest), *unsupported_fields(CompletionRequest)}
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert fields == honoured | own | refused

@@ -20,8 +20,11 @@ from headway.server.schema.adapted import read_as
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import RequestLimits
 from headway.server.schema.tools import ToolChoice
+from headway.text.grammar import with_notes
 from headway.text.reasoning import ReasoningStart
 from headway.text.reply import TEXT_ONLY, ReplyForm
+from headway.text.thinking import NOTE as THINKING_NOTE
+from headway.text.thinking import ThinkingBudget
 from headway.text.tools.dialect import ChatDialect
 from headway.text.tools.forms import CallForm
 from headway.text.tools.grammar import CallRules, Tool, reply_grammar
@@ -47,16 +50,31 @@ def draft_chat(payload: ChatRequest, context: ServerContext) -> Draft:
     choice = payload.choice()
     form = dialect.tools.form if choice.tools else None
     parts = [] if form is None else _tool_parts(choice, form, dialect)
-    grammar = params.grammar
+    grammar, has_budget = params.grammar, payload.thinking_token_budget is not None
     if form is not None:
         grammar = _tool_grammar(payload, dialect, reasoning)
-    elif grammar is not None and reasoning is not ReasoningStart.NEVER:
+    elif has_budget or (grammar is not None and reasoning is not ReasoningStart.NEVER):
         grammar = reply_grammar(None, dialect.markers, reasoning, grammar)
+    if grammar is not None and payload.thinking_token_budget is not None:
+        grammar = _with_budget(grammar, payload.thinking_token_budget, dialect, reasoning)
     reply = ReplyForm("" if form is None else form.name, reasoning)
     if reply != TEXT_ONLY:
         params = replace(params, grammar=grammar, shown_token_ids=dialect.shown_token_ids)
     # The template has already written the special tokens.
     return Draft(params, [prompt], add_special_tokens=False, reply=reply, grammar_parts=parts)
+
+
+def _with_budget(
+    grammar: str, max_tokens: int, dialect: ChatDialect, reasoning: ReasoningStart
+) -> str:
+    """Return a grammar whose reasoning is bounded; raise InvalidRequestError without reasoning."""
+    if reasoning is ReasoningStart.NEVER:
+        raise InvalidRequestError(
+            "thinking_token_budget cannot be honoured: the reply has no reasoning; leave it out",
+            "thinking_token_budget",
+        )
+    budget = ThinkingBudget(max_tokens, dialect.close_ids, reasoning)
+    return with_notes(grammar, {THINKING_NOTE: budget.as_note()})
 
 
 def _tool_parts(choice: ToolChoice, form: CallForm, dialect: ChatDialect) -> list[GrammarPart]:

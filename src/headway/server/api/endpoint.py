@@ -247,7 +247,7 @@ async def _check_grammar(
 
 async def _check_part(context: ServerContext, part: GrammarPart, tenant: str) -> None:
     try:
-        await context.grammars.check(part.grammar, tenant)
+        await context.grammars.check(part.grammar, tenant, is_kept=False)
     except InvalidRequestError as error:
         message = f"{part.field} of {part.name} cannot be honoured: {error}"
         raise InvalidRequestError(message, part.field) from error

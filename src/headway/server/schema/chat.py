@@ -34,6 +34,7 @@ from headway.server.schema.tools import (
 from headway.text.tools.dialect import ChatDialect
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_THINKING_TOKENS = 2**31 - 1
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _TEXT_PART = {
@@ -164,6 +165,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str | None, WithJsonSchema({"enum": [*EFFORTS, None]})] = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None = None
 
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(("none",))] = None

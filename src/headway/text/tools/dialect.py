@@ -76,6 +76,8 @@ class ChatDialect:
     tools: ToolSupport
     markers: Markers
     has_reasoning: bool
+    close_ids: tuple[int, ...]
+    """The closing tag of the reasoning, as tokens."""
     variables: frozenset[str]
     """Names that the template reads."""
     has_system: bool
@@ -161,6 +163,7 @@ def read_dialect(
         tools,
         Markers(special_ids),
         has_reasoning,
+        tuple(tokenizer.encode(CLOSE_TAG, add_special_tokens=False)),
         template.variables(),
         has_system=_try(template, [{"role": "system", "content": "Be brief."}, _USER]) is not None,
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.errors import InvalidRequestError
-from headway.text.grammar import HEADER, ON_ONE_LINE, SchemaSize, bounded, json_rule
+from headway.text.grammar import HEADER, ON_ONE_LINE, SchemaSize, json_rule, with_notes
 from headway.text.reasoning import CLOSE_TAG, OPEN_TAG, ReasoningStart
 from headway.text.tools.forms import CallForm
 from headway.text.tools.parser import MAX_LEADING_SPACE
-from headway.text.tools.xml import ANY_TEXT, XML_LINES, raw_comment, xml_rule
+from headway.text.tools.xml import ANY_TEXT, NOTE, XML_LINES, xml_rule
 
 MAX_CALLS = 32
 """In one reply: a small model may repeat itself until max_tokens."""
@@ -82,27 +82,27 @@ def reply_grammar(
     reasoning: ReasoningStart = ReasoningStart.NEVER,
     answer: str | None = None,
 ) -> str:
-    """Return the grammar of a reply with calls, with an answer that has a grammar, or with both.
+    """Return the grammar of a reply that may have calls, and whose text may have a grammar.
 
-    `answer` is the grammar of the text of a reply. Without calls it must be given.
+    `answer` is the grammar of the text; without it, text is free.
     """
     lines: list[str] = []
-    comment = ""
+    notes: dict[str, Any] = {}
     if answer is not None:
         lines.append(f"answer: %lark {{\n{answer.removeprefix(HEADER)}\n}}")
     if rules is None:
-        body = "answer"
+        body = "FREE?" if answer is None else "answer"
     else:
         body = _body(rules, markers, has_answer=answer is not None)
-        comment, call_lines = _call_lines(rules, markers)
+        notes, call_lines = _call_lines(rules, markers)
         lines += call_lines
-        if "FREE" in body:
-            lines += _text_lines(rules.form, markers, reasoning)
+    if "FREE" in body:
+        lines += _text_lines(None if rules is None else rules.form, markers, reasoning)
     thought = _thought(markers, reasoning)
     if thought:
         lines += [f"thought: {thought}", *_thought_lines(markers)]
     start = "thought body" if thought else "body"
-    return bounded("\n".join([f"{HEADER}{comment}start: {start}", f"body: {body}", *lines, ""]))
+    return with_notes("\n".join([f"start: {start}", f"body: {body}", *lines, ""]), notes)
 
 
 def _body(rules: CallRules, markers: Markers, *, has_answer: bool) -> str:
@@ -132,8 +132,8 @@ def _spaced(text: str, markers: Markers) -> str:
     return f'" "? {markers.text(text[1:])}'
 
 
-def _call_lines(rules: CallRules, markers: Markers) -> tuple[str, list[str]]:
-    """Return a comment for the parser, and the rules of the tools."""
+def _call_lines(rules: CallRules, markers: Markers) -> tuple[dict[str, Any], list[str]]:
+    """Return notes for the parser, and the rules of the tools."""
     form, size = rules.form, SchemaSize()
     names = [f"tool_{at}" for at in range(len(rules.tools))]
     lines = [f"tool: {' | '.join(names)}"]
@@ -148,9 +148,7 @@ def _call_lines(rules: CallRules, markers: Markers) -> tuple[str, list[str]]:
         else:
             arguments = '"{}"' if _is_empty(schema) else json_rule(schema, ON_ONE_LINE)
         lines.append(f"{rule}: {before} {arguments} {after}".rstrip())
-    if not form.has_xml_arguments:
-        return "", lines
-    return raw_comment(raw), [*lines, *XML_LINES]
+    return ({NOTE: raw}, [*lines, *XML_LINES]) if form.has_xml_arguments else ({}, lines)
 
 
 def _is_empty(schema: Mapping[str, Any]) -> bool:
@@ -159,22 +157,24 @@ def _is_empty(schema: Mapping[str, Any]) -> bool:
     return is_plain and not schema["properties"] and schema.get("additionalProperties") is False
 
 
-def _text_lines(form: CallForm, markers: Markers, reasoning: ReasoningStart) -> list[str]:
-    """Return the terminals of free text: without marker, and not beginning with reasoning."""
+def _text_lines(form: CallForm | None, markers: Markers, reasoning: ReasoningStart) -> list[str]:
+    """Return the terminals of free text: without marker, and not beginning with reasoning.
+
+    No text may spell a marker that is a special token: the parser sees the text alone.
+    """
     lines: list[str] = []
     free = ANY_TEXT
-    if not form.follows_text:
-        free = f"/[ \\t\\n\\r]*[^{form.marker} \\t\\n\\r](?s:.*)/"
-    elif form.marker not in markers.special_ids:
-        marker = json.dumps(form.marker)
-        lines.append(f"WITH_MARKER: {ANY_TEXT} {marker} {ANY_TEXT}")
+    if form is not None and form.follows_text:
+        lines.append(f"WITH_MARKER: {ANY_TEXT} {json.dumps(form.marker)} {ANY_TEXT}")
         free += " & ~WITH_MARKER"
-    if reasoning is ReasoningStart.OPTIONAL and OPEN_TAG not in markers.special_ids:
+    elif form is not None:
+        free = f"/[ \\t\\n\\r]*[^{form.marker} \\t\\n\\r](?s:.*)/"
+    if reasoning is ReasoningStart.OPTIONAL:
         leading = f"/[ \\t\\n\\r]{{0,{MAX_LEADING_SPACE}}}/"
         lines.append(f"WITH_REASONING: {leading} {json.dumps(OPEN_TAG)} {ANY_TEXT}")
         free += " & ~WITH_REASONING"
     lines.append(f"FREE: {free}")
-    if form.follows_text and form.marker not in markers.special_ids:
+    if form is not None and form.follows_text and form.marker not in markers.special_ids:
         lines.append(f"UNTIL_CALL: FREE {json.dumps(form.marker)}")
     return lines
 
@@ -190,17 +190,14 @@ def _thought(markers: Markers, reasoning: ReasoningStart) -> str:
         case ReasoningStart.OPEN:
             return f"{closed} SPACE?"
         case ReasoningStart.OPTIONAL:
-            return f"({markers.text(OPEN_TAG)} {closed} SPACE?)?"
+            return f"(SPACE? {markers.text(OPEN_TAG)} {closed} SPACE?)?"
 
 
 def _thought_lines(markers: Markers) -> list[str]:
-    space = "SPACE: /[ \\n]{1,8}/"
-    if CLOSE_TAG in markers.special_ids:
-        return [space, "UNCLOSED: /(?s:.+)/"]
     tag = json.dumps(CLOSE_TAG)
-    return [
-        space,
+    lines = [
+        "SPACE: /[ \\n]{1,8}/",
         f"WITH_CLOSE: {ANY_TEXT} {tag} {ANY_TEXT}",
         f"UNCLOSED: {ANY_TEXT} & ~WITH_CLOSE",
-        f"THOUGHT: UNCLOSED {tag}",
     ]
+    return lines if CLOSE_TAG in markers.special_ids else [*lines, f"THOUGHT: UNCLOSED {tag}"]

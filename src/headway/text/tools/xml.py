@@ -1,7 +1,7 @@
 """Arguments of tool calls in tags, one for each: their grammar and their reader.
 
 The text of a tag is the argument itself if it can only be a string, and JSON otherwise. Which
-arguments are strings is written into the grammar as a comment: whoever continues a stream has its
+arguments of which tool are strings is a note of the grammar: whoever continues a stream has its
 grammar, and not the tools of its request.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.errors import InvalidRequestError
-from headway.text.grammar import HEADER, ON_ONE_LINE, json_rule
+from headway.text.grammar import ON_ONE_LINE, json_rule
 from headway.text.tools.forms import NAME_CHARS
 from headway.text.tools.parser import SPACES, find_marker
 
@@ -23,7 +23,7 @@ XML_LINES = (
 )
 _OPEN = "<parameter="
 _CLOSE = "\n</parameter>"
-_COMMENT = "// strings: "
+NOTE = "strings"
 _PLAIN_KEYWORDS = frozenset({"type", "title", "description", "default", "examples"})
 """Beside these, a string is written as JSON: its schema restricts its text."""
 _OBJECT_KEYWORDS = frozenset(
@@ -75,17 +75,6 @@ def _is_plain_string(schema: Any) -> bool:
         and schema.get("type") == "string"
         and _PLAIN_KEYWORDS.issuperset(schema)
     )
-
-
-def raw_comment(strings: Mapping[str, Sequence[str]]) -> str:
-    """Return the comment that says which arguments of which tool are plain strings."""
-    return f"{_COMMENT}{json.dumps(strings)}\n"
-
-
-def plain_strings(grammar: str | None) -> dict[str, list[str]]:
-    """Return what the comment of a grammar says; nothing without one."""
-    line = (grammar or "").removeprefix(HEADER).partition("\n")[0]
-    return json.loads(line.removeprefix(_COMMENT)) if line.startswith(_COMMENT) else {}
 
 
 class XmlReader:
