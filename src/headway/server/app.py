@@ -28,9 +28,11 @@ from headway.server.api.chat import CHAT, chat_router
 from headway.server.api.completions import COMPLETIONS, completions_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
+from headway.server.api.messages.route import messages_router
 from headway.server.api.models import models_router
 from headway.server.api.openapi import openapi_router
 from headway.server.api.requests import requests_router
+from headway.server.api.responses.route import responses_router
 from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
@@ -47,7 +49,12 @@ from headway.text import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
-UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
+UNSUPPORTED_PATHS = (
+    "/v1/embeddings",
+    "/v1/embeddings/{rest:path}",
+    "/v1/responses/{rest:path}",
+    "/v1/messages/{rest:path}",
+)
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 BATCH_PATHS = (files.PATH, batches.PATH)
 BATCH_ENDPOINTS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
@@ -117,6 +124,8 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     public = (
         chat_router(context, limits),
         completions_router(context, limits),
+        responses_router(context, limits),
+        messages_router(context, limits),
         models_router(context),
         requests_router(context),
         explanations_router(context),
@@ -214,5 +223,4 @@ def _missing_router(paths: Sequence[str], instead: str) -> Routes:
 
     for path in paths:
         router.add(path, refuse, *METHODS)
-        router.add(path + "/{rest:path}", refuse, *METHODS)
     return router

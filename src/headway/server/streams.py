@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from starlette.responses import Response
 from headway.engine.client.transcript import Cursor
 from headway.errors import ReaderReplacedError
 from headway.server.api.generation import Generation
+from headway.server.http.errors import ErrorResponse
 from headway.server.schema.request import AnswerOptions
 from headway.text.reply import TEXT_ONLY, ReplyForm
 
@@ -35,6 +36,8 @@ MAX_LEFT_SIZE = 2 * 1024**2
 """Tokens and log-probabilities of streams without a reader, prompts included."""
 MIN_LEFT_SIZE = 2048
 """What each counts at least: many small streams must not push out a few large ones."""
+TOKEN_BYTES = 8
+"""What a token counts in bytes."""
 NOTE_VERSION = 3
 _MAX_TIME = 2**40
 _MAX_CLIENT_ID_CHARS = 128
@@ -93,11 +96,17 @@ class ResumableStream:
     generation: Generation
     write: Callable[[Cursor | None], AsyncGenerator[bytes, None]]
     """Writes the events after a cursor; for None, all, and an error before the first is raised."""
+    write_error: Callable[[ErrorResponse], bytes]
+    """Writes the events of a stream that is nothing but an error."""
     write_whole: Callable[[], Coroutine[Any, Any, Response]] | None = None
     """Writes the answer as one body; None for a stream."""
     alias: str = ""
     """Name of the request by its Idempotency-Key; empty without one."""
     body_digest: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the answer."""
+    num_echo_bytes: int = 0
+    """Size of what the answer repeats of the request."""
     num_readers: int = 1
     """Readers so far; only the newest counts."""
     drain: asyncio.Task[None] | None = None
@@ -108,7 +117,7 @@ class ResumableStream:
     @property
     def size(self) -> int:
         """What it counts for the bound on memory."""
-        return max(MIN_LEFT_SIZE, self.generation.size)
+        return max(MIN_LEFT_SIZE, self.generation.size + self.num_echo_bytes // TOKEN_BYTES)
 
     async def events(self, reader: int, cursor: Cursor | None) -> AsyncGenerator[bytes, None]:
         """Yield the events after a cursor to a reader, unless there is a newer one."""

@@ -16,7 +16,7 @@ from headway.clock import SystemClock
 from headway.config import ServerConfig
 from headway.errors import ConfigError
 from headway.server.http.auth import Authentication
-from headway.server.http.errors import ApiError
+from headway.server.http.errors import ANTHROPIC_PATH, ApiError
 from headway.server.http.proxies import TrustedProxies
 from headway.tenancy import Directory
 from headway.tenancy.keys import make_key
@@ -53,7 +53,9 @@ async def test_nothing_but_the_probes_answers_without_a_key(local) -> None:
                     assert response.headers["www-authenticate"] == "Bearer"
                     assert "allow" not in response.headers
                     assert not any(key in response.text for key in KEYS)
-                    if method != "HEAD":
+                    if path.startswith(ANTHROPIC_PATH):
+                        assert method == "HEAD" or "authentication_error" in response.text
+                    elif method != "HEAD":
                         assert response.json()["error"]["code"] == "invalid_api_key"
 
 
@@ -99,6 +101,24 @@ async def test_two_authorization_headers_are_none(local) -> None:
     async with guarded(local) as made:
         headers = [("Authorization", "Bearer first-key"), ("Authorization", "Bearer second-key")]
         assert (await made.public.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_a_key_may_come_as_x_api_key(local) -> None:
+    async with guarded(local) as made:
+        for headers, status in (
+            ([("x-api-key", "first-key")], 200),
+            ([("X-Api-Key", " second-key ")], 200),
+            ([("x-api-key", "")], 401),
+            ([("x-api-key", "wrong")], 401),
+            ([("x-api-key", "Bearer first-key")], 401),
+            ([("x-api-key", "first-key"), ("x-api-key", "first-key")], 401),
+            # The key of a gateway beside that of this server, and the other way round.
+            ([("x-api-key", "wrong"), ("Authorization", "Bearer first-key")], 200),
+            ([("x-api-key", "first-key"), ("Authorization", "Bearer wrong")], 401),
+            ([("x-api-key", "first-key"), ("Authorization", "Basic first-key")], 401),
+        ):
+            response = await made.public.get("/v1/models", headers=headers)
+            assert response.status_code == status, headers
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -8,28 +8,29 @@ from typing import Protocol
 
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import Note
-from headway.server.api.answer import ChoiceFormat, GenerationJob, resumable_stream
+from headway.server.api.answer import AnswerForm, GenerationJob, resumable_stream
 from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import ServerContext
-from headway.server.schema.request import AnswerOptions
+from headway.server.schema.adapted import NO_ECHO, Echo
 from headway.server.streams import ResumableStream, decode_note
 from headway.tenancy import QuotaLease
 
+MakeForm = Callable[[ServerContext, GenerationJob, Generation], AnswerForm]
 
-class AnswerForm(Protocol):
-    """How an endpoint writes its choices."""
+
+class AnswerForms(Protocol):
+    """How an endpoint writes its answers."""
 
     @property
-    def choice_format(
-        self,
-    ) -> Callable[[ServerContext, GenerationSpec, AnswerOptions], ChoiceFormat]: ...
+    def make_form(self) -> MakeForm: ...
 
 
 async def adopt_stream(
     context: ServerContext,
     found: RequestStream | None,
-    forms: Mapping[str, AnswerForm],
+    forms: Mapping[str, AnswerForms],
     take_lease: Callable[[], QuotaLease | None],
+    echo: Echo = NO_ECHO,
 ) -> ResumableStream | None:
     """Keep a request that an engine has handed over; None if there is none to answer here.
 
@@ -37,7 +38,7 @@ async def adopt_stream(
     """
     if found is None:
         return None
-    stream = _build(context, found, forms, take_lease)
+    stream = _build(context, found, forms, take_lease, echo)
     if stream is None:
         await context.engine.abort(found)
         return None
@@ -48,14 +49,15 @@ async def adopt_stream(
 def _build(
     context: ServerContext,
     found: RequestStream,
-    forms: Mapping[str, AnswerForm],
+    forms: Mapping[str, AnswerForms],
     take_lease: Callable[[], QuotaLease | None],
+    echo: Echo,
 ) -> ResumableStream | None:
     command = found.command
     note = decode_note(command.note)
     if note is None or not note.check(frozenset(forms), context.model_names):
         return None
-    if not found.request_id.startswith(f"{note.endpoint}-"):
+    if not found.request_id.startswith(note.endpoint):
         return None
     spec = GenerationSpec(
         command.id,
@@ -68,13 +70,14 @@ def _build(
     job = GenerationJob(
         spec,
         note.model,
-        partial(forms[note.endpoint].choice_format, context, spec, note.options),
+        partial(forms[note.endpoint].make_form, context),
         note.is_stream,
         note.options,
         note.created,
         note.client_id,
         note.body_digest,
         note.reply,
+        echo,
     )
     generation = Generation(context.engine, spec, take_lease())
     generation.adopt(found)

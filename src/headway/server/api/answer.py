@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -24,13 +24,13 @@ from headway.server.http import sse
 from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import ApiError, ErrorResponse, translate
+from headway.server.schema.adapted import NO_ECHO, Echo
 from headway.server.schema.request import AnswerOptions
 from headway.server.streams import ResumableStream
 from headway.text.reply import TEXT_ONLY, ReplyForm, ReplyParser
 from headway.text.tools.deltas import ReplyDelta, join
 from headway.text.tools.forms import FORMS
 
-FINGERPRINT_CHARS = 16
 CALL_ID_CHARS = 24
 TOOL_CALLS = "tool_calls"
 """Finish reason of a choice that ends with complete tool calls."""
@@ -71,33 +71,47 @@ class ChoicePart:
     """Whether nothing of the choice was written before."""
     prompt_scores: Sequence[TokenLogprobs] = ()
     """Of the prompt tokens after the first, with the first part of a choice if wanted."""
+    stop: str | None = None
+    """The stop string that ended the choice."""
+    skipped_ids: tuple[int, ...] = ()
+    """Tokens before this part that the client of a resumed stream has."""
 
     def ids(self) -> dict[str, Any]:
         """Return the token ids as a field of the choice, if they are asked for."""
         return {} if self.token_ids is None else {"token_ids": self.token_ids}
 
 
-class ChoiceFormat(Protocol):
-    """How one endpoint writes choices."""
+@dataclass(frozen=True, slots=True)
+class EventStamp:
+    """Where in a stream an event is written, and by which engine its output was computed."""
+
+    numerics: str = ""
+    event_id: str = ""
+    """From which a client can resume; empty if it cannot."""
+
+
+NO_STAMP = EventStamp()
+
+
+class AnswerForm(Protocol):
+    """How one endpoint writes one answer, whole or as the events of a stream."""
 
     @property
-    def object_names(self) -> tuple[str, str]:
-        """The `object` field of a whole answer, and of a chunk."""
+    def headers(self) -> Mapping[str, str]: ...
+
+    def begin(self, index: int, stamp: EventStamp) -> bytes:
+        """Return the events before the first output of a choice."""
         ...
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk that a stream sends before a choice's first text, if any."""
+    def write(self, piece: ChoicePart, stamp: EventStamp) -> bytes:
+        """Return the events of a part of a choice."""
         ...
 
-    def chunk(self, piece: ChoicePart) -> dict[str, Any]: ...
-
-    def whole(self, pieces: Sequence[ChoicePart]) -> dict[str, Any]:
-        """Return the fields of a whole answer that hold its choices and describe its prompt."""
+    def end(self, stamp: EventStamp, error: ErrorResponse | None = None) -> bytes:
+        """Return the last events; an error is one that came after the status was sent."""
         ...
 
-    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
-        """Leave out tokens of a choice that the client of a resumed stream has."""
-        ...
+    def whole(self, pieces: Sequence[ChoicePart], numerics: Sequence[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class GenerationJob:
 
     spec: GenerationSpec
     model: str
-    make_format: Callable[[], ChoiceFormat]
+    make_form: Callable[[GenerationJob, Generation], AnswerForm]
     is_stream: bool
     options: AnswerOptions
     created: int
@@ -115,6 +129,7 @@ class GenerationJob:
     body_digest: bytes = b""
     """Digest of the body of a request with an Idempotency-Key."""
     reply: ReplyForm = TEXT_ONLY
+    echo: Echo = NO_ECHO
 
     @property
     def is_resumable(self) -> bool:
@@ -133,7 +148,8 @@ async def answer(
         if not job.is_stream:
             return await unless_disconnected(writer.whole(), request.receive)
         # A request that fails soon, and before its first token, still gets an error status.
-        first, rest = await unless_disconnected(sse.begin(writer.stream()), request.receive)
+        beginning = sse.begin(writer.stream(), writer.write_error)
+        first, rest = await unless_disconnected(beginning, request.receive)
         is_handed_over = True
         close = generation.close
         if job.is_resumable:
@@ -141,7 +157,7 @@ async def answer(
             context.streams.add(stream)
             close = partial(context.streams.leave, stream, stream.num_readers)
         source = sse.EventSource(first, rest, close)
-        return sse.EventStream(source, context.slow_reader_timeout_s)
+        return sse.EventStream(source, context.slow_reader_timeout_s, writer.headers)
     finally:
         if not is_handed_over:
             await generation.close()
@@ -170,6 +186,9 @@ def resumable_stream(
     def write(cursor: Cursor | None) -> AsyncGenerator[bytes, None]:
         return ResponseWriter(job, generation, cursor).stream()
 
+    def write_error(error: ErrorResponse) -> bytes:
+        return ResponseWriter(job, generation).write_error(error)
+
     def write_whole() -> Coroutine[Any, Any, Response]:
         return ResponseWriter(job, generation).whole()
 
@@ -177,9 +196,12 @@ def resumable_stream(
         job.spec.terms.tenant,
         generation,
         write,
+        write_error,
         None if job.is_stream else write_whole,
         job.spec.note.alias,
         job.body_digest,
+        job.make_form(job, generation).headers,
+        job.echo.num_bytes,
     )
 
 
@@ -193,10 +215,11 @@ async def answer_kept(
         whole = await unless_disconnected(stream.whole(reader), request.receive)
         if whole is not None:
             return whole
-        events = stream.events(reader, None)
-        first, rest = await unless_disconnected(sse.begin(events), request.receive)
+        beginning = sse.begin(stream.events(reader, None), stream.write_error)
+        first, rest = await unless_disconnected(beginning, request.receive)
         is_handed_over = True
-        return sse.EventStream(sse.EventSource(first, rest, leave), context.slow_reader_timeout_s)
+        source = sse.EventSource(first, rest, leave)
+        return sse.EventStream(source, context.slow_reader_timeout_s, stream.headers)
     except ReaderReplacedError as error:
         raise ApiError(_REPLACED) from error
     finally:
@@ -223,10 +246,13 @@ class _OpenChoice:
     reply: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
     tokens: list[ScoredToken] = field(default_factory=list[ScoredToken])
     token_ids: list[int] = field(default_factory=list[int])
+    skipped_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
+    stop: str | None = None
 
     def add(self, delta: SampleDelta) -> None:
         self.num_tokens += len(delta.skipped_ids) + len(delta.token_ids)
+        self.skipped_ids += delta.skipped_ids
         if delta.skipped_text:
             # The client has what this gives; the state of the parser must follow from all text.
             self.parser.feed(delta.skipped_text)
@@ -240,6 +266,7 @@ class _OpenChoice:
             self._extend(self.parser.finish())
             is_whole = delta.finish_reason == FinishReason.STOP and self.parser.ends_with_calls
             self.finish_reason = TOOL_CALLS if is_whole else str(delta.finish_reason)
+            self.stop = delta.stop
 
     def _extend(self, reply: ReplyDelta) -> None:
         if reply:
@@ -271,8 +298,10 @@ class _OpenChoice:
             self.finish_reason,
             token_ids,
             is_first=self.num_written == 0,
+            stop=self.stop,
+            skipped_ids=self.skipped_ids,
         )
-        self.reply, self.tokens, self.token_ids = [], [], []
+        self.reply, self.tokens, self.token_ids, self.skipped_ids = [], [], [], ()
         self.num_written = max(self.num_written, self.num_tokens)
         self.is_ended = self.finish_reason is not None
         return piece
@@ -299,7 +328,7 @@ class ResponseWriter:
         self, job: GenerationJob, generation: Generation, cursor: Cursor | None = None
     ) -> None:
         self._job = job
-        self._format = job.make_format()
+        self._form = job.make_form(job, generation)
         self._generation = generation
         self._cursor = cursor
         self._is_resumable = job.is_resumable
@@ -307,26 +336,28 @@ class ResponseWriter:
         self._numerics: dict[str, None] = {}
         """Numerics classes of the engines so far, in order of their first token."""
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._form.headers
+
+    def write_error(self, error: ErrorResponse) -> bytes:
+        """Return the events that end a stream with an error."""
+        return self._form.end(NO_STAMP, error)
+
     async def whole(self) -> Response:
         async with contextlib.aclosing(self._generation.deltas()) as batches:
             async for batch in batches:
                 for delta in batch:
-                    self._note_numerics(delta)
+                    self._numerics.setdefault(delta.numerics)
                     self._choice(delta.index).add(delta)
         num_scores = sum(choice.num_scores for choice in self._choices.values())
         num_scores += sum(map(self._num_prompt_scores, self._choices))
         return await run_off_loop(num_scores, self._write_whole)
 
     def _write_whole(self) -> Response:
-        choices = [self._take(self._choices[index]) for index in sorted(self._choices)]
-        return JsonResponse(
-            {
-                **self._envelope(self._format.object_names[0], *self._numerics),
-                **self._prompt_ids(),
-                **self._format.whole(choices),
-                "usage": self._generation.usage(),
-            }
-        )
+        pieces = [self._take(self._choices[index]) for index in sorted(self._choices)]
+        content = self._form.whole(pieces, list(self._numerics))
+        return JsonResponse(content, headers=self.headers)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream; the events of one step are one piece."""
@@ -339,19 +370,15 @@ class ResponseWriter:
                     if events:
                         is_begun = True
                         yield events
-            if self._job.options.includes_usage:
-                chunk: dict[str, Any] = self._envelope(self._format.object_names[1])
-                chunk["choices"] = []
-                chunk["usage"] = self._generation.usage()
-                yield sse.event(chunk, self._event_id() if self._is_resumable else "")
+            end = self._form.end(self._stamp())
         except (SlowReaderError, ReaderReplacedError):
             raise
         except Exception as error:
             if not is_begun:
                 raise
             # The status is already sent, so the error goes into the stream.
-            yield sse.event(translate(error).body())
-        yield sse.DONE
+            end = self.write_error(translate(error))
+        yield end
 
     def _write(self, batch: Sequence[SampleDelta]) -> bytes:
         return b"".join([self._events(delta) for delta in batch])
@@ -372,32 +399,18 @@ class ResponseWriter:
     def _events(self, delta: SampleDelta) -> bytes:
         events = b""
         choice = self._choice(delta.index)
-        opening = None if choice.is_open else self._format.opening(delta.index)
-        choice.is_open = True
-        if opening is not None:
-            events = self._chunk(opening, delta.numerics, **self._prompt_ids())
-        if delta.skipped_ids:
-            self._format.skip(delta.index, delta.skipped_ids)
+        is_new, choice.is_open = not choice.is_open, True
+        if is_new:
+            events = self._form.begin(delta.index, self._stamp(delta.numerics))
         choice.add(delta)
         # Tokens without text yet (part of a character, of a stop string, of a marker) stay in the
         # choice until the next text.
         if choice.is_worth_sending:
-            events += self._chunk(self._format.chunk(self._take(choice)), delta.numerics)
+            events += self._form.write(self._take(choice), self._stamp(delta.numerics))
         return events
 
-    def _prompt_ids(self) -> dict[str, Any]:
-        """Return the ids of the only prompt as a field, if they are asked for."""
-        prompts = self._job.spec.prompts
-        is_wanted = self._job.options.returns_token_ids and len(prompts) == 1
-        return {"prompt_token_ids": list(prompts[0])} if is_wanted else {}
-
-    def _chunk(self, choice: dict[str, Any], numerics: str, **fields: Any) -> bytes:
-        envelope = self._envelope(self._format.object_names[1], numerics)
-        chunk = {**envelope, **fields, "choices": [choice]}
-        options = self._job.options
-        if options.includes_usage:
-            chunk["usage"] = self._generation.usage() if options.has_continuous_usage else None
-        return sse.event(chunk, self._event_id() if self._is_resumable else "")
+    def _stamp(self, numerics: str = "") -> EventStamp:
+        return EventStamp(numerics, self._event_id() if self._is_resumable else "")
 
     def _event_id(self) -> str:
         """Return the id of the next event, from which its client can resume."""
@@ -416,20 +429,3 @@ class ResponseWriter:
             self._choices[index] = choice
             choice.num_written, choice.is_ended, choice.is_open = at
         return choice
-
-    def _note_numerics(self, delta: SampleDelta) -> None:
-        self._numerics.setdefault(delta.numerics)
-
-    def _envelope(self, object_name: str, *numerics: str) -> dict[str, Any]:
-        envelope: dict[str, Any] = {
-            "id": self._generation.id,
-            "object": object_name,
-            "created": self._job.created,
-            "model": self._job.model,
-        }
-        envelope |= self._job.options.envelope()
-        # As in the OpenAI API: the same seed gives the same tokens while this stays the same.
-        fingerprints = [f"fp_{one[:FINGERPRINT_CHARS]}" for one in numerics if one]
-        if fingerprints:
-            envelope["system_fingerprint"] = "+".join(fingerprints)
-        return envelope

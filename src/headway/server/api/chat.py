@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.answer import CallPart, ChoicePart
+from headway.server.api.answer import CallPart, ChoicePart, GenerationJob
+from headway.server.api.chunks import ChunkForm
 from headway.server.api.endpoint import Draft, GenerationEndpoint, GrammarPart
-from headway.server.api.generation import GenerationSpec
+from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
+from headway.server.schema.adapted import read_as
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.request import AnswerOptions, RequestLimits
 from headway.server.schema.tools import ToolChoice
@@ -156,9 +158,6 @@ class ChatFormat:
             **piece.ids(),
         }
 
-    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
-        """Do nothing: no entry depends on the tokens before it."""
-
     def _delta(self, piece: ChoicePart) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if piece.reasoning:
@@ -195,4 +194,8 @@ def _call_delta(call: CallPart) -> dict[str, Any]:
     return {"index": call.number, **_whole_call(call)}
 
 
-CHAT = GenerationEndpoint(ChatRequest, "chatcmpl", draft_chat, ChatFormat)
+def _make_form(context: ServerContext, job: GenerationJob, generation: Generation) -> ChunkForm:
+    return ChunkForm(job, generation, ChatFormat(context, job.spec, job.options))
+
+
+CHAT = GenerationEndpoint(read_as(ChatRequest), "chatcmpl-", draft_chat, _make_form)

@@ -8,9 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.api.answer import ChoicePart
+from headway.server.api.answer import ChoicePart, GenerationJob
+from headway.server.api.chunks import ChunkForm
 from headway.server.api.endpoint import Draft, GenerationEndpoint
-from headway.server.api.generation import GenerationSpec
+from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.api.logprobs import (
     CompletionLogprobsWriter,
     TokenNames,
@@ -18,6 +19,7 @@ from headway.server.api.logprobs import (
 )
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
+from headway.server.schema.adapted import read_as
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.request import AnswerOptions, RequestLimits
 
@@ -60,6 +62,8 @@ class CompletionFormat:
 
     def chunk(self, piece: ChoicePart) -> dict[str, Any]:
         is_echo = self._options.echoes_prompt and piece.is_first
+        if piece.skipped_ids and self._spec.params.logprobs is not None:
+            self._writer(piece.index).skip(piece.skipped_ids)
         return {
             "index": piece.index,
             "text": self._echo(piece) + piece.text if is_echo else piece.text,
@@ -71,10 +75,6 @@ class CompletionFormat:
 
     def whole(self, pieces: Sequence[ChoicePart]) -> dict[str, Any]:
         return {"choices": [self.chunk(piece) for piece in pieces]}
-
-    def skip(self, index: int, token_ids: tuple[int, ...]) -> None:
-        if self._spec.params.logprobs is not None:
-            self._writer(index).skip(token_ids)
 
     def _prompt(self, piece: ChoicePart) -> Sequence[int]:
         return self._spec.prompts[piece.index // self._spec.params.n]
@@ -113,4 +113,8 @@ class CompletionFormat:
         return writer
 
 
-COMPLETIONS = GenerationEndpoint(CompletionRequest, "cmpl", _draft, CompletionFormat)
+def _make_form(context: ServerContext, job: GenerationJob, generation: Generation) -> ChunkForm:
+    return ChunkForm(job, generation, CompletionFormat(context, job.spec, job.options))
+
+
+COMPLETIONS = GenerationEndpoint(read_as(CompletionRequest), "cmpl-", _draft, _make_form)

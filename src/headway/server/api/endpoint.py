@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from headway.errors import InvalidRequestError
 from headway.server.admission import Reservation
 from headway.server.api.adopted import adopt_stream
 from headway.server.api.answer import (
-    ChoiceFormat,
+    AnswerForm,
     GenerationJob,
     answer,
     answer_kept,
@@ -33,16 +33,10 @@ from headway.server.api.generation import Generation, GenerationSpec
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
-from headway.server.schema.request import (
-    AnswerOptions,
-    GenerationRequest,
-    RequestLimits,
-    parse,
-)
+from headway.server.schema.adapted import ReadRequest, RequestT
+from headway.server.schema.request import GenerationRequest, RequestLimits
 from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
 from headway.text.reply import TEXT_ONLY, ReplyForm
-
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 ADOPT_S = 1.0
 """How long engines have to say whether they have a request with this Idempotency-Key."""
@@ -103,10 +97,11 @@ class Draft:
 class GenerationEndpoint(Generic[RequestT]):
     """What an endpoint that generates text has of its own."""
 
-    request: type[RequestT]
+    read: Callable[[bytes, RequestLimits], ReadRequest[RequestT]]
+    """Returns a body as a checked request."""
     id_prefix: str
     draft: Callable[[RequestT, ServerContext], Draft]
-    choice_format: Callable[[ServerContext, GenerationSpec, AnswerOptions], ChoiceFormat]
+    make_form: Callable[[ServerContext, GenerationJob, Generation], AnswerForm]
 
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -122,15 +117,19 @@ class GenerationEndpoint(Generic[RequestT]):
     ) -> tuple[GenerationJob, Generation]:
         """Read the request and send it to the engine; the body is freed on return."""
         with context.admit(request) as reservation:
-            body = await read_body(request)
-            return await self._start(Caller.of(request), context, limits, reservation, body)
+            read = await self._read(await read_body(request), limits)
+            return await self._start(Caller.of(request), context, reservation, read)
 
     async def begin(
         self, caller: Caller, context: ServerContext, limits: RequestLimits, body: bytes
     ) -> tuple[GenerationJob, Generation]:
         """Send a request that came by no connection to the engine, as one that did."""
         with context.admit_body(caller.record, len(body)) as reservation:
-            return await self._start(caller, context, limits, reservation, body)
+            read = await self._read(body, limits)
+            return await self._start(caller, context, reservation, read)
+
+    async def _read(self, body: bytes, limits: RequestLimits) -> ReadRequest[RequestT]:
+        return await run_off_loop(len(body), lambda: self.read(body, limits))
 
     async def _find_or_begin(
         self, request: Request, context: ServerContext, limits: RequestLimits, alias: str
@@ -142,11 +141,13 @@ class GenerationEndpoint(Generic[RequestT]):
             body = await read_body(request)
             digest = blake2b(body, digest_size=16, person=self.id_prefix.encode()).digest()
             async with streams.one_at_a_time(alias):
-                stream = streams.find_alias(alias, tenant)
+                stream, read = streams.find_alias(alias, tenant), None
                 if stream is None:
+                    read = await self._read(body, limits)
                     found = await context.engine.adopt(alias, tenant, ADOPT_S)
                     forms = {self.id_prefix: self}
-                    stream = await adopt_stream(context, found, forms, reservation.take_lease)
+                    take_lease = reservation.take_lease
+                    stream = await adopt_stream(context, found, forms, take_lease, read.echo)
                 if stream is not None:
                     if stream.body_digest != digest:
                         raise ApiError(_OTHER_BODY)
@@ -155,9 +156,10 @@ class GenerationEndpoint(Generic[RequestT]):
                         return stream, reader
                 if reservation.lease is None:
                     context.open_lease(request, reservation)
+                read = read or await self._read(body, limits)
                 repeat = RepeatKey(alias, digest)
                 job, generation = await self._start(
-                    Caller.of(request), context, limits, reservation, body, repeat
+                    Caller.of(request), context, reservation, read, repeat
                 )
                 if context.ledger is not None:
                     context.ledger.set_client_id(job.spec.id, job.client_id)
@@ -169,16 +171,15 @@ class GenerationEndpoint(Generic[RequestT]):
         self,
         caller: Caller,
         context: ServerContext,
-        limits: RequestLimits,
         reservation: Reservation,
-        body: bytes,
+        read: ReadRequest[RequestT],
         repeat: RepeatKey = NO_REPEAT,
     ) -> tuple[GenerationJob, Generation]:
         """Send the prompts to the engine; the caller must see to their end."""
-        payload = await run_off_loop(len(body), lambda: parse(self.request, body, limits))
+        payload = read.payload
         try:
             caller.check_permissions(payload)
-            job = await self._make_job(payload, len(body), context, caller, repeat)
+            job = await self._make_job(read, context, caller, repeat)
             prompts = job.spec.prompts
             if repeat.alias and len(prompts) > 1:
                 raise InvalidRequestError(
@@ -196,20 +197,19 @@ class GenerationEndpoint(Generic[RequestT]):
             generation = Generation(context.engine, job.spec, reservation.take_lease())
             await generation.start()
         except InvalidRequestError as error:
-            error.param = payload.field_for(error.param)
-            raise
+            raise read.named(error) from error
         context.live.add(generation, job.spec, job.client_id)
         context.metrics.observe_params(generation.resolved_params)
         return job, generation
 
     async def _make_job(
         self,
-        payload: RequestT,
-        num_bytes: int,
+        read: ReadRequest[RequestT],
         context: ServerContext,
         caller: Caller,
         repeat: RepeatKey,
     ) -> GenerationJob:
+        payload, num_bytes = read.payload, read.num_bytes
         model = context.model_name(payload.model)
         tokenizer, terms = context.engine.tokenizer, payload.terms(caller.record.terms)
         draft = await run_off_loop(num_bytes, lambda: self.draft(payload, context))
@@ -217,7 +217,7 @@ class GenerationEndpoint(Generic[RequestT]):
         if params.grammar is not None:
             await _check_grammar(context, payload, draft, terms.tenant)
         prompts = await run_off_loop(num_bytes, lambda: draft.encode(payload, context))
-        request_id = f"{self.id_prefix}-{caller.request_id or context.new_id()}"
+        request_id = f"{self.id_prefix}{caller.request_id or context.new_id()}"
         priority, created = payload.priority or 0, int(context.time_of_day())
         client_id, options = caller.client_id, payload.answer_options
         is_stream = bool(payload.stream)
@@ -236,11 +236,11 @@ class GenerationEndpoint(Generic[RequestT]):
             )
             note = Note(encode_note(about), repeat.alias)
         spec = GenerationSpec(request_id, prompts, params, priority, terms, note)
-        make_format = partial(self.choice_format, context, spec, options)
+        make_form = partial(self.make_form, context)
         job = GenerationJob(
-            spec, model, make_format, is_stream, options, created, client_id, repeat.body_digest
+            spec, model, make_form, is_stream, options, created, client_id, repeat.body_digest
         )
-        return replace(job, reply=draft.reply)
+        return replace(job, reply=draft.reply, echo=read.echo)
 
 
 async def _check_grammar(

@@ -25,7 +25,7 @@ from headway.tenancy import TenantRecord
 ENDPOINTS = {one.id_prefix: one for one in (CHAT, COMPLETIONS)}
 BEGIN = b": resumed\n\n"
 """A comment: the client sees at once that the stream was found."""
-_ID = re.compile(r"[a-z]{1,16}-[0-9a-f]{1,64}")
+_ID = re.compile(rf"({'|'.join(ENDPOINTS)})[0-9a-f]{{1,64}}")
 _MAX_CURSOR_CHARS = 2048
 # The same answer for an unknown stream and for a stream of another tenant.
 _UNKNOWN = ErrorResponse(
@@ -62,7 +62,7 @@ def streams_router(context: ServerContext) -> Routes:
             raise ApiError(_UNKNOWN)
         leave = partial(context.streams.leave, stream, reader)
         source = sse.EventSource(BEGIN, stream.events(reader, cursor), leave)
-        return sse.EventStream(source, context.slow_reader_timeout_s)
+        return sse.EventStream(source, context.slow_reader_timeout_s, stream.headers)
 
     return router
 

@@ -37,7 +37,7 @@ from headway.server.batches.results import Result, ResultLog
 from headway.server.batches.store import BatchStore
 from headway.server.context import Caller, ServerContext
 from headway.server.http.errors import ApiError, ErrorResponse, translate
-from headway.server.schema.request import TARGET_FIELDS, RequestLimits, parse
+from headway.server.schema.request import TARGET_FIELDS, RequestLimits
 from headway.tenancy import Directory, TenantRecord, Tier
 
 logger = logging.getLogger(__name__)
@@ -161,10 +161,10 @@ class BatchFeeder:
 
     def check_body(self, url: str, record: TenantRecord) -> Callable[[bytes], None]:
         """Return a check of bodies for this endpoint and tenant, before any of them runs."""
-        kind, caller = self._endpoints[url].request, Caller(record)
+        read, caller = self._endpoints[url].read, Caller(record)
 
         def check(body: bytes) -> None:
-            payload = parse(kind, body, self._limits)
+            payload = read(body, self._limits).payload
             for name in ("stream", *TARGET_FIELDS):
                 if getattr(payload, name):
                     raise InvalidRequestError(

@@ -17,7 +17,7 @@ from headway.tenancy.keys import digest_of
 
 _REFUSAL = ErrorResponse(
     401,
-    "a valid API key is required: Authorization: Bearer <key>",
+    "a valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>",
     "authentication_error",
     "invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
@@ -84,10 +84,27 @@ class Authentication:
     def _by_key(self, scope: Scope) -> TenantRecord:
         if self._directory.is_open:
             return self._directory.anonymous
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
-        # With several headers, a proxy may have checked another one than this server would.
-        scheme, _, secret = (values[0] if len(values) == 1 else b"").partition(b" ")
-        record = self._directory.by_digest(digest_of(secret.strip()))
-        if record is None or scheme.lower() != b"bearer":
+        record = self._directory.by_digest(digest_of(_secret(scope)))
+        if record is None:
             raise ApiError(_REFUSAL)
         return record
+
+
+def _secret(scope: Scope) -> bytes:
+    """Return the key of a request; x-api-key counts only without an Authorization header.
+
+    Gateways have an x-api-key of their own, which they pass on.
+    """
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    values = [value for name, value in headers if name == b"authorization"]
+    is_bearer = bool(values)
+    values = values or [value for name, value in headers if name == b"x-api-key"]
+    if len(values) != 1:
+        # With several headers, a proxy may have checked another one than this server would.
+        raise ApiError(_REFUSAL)
+    if not is_bearer:
+        return values[0].strip()
+    scheme, _, secret = values[0].partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise ApiError(_REFUSAL)
+    return secret.strip()

@@ -46,7 +46,7 @@ class Edge:
             logger.exception("request %s failed", request_id)
             if is_started:
                 raise  # uvicorn then closes the connection: a partial answer must not look whole
-            await INTERNAL_ERROR.response()(scope, receive, send_with_id)
+            await INTERNAL_ERROR.response(scope["path"])(scope, receive, send_with_id)
 
 
 def _request_id(client_id: str) -> str:

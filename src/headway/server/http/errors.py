@@ -1,4 +1,4 @@
-"""From exceptions to OpenAI's error bodies; the only module that knows both.
+"""From exceptions to error bodies, OpenAI's or Anthropic's; the only module that knows both.
 
 The answer to a client's mistake has the full message. An internal error is logged, and its answer
 has no details.
@@ -34,6 +34,17 @@ logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 RETRY_AFTER_S = 2
+ANTHROPIC_PATH = "/v1/messages"
+"""Errors of this path and of those below it have the form of Anthropic's API."""
+INTERNAL_STATUS = 500
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(HeadwayError):
@@ -59,8 +70,17 @@ class ErrorResponse:
         fields = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": {**fields, "code": self.code}}
 
-    def response(self) -> Response:
-        return JsonResponse(self.body(), self.status, dict(self.headers))
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the body in the form of Anthropic's API."""
+        other = "api_error" if self.status >= INTERNAL_STATUS else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """Return the answer to a request of a path."""
+        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+        body = self.anthropic_body() if is_anthropic else self.body()
+        return JsonResponse(body, self.status, dict(self.headers))
 
 
 INTERNAL_ERROR = ErrorResponse(500, "an internal error occurred", "server_error", "internal_error")
@@ -145,12 +165,12 @@ def refusal_reason(error: Exception) -> str:
 def install_error_handlers(app: Starlette, count_refusal: Callable[[str], None]) -> None:
     """Have the app answer every expected exception; the Edge answers the rest."""
 
-    async def refuse(_request: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
         count_refusal(refusal_reason(error))
-        return translate(error).response()
+        return translate(error).response(request.scope["path"])
 
-    async def answer(_request: Request, error: Exception) -> Response:
-        return translate(error).response()
+    async def answer(request: Request, error: Exception) -> Response:
+        return translate(error).response(request.scope["path"])
 
     async def close_silently(_request: Request, _error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)  # no client reads it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headway.errors import ReaderReplacedError, SlowReaderError
 from headway.server.http.disconnect import disconnected, unless_disconnected
 from headway.server.http.encoding import to_json
-from headway.server.http.errors import translate
+from headway.server.http.errors import ErrorResponse, translate
 from headway.server.http.limits import drop_connection
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,11 @@ def event(payload: Any, event_id: str = "") -> bytes:
     return begin + to_json(payload) + b"\n\n"
 
 
+def typed_event(payload: Mapping[str, Any]) -> bytes:
+    """Return one event that is named by its type."""
+    return b"event: %b\n" % payload["type"].encode() + event(payload)
+
+
 @dataclass(frozen=True, slots=True)
 class EventSource:
     """Events of a stream. The first exists already, so the request was not refused."""
@@ -43,11 +48,13 @@ class EventSource:
 
 
 async def begin(
-    chunks: AsyncGenerator[bytes, None], patience_s: float = KEEP_ALIVE_S
+    chunks: AsyncGenerator[bytes, None],
+    write_error: Callable[[ErrorResponse], bytes],
+    patience_s: float = KEEP_ALIVE_S,
 ) -> tuple[bytes, AsyncGenerator[bytes, None]]:
     """Return the first event and the rest; a comment in place of an event that takes too long.
 
-    An exception before the first event is raised, after the comment it becomes an event.
+    An exception before the first event is raised; after the comment `write_error` writes it.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
@@ -58,11 +65,13 @@ async def begin(
         raise
     if first.done():
         return first.result(), chunks
-    return KEEP_ALIVE, _after_comment(first, chunks)
+    return KEEP_ALIVE, _after_comment(first, chunks, write_error)
 
 
 async def _after_comment(
-    first: asyncio.Future[bytes], chunks: AsyncGenerator[bytes, None]
+    first: asyncio.Future[bytes],
+    chunks: AsyncGenerator[bytes, None],
+    write_error: Callable[[ErrorResponse], bytes],
 ) -> AsyncGenerator[bytes, None]:
     try:
         yield await first
@@ -71,8 +80,7 @@ async def _after_comment(
     except (SlowReaderError, ReaderReplacedError):
         raise
     except Exception as error:
-        yield event(translate(error).body())
-        yield DONE
+        yield write_error(translate(error))
     finally:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -88,14 +96,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: EventSource, timeout_s: float) -> None:
+    def __init__(
+        self, source: EventSource, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
         # The initializer of the base class would send a body of known length.
         self.status_code = 200
         self.background = None
         self._source = source
         self._timeout_s = timeout_s
         self._num_sent = 0
-        self.init_headers(_HEADERS)
+        self.init_headers({**_HEADERS, **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -8,5 +8,10 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     request.py      fields that chat and completions share, parsing, limits
     chat.py         the body of /v1/chat/completions
     completions.py  the body of /v1/completions
+    adapted.py      bodies of other APIs that are read as conversations
+    conversation.py  a conversation from the items of another API
+    responses.py    the body of /v1/responses
+    response_items.py  its items
+    messages.py     the bodies of /v1/messages
     answers.py      response bodies, for the OpenAPI document
 """

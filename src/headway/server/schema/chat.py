@@ -53,11 +53,16 @@ _CONTENT = {
 
 
 MAX_METADATA = 16
-_METADATA = {
-    "type": "object",
-    "maxProperties": MAX_METADATA,
-    "propertyNames": {"maxLength": 64},
-    "additionalProperties": {"type": "string", "maxLength": 512},
+METADATA = {
+    "anyOf": [
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        },
+        {"type": "null"},
+    ]
 }
 _VARIABLES = {"type": "object", "additionalProperties": True}
 
@@ -149,7 +154,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: NumLogprobs | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    metadata: Annotated[Any, WithJsonSchema({"anyOf": [_METADATA, {"type": "null"}]})] = None
+    metadata: Annotated[Any, WithJsonSchema(METADATA)] = None
     store: bool | None = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, WithJsonSchema({"anyOf": [_VARIABLES, {"type": "null"}]})

@@ -121,22 +121,38 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
 
-class GenerationRequest(Fields):
-    """Fields of both endpoints; null means the same as leaving a field out.
+class SharedFields(Fields):
+    """Fields that every endpoint which generates text has under the same name."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    stream: bool | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
+
+    # Fields of Headway: targets in place of the tier's
+    ttft_ms: TargetMs | None = None
+    tpot_ms: TargetMs | None = None
+    deadline_ms: TargetMs | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """Return these fields by name."""
+        return {name: getattr(self, name) for name in SharedFields.model_fields}
+
+
+class GenerationRequest(SharedFields):
+    """Fields of chat and completions; null means the same as leaving a field out.
 
     Items of long lists are checked after the length of the list, because pydantic would report each
     wrong item.
     """
 
-    model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stop: Annotated[str | list[Any] | None, WithJsonSchema({"anyOf": [_STOP, _STOPS, _NULL]})] = (
         None
     )
-    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -147,8 +163,6 @@ class GenerationRequest(Fields):
     response_format: ResponseFormat | None = None
 
     # Fields of vLLM
-    priority: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -168,11 +182,6 @@ class GenerationRequest(Fields):
     prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
-
-    # Fields of Headway: targets in place of the tier's
-    ttft_ms: TargetMs | None = None
-    tpot_ms: TargetMs | None = None
-    deadline_ms: TargetMs | None = None
 
     @property
     def answer_options(self) -> AnswerOptions:
