@@ -29,6 +29,7 @@ SHARED_STARTS = {
     "tests/text/test_gguf_parity.py": "transformers",
     "tests/server/batches/test_model.py": "model server",
     "tests/server/test_openai_client.py": "model server",
+    "tests/server/test_other_apis.py": "model server",
     "tests/server/test_real_load.py": "model server",
     "tests/server/test_scoring.py": "model server",
     "tests/server/test_structured.py": "model server",

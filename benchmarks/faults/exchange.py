@@ -112,10 +112,14 @@ def _problems_of_error(body: bytes) -> list[str]:
     if not body:  # to HEAD
         return []
     try:
-        error = json.loads(body)["error"]
+        content = json.loads(body)
+        error = content["error"]
     except (ValueError, KeyError, TypeError):
         return [f"not an error object: {body[:200]!r}"]
-    is_complete = error.keys() == {"message", "type", "param", "code"} and error["message"]
+    # Anthropic's form has a type beside the error, and fewer fields in it.
+    is_anthropic = content.get("type") == "error"
+    names = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
+    is_complete = error.keys() == names and error["message"]
     return [] if is_complete else [f"an incomplete error object: {body[:200]!r}"]
 
 

@@ -9,20 +9,46 @@ from typing import Any, NamedTuple
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.fields import unsupported_fields
+from headway.server.schema.messages import MessagesRequest
+from headway.server.schema.responses import ResponsesRequest
 from tests.conftest import ROOT
 from tests.support.apps import check_error, serving
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-KINDS = {"chat": ChatRequest, "completions": CompletionRequest}
-REQUIRED = {
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+KINDS = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+REQUIRED: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
     "completions": {"prompt": "hi"},
+    "responses": {"input": "hi"},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
 }
-TOGETHER_WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+PARAMS = {
+    "chat": chat_create_params,
+    "completions": completion_create_params,
+    "responses": response_create_params,
+}
+BOTH = ("chat", "completions")
+TOGETHER_WITH = {
+    "chat": {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}},
+    "completions": {"stream_options": {"stream": True}},
+    "responses": {"stream_options": {"stream": True}},
+    "messages": {},
+}
 _HARMLESS = "harmless only: "
 
 
@@ -40,13 +66,14 @@ def values_in(cell: str) -> list[Any]:
 
 def read_table() -> list[Row]:
     text = (ROOT / "docs" / "api.md").read_text()
-    lines = text[text.index("| Field | Endpoint |") :].split("\n\n")[0].splitlines()[2:]
+    tables = text.split("| Field | Endpoint |")[1:]
+    lines = [line for table in tables for line in table.split("\n\n")[0].splitlines()[2:]]
     rows = []
     for line in lines:
         field, where, outcome, example, _ = [cell.strip() for cell in line.strip("|").split("|")]
         harmless = values_in(outcome) if outcome.startswith(_HARMLESS) else []
         outcome = "harmless only" if outcome.startswith(_HARMLESS) else outcome
-        for endpoint in PATHS if where == "both" else [where]:
+        for endpoint in BOTH if where == "both" else [where]:
             parts = (field.strip("`"), endpoint, outcome, tuple(harmless), values_in(example)[0])
             rows.append(Row(*parts))
     return rows
@@ -69,11 +96,11 @@ def test_the_table_names_exactly_the_fields_of_the_models(endpoint) -> None:
     assert sorted(find_named) == sorted(KINDS[endpoint].model_fields)
 
 
-@pytest.mark.parametrize("endpoint", PATHS)
+@pytest.mark.parametrize("endpoint", PARAMS)
 def test_the_table_has_every_field_of_the_official_client(endpoint) -> None:
     """One the client can send and we have not thought about would be refused as a misspelling."""
-    params = chat_create_params if endpoint == "chat" else completion_create_params
-    kinds = [value for name, value in vars(params).items() if name.startswith("CompletionCreate")]
+    prefixes = ("CompletionCreate", "ResponseCreate")
+    kinds = [kind for name, kind in vars(PARAMS[endpoint]).items() if name.startswith(prefixes)]
     known = {name for kind in kinds for name in getattr(kind, "__annotations__", {})}
     assert {"model", "stream", "stream_options"} <= known
     assert known <= {row.field for row in TABLE if row.endpoint == endpoint}
@@ -90,27 +117,54 @@ def test_the_table_says_what_is_harmless(endpoint) -> None:
     assert documented == {name: mark.values for name, mark in marks.items()}
 
 
+def check_refusal(response: Any, endpoint: str, field: str) -> str:
+    """Check that a field is refused by name; return the message."""
+    if endpoint == "messages":
+        assert response.status_code == 400 and response.json()["type"] == "error"
+        return response.json()["error"]["message"]
+    error = check_error(response, 400)
+    assert error["param"] == field
+    return error["message"]
+
+
 async def send(made: Any, row: Row, value: Any) -> Any:
-    body = {"max_tokens": 3, **REQUIRED[row.endpoint], **TOGETHER_WITH.get(row.field, {})}
+    limit = "max_output_tokens" if row.endpoint == "responses" else "max_tokens"
+    more = TOGETHER_WITH[row.endpoint].get(row.field, {})
+    body = {limit: 3, **REQUIRED[row.endpoint], **more}
     return await made.public.post(PATHS[row.endpoint], json={**body, row.field: value})
 
 
-@pytest.mark.parametrize("row", TABLE, ids=name_of)
+OWN_ROWS = [row for row in TABLE if row.endpoint in BOTH]
+
+
+@pytest.mark.parametrize("row", OWN_ROWS, ids=name_of)
 async def test_every_row_is_true(local, row: Row) -> None:
     async with serving(local) as made:
-        assert (await send(made, row, None)).status_code == (
-            400 if row.field in REQUIRED[row.endpoint] else 200
-        )
-        for value in row.harmless:
-            assert (await send(made, row, value)).status_code == 200
-        response = await send(made, row, row.example)
-        if row.outcome == "honoured":
-            assert response.status_code == 200, response.text
-            assert made.process.added
-        else:
-            error = check_error(response, 400)
-            assert error["param"] == row.field and row.field in error["message"]
-        assert made.engine.num_requests == 0
+        await check_row(made, row)
+
+
+@pytest.mark.parametrize("endpoint", ["responses", "messages"])
+async def test_every_row_of_other_apis_is_true(local, endpoint: str) -> None:
+    async with serving(local) as made:
+        for row in TABLE:
+            if row.endpoint == endpoint:
+                await check_row(made, row)
+
+
+async def check_row(made: Any, row: Row) -> None:
+    assert (await send(made, row, None)).status_code == (
+        400 if row.field in REQUIRED[row.endpoint] else 200
+    )
+    for value in row.harmless:
+        assert (await send(made, row, value)).status_code == 200
+    num_before = len(made.process.added)
+    response = await send(made, row, row.example)
+    if row.outcome == "honoured":
+        assert response.status_code == 200, response.text
+        assert len(made.process.added) == num_before + 1
+    else:
+        assert row.field in check_refusal(response, row.endpoint, row.field)
+    assert made.engine.num_requests == 0
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
@@ -119,7 +173,7 @@ async def test_an_unknown_field_is_refused(local, endpoint, field) -> None:
     async with serving(local) as made:
         body = {**REQUIRED[endpoint], field: 1}
         response = await made.public.post(PATHS[endpoint], json=body)
-        assert check_error(response, 400)["param"] == field
+        assert field in check_refusal(response, endpoint, field)
 
 
 async def outcome(made: Any, path: str, **body: Any) -> str:
@@ -135,7 +189,7 @@ async def test_limits_are_checked_before_tokenization(local, monkeypatch) -> Non
             pytest.fail("text was tokenized")
 
         monkeypatch.setattr(made.engine.tokenizer, "encode", fail)
-        chat, completions = PATHS.values()
+        chat, completions = (PATHS[name] for name in BOTH)
         messages = REQUIRED["chat"]["messages"]
         for path, required in ((chat, {"messages": messages}), (completions, {"prompt": "hi"})):
             for field, value in (

@@ -53,7 +53,8 @@ UNSUPPORTED_PATHS = (
     "/v1/embeddings",
     "/v1/embeddings/{rest:path}",
     "/v1/responses/{rest:path}",
-    "/v1/messages/{rest:path}",
+    "/v1/messages/batches",
+    "/v1/messages/batches/{rest:path}",
 )
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 BATCH_PATHS = (files.PATH, batches.PATH)

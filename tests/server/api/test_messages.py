@@ -172,6 +172,8 @@ async def test_tool_use_and_thinking(local) -> None:
         assert prompt_of(made) == f"2 tools [user]hi{expected}"
         await ask(made, thinking={"type": "disabled"})
         assert prompt_of(made).endswith("</think>")
+        await ask(made, thinking={"type": "enabled", "budget_tokens": 20})
+        assert made.process.added[-1].params.grammar
         await ask(made, thinking={"type": "adaptive"}, output_config={"effort": "high"})
         assert not prompt_of(made).endswith("</think>")
     async with serving(local, CALLS) as made:
@@ -284,7 +286,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "messages",
     ),
     "budget": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
-    "enabled": ({"thinking": {"type": "enabled"}}, "thinking.type"),
+    "no budget": ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+    "budget of others": (
+        {"thinking": {"type": "adaptive", "budget_tokens": 9}},
+        "thinking.budget_tokens",
+    ),
+    "thinking": ({"thinking": {"type": "on"}}, "thinking.type"),
     "effort": ({"output_config": {"effort": "low"}}, "output_config.effort"),
     "two efforts": (
         {"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}},

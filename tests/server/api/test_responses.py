@@ -177,7 +177,7 @@ async def test_hosted_tools_are_named_and_not_offered(local) -> None:
         assert prompt_of(made).startswith("1 tools")
         answer = await ask(made, tools=hosted)
         assert answer["tools"] == [] and prompt_of(made) == "[user]hi"
-        choice = {"type": "allowed_tools", "mode": "auto"}
+        choice: Any = {"type": "allowed_tools", "mode": "auto"}
         choice["tools"] = [{"type": "web_search"}, {"type": "function", "name": "add"}]
         await ask(made, tools=[*hosted, ADD, NOW], tool_choice=choice)
         assert '"now\\"' not in (made.process.added[-1].params.grammar or "")

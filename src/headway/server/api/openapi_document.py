@@ -23,15 +23,20 @@ from headway.server.api.tokenize import DetokenizeRequest, TokenizeChatRequest, 
 from headway.server.batches.records import INPUT_PURPOSE, OUTPUT_PURPOSE
 from headway.server.context import ServerContext
 from headway.server.http.idempotency import MAX_KEY_CHARS
-from headway.server.schema import answers
+from headway.server.schema import answers, other_answers
 from headway.server.schema.batches import BatchRequest
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.messages import CountTokensRequest, MessagesRequest
 from headway.server.schema.request import Fields, RequestLimits
+from headway.server.schema.responses import ResponsesRequest
 
 REQUESTS: tuple[type[Fields], ...] = (
     ChatRequest,
     CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
@@ -41,6 +46,10 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ErrorAnswer,
     answers.ChatCompletion,
     answers.Completion,
+    other_answers.ResponseObject,
+    other_answers.MessageObject,
+    other_answers.InputTokens,
+    other_answers.AnthropicErrorAnswer,
     answers.ModelDescription,
     answers.ModelList,
     answers.Tokens,
@@ -137,8 +146,11 @@ def document(facts: ApiFacts) -> dict[str, Any]:
         "components": components,
     }
     if facts.has_keys:
-        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        result["security"] = [{"bearer": []}]
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        result["security"] = [{"bearer": []}, {"key": []}]
     return result
 
 
@@ -152,7 +164,7 @@ def _schemas(facts: ApiFacts) -> dict[str, Any]:
     for kind in REQUESTS:
         fields = schemas[kind.__name__]["properties"]
         fields["model"] = {"enum": [*facts.model_names, None]}
-        if "n" in fields:
+        if "stream" in fields:
             _bound(fields, facts)
     if facts.max_model_len:
         schemas["DetokenizeRequest"]["properties"]["tokens"]["maxItems"] = facts.max_model_len
@@ -166,7 +178,7 @@ def _bound(fields: dict[str, Any], facts: ApiFacts) -> None:
     longest = facts.limits.max_output_tokens
     if facts.max_model_len:
         longest = min(longest, facts.max_model_len - 1)
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens", "max_output_tokens"):
         _set_maximum(fields, name, longest)
     if not facts.has_priorities:
         fields["priority"] = {"enum": [0, None]}
@@ -174,7 +186,8 @@ def _bound(fields: dict[str, Any], facts: ApiFacts) -> None:
 
 def _set_maximum(fields: dict[str, Any], name: str, maximum: int) -> None:
     if name in fields:
-        fields[name]["anyOf"][0]["maximum"] = maximum
+        field = fields[name]
+        field.get("anyOf", [field])[0]["maximum"] = maximum
 
 
 def _settle(schema: Any, facts: ApiFacts) -> Any:
@@ -208,6 +221,7 @@ def _paths(facts: ApiFacts) -> dict[str, Any]:
 def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
     """Return the paths with a request body."""
     generating = _error_response(*refusals, 409, 422, 429)
+    anthropic = _error_response(*refusals, 409, 422, 429, kind=other_answers.AnthropicErrorAnswer)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
     tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
@@ -219,6 +233,17 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
         "/v1/completions": completion
         | _responses(generating, answers.Completion, _STREAM)
         | _REPEATABLE,
+        "/v1/responses": _post_operation("Answer items.", ResponsesRequest)
+        | _responses(generating, other_answers.ResponseObject, _STREAM)
+        | _REPEATABLE,
+        "/v1/messages": _post_operation("Answer a conversation.", MessagesRequest)
+        | _responses(anthropic, other_answers.MessageObject, _STREAM)
+        | _REPEATABLE,
+        "/v1/messages/count_tokens": _post_operation("Count tokens.", CountTokensRequest)
+        | _responses(
+            _error_response(*refusals, kind=other_answers.AnthropicErrorAnswer),
+            other_answers.InputTokens,
+        ),
         "/tokenize": tokenize | _responses(_error_response(*refusals), answers.Tokens),
         "/detokenize": detokenize | _responses(_error_response(*refusals), answers.DetokenizedText),
     }
@@ -366,8 +391,10 @@ def _success_response(kind: type[answers.Answer]) -> dict[str, Any]:
     return {"description": (kind.__doc__ or "").replace("\n    ", " "), "content": content}
 
 
-def _error_response(*statuses: int) -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref(answers.ErrorAnswer)}}
+def _error_response(
+    *statuses: int, kind: type[answers.Answer] = answers.ErrorAnswer
+) -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref(kind)}}
     return {
         str(status): {
             "description": _REFUSALS[status],

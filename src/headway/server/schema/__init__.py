@@ -14,4 +14,5 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     response_items.py  its items
     messages.py     the bodies of /v1/messages
     answers.py      response bodies, for the OpenAPI document
+    other_answers.py  those of /v1/responses and /v1/messages
 """

@@ -29,6 +29,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a block of system text that differs in every request, and so would defeat the cache."""
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 ERROR_PREFIX = "Error: "
+THINKING = ("adaptive", "disabled", "enabled")
 _TEXT = {"text": ("text", "cache_control", "citations")}
 _USER = {**_TEXT, "tool_result": ("tool_use_id", "content", "is_error", "cache_control")}
 _THOUGHTS = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
@@ -46,15 +47,15 @@ _NAMES = {
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "continue_final_message": "messages",
-    "user": "metadata.user_id",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 
 
 class ThinkingOptions(Fields):
-    """Whether the model reasons; a budget of tokens for it is not supported."""
+    """Whether the model reasons, and for how many tokens at most."""
 
-    type: Annotated[str, WithJsonSchema({"enum": ["adaptive", "disabled"]})]
-    budget_tokens: Annotated[Any, Only()] = None
+    type: Annotated[str, WithJsonSchema({"enum": list(THINKING)})]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Annotated[Any, Only(("summarized",))] = None
 
 
@@ -99,13 +100,19 @@ class PromptFields(Fields):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
+        if not isinstance(self.cache_control, dict | None):
+            raise InvalidRequestError("cache_control must be an object", "cache_control")
         if self.thinking is None:
             return
         self.thinking.refuse_unsupported("thinking.")
-        if self.thinking.type not in ("adaptive", "disabled"):
+        if self.thinking.type not in THINKING:
             raise InvalidRequestError(
-                "thinking.type must be adaptive or disabled: reasoning has no budget here",
-                "thinking.type",
+                f"thinking.type must be one of {', '.join(THINKING)}", "thinking.type"
+            )
+        if (self.thinking.type == "enabled") != (self.thinking.budget_tokens is not None):
+            raise InvalidRequestError(
+                "thinking.budget_tokens must be there for enabled thinking, and for no other",
+                "thinking.budget_tokens",
             )
 
     def to_chat(self) -> tuple[Json, dict[str, str]]:
@@ -120,6 +127,7 @@ class PromptFields(Fields):
             "messages": conversation.messages,
             "tools": _read_tools(self.tools or (), names) or None,
             "reasoning_effort": self._effort(names),
+            "thinking_token_budget": None if self.thinking is None else self.thinking.budget_tokens,
             "response_format": self._format(),
             **_read_choice(self.tool_choice),
         }
@@ -289,9 +297,10 @@ def _read_tools(tools: Sequence[Any], names: dict[str, str]) -> list[Json]:
     read: list[Json] = []
     for place, tool in enumerate(tools):
         location = f"tools[{place}]"
-        if kind_of(tool) not in ("", "custom"):
+        if isinstance(tool, dict) and tool.get("type") not in (None, "custom"):
             raise InvalidRequestError(
-                f"{location}.type must be custom, got {kind_of(tool)[:40]!r}", f"{location}.type"
+                f"{location}.type must be custom: no tool is run or defined here",
+                f"{location}.type",
             )
         read_object(tool, location, _TOOL_KEYS)
         if not isinstance(tool.get("input_schema"), dict):

@@ -25,7 +25,8 @@ INPUT = {
         {"type": "array", "minItems": 1, "maxItems": MAX_ITEMS, "items": {"type": "object"}},
     ]
 }
-_TEXTS = {"input_text": ("text",), "output_text": ("text", "annotations", "logprobs")}
+_TEXTS = {"input_text": ("text",), "output_text": ("text", "annotations", "logprobs", "parsed")}
+"""Also with `parsed`, which the parser of the official client adds."""
 _REPLIES = {**_TEXTS, "refusal": ("refusal",)}
 _REASONING = {"reasoning_text": ("text",), "summary_text": ("text",)}
 _CALL_KEYS = ("type", "id", "status", "call_id", "name")
@@ -42,7 +43,8 @@ def read_input(content: Any, conversation: Conversation) -> None:
         )
     for place, item in enumerate(content):
         location = f"input[{place}]"
-        kind = kind_of(item) or ("message" if isinstance(item, dict) else "")
+        is_plain = isinstance(item, dict) and item.get("type") is None
+        kind = "message" if is_plain else kind_of(item)
         read = _READERS.get(kind)
         if read is None:
             raise InvalidRequestError(
@@ -71,7 +73,8 @@ def _read_message(item: Any, location: str, conversation: Conversation) -> None:
 
 
 def _read_call(item: Any, location: str, conversation: Conversation) -> None:
-    read_object(item, location, (*_CALL_KEYS, "arguments"))
+    # The parser of the official client adds the arguments once more.
+    read_object(item, location, (*_CALL_KEYS, "arguments", "parsed_arguments"))
     _add_call(item, location, conversation, item.get("arguments"))
 
 
