@@ -33,7 +33,8 @@ ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
     "/v1/streams/cmpl-0123456789abcdef0123456789abcdef",
     "/detokenize", "/version", "/health", READY, LIVE, "/openapi.json", "/metrics",
-    "/v1/responses", "/v1/embeddings", "/v1/messages", "/", "/docs", "/admin", "/no/such/path",
+    "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
+    "/", "/docs", "/admin", "/no/such/path",
 )  # fmt: skip
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HEADERS = {

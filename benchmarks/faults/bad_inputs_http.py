@@ -43,7 +43,7 @@ UNKNOWN_PATHS = (
     "/%ff%fe",
     "/v1/completions.json",
     "/v1/embeddings",
-    "/v1/responses",
+    "/v1/responses/resp_1",
     "/v1/images/generations",
     "/v1/audio/transcriptions",
     "/v2/chat/completions",

@@ -48,15 +48,18 @@ async def test_each_listener_has_its_own_routes(local) -> None:
             check_error(await made.admin.get(path), 404)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/v1/messages"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/embeddings/x", "/v1/responses/resp_1", "/v1/messages/batches"]
+)
 async def test_what_is_not_offered_is_said(local, path) -> None:
     async with serving(local) as made:
         for response in (
             await made.public.post(path, json={"model": "tiny", "input": "x"}),
-            await made.public.get(f"{path}/some-id"),
+            await made.public.get(path),
         ):
-            error = check_error(response, 404)
-            assert "not offered" in error["message"] and path in error["message"]
+            assert response.status_code == 404
+            message = response.json()["error"]["message"]
+            assert "not offered" in message and path in message
 
 
 async def test_metrics_after_requests(local) -> None:

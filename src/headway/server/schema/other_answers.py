@@ -9,7 +9,7 @@ from headway.server.schema.answers import Answer, ChosenToken, Count
 ItemStatus = Literal["completed", "incomplete"]
 
 
-class OutputText(Answer):
+class MessageText(Answer):
     """The text of a message."""
 
     type: Literal["output_text"]
@@ -32,7 +32,7 @@ class MessageItem(Answer):
     id: str
     status: ItemStatus
     role: Literal["assistant"]
-    content: list[OutputText]
+    content: list[MessageText]
 
 
 class ReasoningItem(Answer):
@@ -56,7 +56,7 @@ class FunctionCallItem(Answer):
     arguments: str
 
 
-class CustomCallItem(Answer):
+class CustomToolCall(Answer):
     """A call of a custom tool, with its text."""
 
     type: Literal["custom_tool_call"]
@@ -106,7 +106,7 @@ class ResponseObject(Answer):
     model: str
     error: None
     incomplete_details: IncompleteDetails | None
-    output: list[MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem]
+    output: list[MessageItem | ReasoningItem | FunctionCallItem | CustomToolCall]
     usage: ResponseUsage
     temperature: float
     top_p: float
