@@ -1,6 +1,6 @@
 """Kills the server with SIGKILL while it runs a batch; the next server goes on with it.
 
-    python -m benchmarks.faults.batch_kills [MODEL] [--kills 20] [--lines 200] [--alive 1.5]
+    python -m benchmarks.faults.batch_kills [MODEL] [--kills 20] [--lines 200] [--alive 4]
         [--seed 5] [--json FILE]
 
 With the fake engine or with MODEL. Each kill comes a random moment after the server is ready. At
@@ -39,7 +39,7 @@ END_S = 600.0
 @dataclass(frozen=True)
 class Kills:
     number: int = 20
-    max_alive_s: float = 1.5
+    max_alive_s: float = 4.0
     """Longest time from ready to the next kill."""
     seed: int = 5
 
@@ -217,7 +217,7 @@ def make_start(folder: Path, model: Path | None) -> StartServer:
         return start_model
     tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
     launcher = Launcher(folder, tokenizer)
-    settings = {
+    settings: dict[str, object] = {
         "batch_dir": str(folder / "batches"),
         "tenants_file": str(tenants),
         "ledger_url": f"sqlite://{folder}/ledger.db",
@@ -231,7 +231,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--lines", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--alive", type=float, default=1.5, help="most seconds before a kill")
+    parser.add_argument("--alive", type=float, default=4.0, help="most seconds before a kill")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -95,7 +95,6 @@ async def run_window(
 
 
 async def run(client: httpx.AsyncClient, options: argparse.Namespace) -> dict[str, Any]:
-    chance = random.Random(options.seed)
     capacity = await measure_capacity(client)
     rate = options.share * capacity
     alone, beside = Window(), Window()
@@ -103,12 +102,13 @@ async def run(client: httpx.AsyncClient, options: argparse.Namespace) -> dict[st
         line(number, prompt=PROMPT.format(-number), max_tokens=MAX_TOKENS, ignore_eos=True)
         for number in range(options.lines)
     ]
-    for _ in range(options.rounds):
-        await run_window(client, rate, options.window_s, alone, chance)
+    for number in range(options.rounds):
+        seed = options.seed + number  # the same arrivals in both windows
+        await run_window(client, rate, options.window_s, alone, random.Random(seed))
         batch_id = (await submit(client, lines))["id"]
         await asyncio.sleep(SETTLE_S)
         before = (await get(client, batch_id))["request_counts"]["completed"]
-        await run_window(client, rate, options.window_s, beside, chance)
+        await run_window(client, rate, options.window_s, beside, random.Random(seed))
         after = (await get(client, batch_id))["request_counts"]["completed"]
         beside.num_batch_lines += after - before
         await client.post(f"/v1/batches/{batch_id}/cancel")

@@ -292,6 +292,26 @@ async def test_few_lines_wait_and_ordinary_requests_go_first(batch_app) -> None:
         await until(client, batch["id"])
 
 
+async def test_few_lines_run_beside_ordinary_requests(batch_app) -> None:
+    made = await batch_app("x" * 150)
+    client = made.client()
+    async with feeding(made):
+        made.process.is_paused = True
+        body = {"prompt": "x", "max_tokens": 150}
+        ordinary = asyncio.create_task(client.post(COMPLETIONS, json=body))
+        while not made.engine.num_ordinary:
+            await asyncio.sleep(0)
+        batch = await submit(client, [line(number, max_tokens=100) for number in range(30)])
+        await until(client, batch["id"], "in_progress")
+        made.process.is_paused = False
+        most = 0
+        while not ordinary.done():
+            most = max(most, made.engine.num_requests - made.engine.num_ordinary)
+            await asyncio.sleep(0)
+        assert 1 <= most <= feeder_module.NUM_BESIDE
+        await until(client, batch["id"])
+
+
 async def test_lines_count_toward_quotas_and_wait_for_them(batch_app, tmp_path) -> None:
     path = tmp_path / "tenants.yaml"
     digest = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"  # of "key"

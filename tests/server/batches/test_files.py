@@ -94,7 +94,7 @@ async def test_a_file_ends_with_its_time(batch_app, wall) -> None:
     made = await batch_app()
     client = made.client()
     extra = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    file_id = (await upload(client, **extra)).json()["id"]
+    file_id = (await upload(client, CONTENT, **extra)).json()["id"]
     other_id = (await upload(client)).json()["id"]
     wall.now += 3601
     check_error(await client.get(f"/v1/files/{file_id}"), 404)
@@ -116,7 +116,9 @@ async def test_a_file_ends_with_its_time(batch_app, wall) -> None:
         ),
     ],
 )
-async def test_a_wrong_field_is_refused_by_name(batch_app, fields, param: str) -> None:
+async def test_a_wrong_field_is_refused_by_name(
+    batch_app, fields: dict[str, Any], param: str
+) -> None:
     made = await batch_app()
     error = check_error(await upload(made.client(), **fields), 400)
     assert error["param"] == param

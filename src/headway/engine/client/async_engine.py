@@ -170,6 +170,11 @@ class AsyncEngine:
         return len(self._streams)
 
     @property
+    def num_ordinary(self) -> int:
+        """Requests that are not spot, waiting or running."""
+        return sum(not one.command.terms.is_spot for one in self._streams.values())
+
+    @property
     def waiting(self) -> WaitingStreams:
         """Requests that no engine has admitted yet."""
         return self._waiting

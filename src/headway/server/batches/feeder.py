@@ -1,7 +1,8 @@
 """Runs the requests of all batches on capacity that nobody else uses.
 
 A few requests wait in the engine at a time, so that batches never fill its queue. They are of the
-spot tier: ordinary requests go before them and preempt them. Each takes the path of a request that
+spot tier: ordinary requests go before them and preempt them. Beside ordinary requests only few run,
+because they share its steps. Each takes the path of a request that
 came over HTTP, quotas and ledger included. The next request is that of the tenant with the fewest
 under way for its weight, then of its batch whose turn is longest ago.
 
@@ -17,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from headway.core.terms import NO_TARGETS
@@ -44,6 +46,11 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 8
 """Requests of batches that wait for admission at a time."""
+NUM_BESIDE = 2
+"""Requests of batches beside ordinary ones; twice as many for each second without any.
+
+Ordinary requests go first, but a step takes longer with every request that is in it.
+"""
 MAX_FAILURES = 3
 """How often a request is tried when its engine fails."""
 TICK_S = 0.2
@@ -122,6 +129,8 @@ class BatchFeeder:
         self._jobs: dict[str, BatchJob] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._prepare_at = 0.0
+        self._ordinary_at = -inf
+        """When an ordinary request was under way last."""
         self._paused_until = 0.0
         self._tenants_paused_until: dict[str, float] = {}
         self._turn = 0
@@ -143,6 +152,8 @@ class BatchFeeder:
                         self._prepare_at = self._now() + PREPARE_S
                         self._prepare_new()
                     self._end_jobs()
+                    if self._context.engine.num_ordinary:
+                        self._ordinary_at = self._now()
                     await self._start_lines()
                 with contextlib.suppress(TimeoutError):
                     # Not `wait_for`, which may lose a cancellation.
@@ -269,6 +280,11 @@ class BatchFeeder:
             return False
         if engine.waiting.totals.total.num_requests:
             return False  # nothing is left over while ordinary requests wait
+        return self._has_room_beside(self._now() - self._ordinary_at)
+
+    def _has_room_beside(self, idle_s: float) -> bool:
+        """Return whether one more line may run, by the time without ordinary requests."""
+        engine = self._context.engine
         runs = [run for job in self._jobs.values() for run in job.under_way]
         if sum(run.is_waiting for run in runs) >= MAX_WAITING:
             return False
@@ -276,7 +292,8 @@ class BatchFeeder:
         if limit is None:
             infos = [one.info for one in engine.engines if one.info is not None]
             limit = max(1, sum(info.max_num_seqs for info in infos))
-        return len(runs) < limit
+        # The exponent is bounded, or a long idle time would be too large for a number.
+        return len(runs) < min(limit, int(NUM_BESIDE * 2 ** min(idle_s, 30.0)))
 
     def _next_job(self) -> BatchJob | None:
         """Return the batch whose line is next; None if no line can be started now."""
