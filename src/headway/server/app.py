@@ -24,6 +24,7 @@ from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.api.chat import chat_router
 from headway.server.api.completions import completions_router
+from headway.server.api.embeddings import embeddings_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.models import models_router
@@ -41,7 +42,7 @@ from headway.server.http.routing import Routes
 from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
-UNSUPPORTED_PATHS = ("/v1/responses", "/v1/embeddings", "/v1/messages")
+UNSUPPORTED_PATHS = ("/v1/responses", "/v1/messages")
 """Endpoints of other servers; the 404 answer names the endpoints to use instead."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -92,6 +93,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
     public = (
         chat_router(context, limits),
         completions_router(context, limits),
+        embeddings_router(context, limits),
         models_router(context),
         requests_router(context),
         explanations_router(context),

@@ -23,11 +23,13 @@ from headway.server.http.idempotency import MAX_KEY_CHARS
 from headway.server.schema import answers
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.embeddings import EmbeddingRequest
 from headway.server.schema.request import Fields, RequestLimits
 
 REQUESTS: tuple[type[Fields], ...] = (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
@@ -36,6 +38,7 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ErrorAnswer,
     answers.ChatCompletion,
     answers.Completion,
+    answers.Embeddings,
     answers.ModelDescription,
     answers.ModelList,
     answers.Tokens,
@@ -196,6 +199,7 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
     generating = _error_response(*refusals, 409, 422, 429)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
+    embedding = _post_operation("Embed one text or several.", EmbeddingRequest)
     tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
     detokenize = _post_operation("Token ids to text.", DetokenizeRequest)
     operations = {
@@ -205,6 +209,8 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
         "/v1/completions": completion
         | _responses(generating, answers.Completion, _STREAM)
         | _REPEATABLE,
+        "/v1/embeddings": embedding
+        | _responses(_error_response(*refusals, 409, 429), answers.Embeddings),
         "/tokenize": tokenize | _responses(_error_response(*refusals), answers.Tokens),
         "/detokenize": detokenize | _responses(_error_response(*refusals), answers.DetokenizedText),
     }
