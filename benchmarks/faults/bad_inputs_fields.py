@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.faults.cases import (
     Endpoint,
 )
 
+EMBEDDINGS = "/v1/embeddings"
 INT_FIELDS = ("n", "seed", "priority", "top_k", "min_tokens", "max_tokens", "prompt_logprobs")
 FLOAT_FIELDS = (
     "temperature",
@@ -252,5 +254,34 @@ def combinations() -> Iterator[Case]:
     yield completion.refused("25600-tokens-scored-21-times", prompt=ids, prompt_logprobs=20)
 
 
+BAD_EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "no-input": {"input": None},
+    "an-empty-input": {"input": []},
+    "a-number": {"input": 5},
+    "an-object": {"input": {"a": 1}},
+    "texts-and-ids": {"input": ["a", [1]]},
+    "an-empty-list-of-ids": {"input": [[]]},
+    "129-inputs": {"input": ["a"] * 129},
+    "5000-inputs": {"input": ["a"] * 5000},
+    "a-negative-id": {"input": [-1]},
+    "an-id-of-a-thousand-digits": {"input": [10**1000]},
+    "a-million-dimensions": {"input": "a", "dimensions": 10**6},
+    "0-dimensions": {"input": "a", "dimensions": 0},
+    "dimensions-as-text": {"input": "a", "dimensions": "8"},
+    "an-unknown-encoding": {"input": "a", "encoding_format": "x" * 50_000},
+    "an-encoding-that-is-a-list": {"input": "a", "encoding_format": ["float"]},
+    "truncated-to-nothing": {"input": "a", "truncate_prompt_tokens": 0},
+    "an-unknown-field": {"input": "a", "max_tokens": 1},
+}
+
+
+def embeddings() -> Iterator[Case]:
+    for name, body in BAD_EMBEDDINGS.items():
+        content = json.dumps(body).encode()
+        yield Case(f"embeddings-{name}", (400,), path=EMBEDDINGS, body=content)
+    good = json.dumps({"input": ["a", "b"], "encoding_format": "base64"}).encode()
+    yield Case("embeddings-accepts-base64", (200,), path=EMBEDDINGS, body=good)
+
+
 def field_cases() -> list[Case]:
-    return [*wrong_types(), *bad_literals(), *out_of_range(), *combinations()]
+    return [*wrong_types(), *bad_literals(), *out_of_range(), *combinations(), *embeddings()]

@@ -22,7 +22,7 @@ from headway.engine.process.journal import JournaledExecutor
 from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import STACKS_SIGNAL
-from headway.executors.fake import FakeExecutor
+from headway.executors.fake import HIDDEN_SIZE, FakeExecutor
 from headway.sim import SMOLLM2_135M
 
 CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)
@@ -120,6 +120,7 @@ def main() -> int:
             VOCAB_SIZE,
             scheduling_policy=settings.scheduling_policy,
             numerics=settings.numerics,
+            hidden_size=HIDDEN_SIZE,
         )
         return core, info
 

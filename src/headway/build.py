@@ -39,6 +39,7 @@ class LoadedModel:
     executor: ModelExecutor
     resolved: Resolved
     vocab_size: int
+    hidden_size: int
 
 
 def locate_model(config: Config) -> Config:
@@ -101,7 +102,8 @@ def load_model(
         when_packed=when_packed,
     )
     executor = load.load_executor(checkpoint, resolved, SystemClock(), loading)
-    return LoadedModel(executor, resolved, checkpoint.spec.vocab_size)
+    spec = checkpoint.spec
+    return LoadedModel(executor, resolved, spec.vocab_size, spec.hidden_size)
 
 
 def packed_cache(config: Config) -> PackedCache | None:
@@ -137,6 +139,7 @@ def engine_info(config: Config, model: LoadedModel) -> EngineInfo:
         kv_dtype=model.resolved.kv_dtype,
         activation_dtype=model.resolved.activation_dtype,
         kernels=model.resolved.kernels,
+        hidden_size=model.hidden_size,
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from headway.core.draft import MAX_SCORED_ROWS
-from headway.core.events import Finished, PromptScored
+from headway.core.events import Embedded, Finished, PromptScored
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
-from headway.executors.fake import score_of
+from headway.executors.fake import embedding_of, score_of
 from tests.support.harness import Harness, expected_output, make_request, own_tokens
 
 
@@ -152,3 +152,17 @@ def test_a_prompt_without_output_holds_no_blocks_after_its_end() -> None:
     harness.run()
     assert ends_of(harness) == {"a": FinishReason.LENGTH}
     assert harness.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("budget", [3, 7, 500])
+def test_an_embedding_comes_once_with_the_last_chunk(budget: int) -> None:
+    """Also from a prefix cache that has all but the last token."""
+    harness = Harness(max_num_batched_tokens=budget)
+    prompt = list(range(21))
+    for request_id in "ab":
+        harness.add(request_id, prompt, max_tokens=0, is_embedding=True)
+        harness.run()
+        (event,) = harness.seen(Embedded, request_id)
+        assert event.values == embedding_of(prompt).values
+        assert harness.finish(request_id).reason is FinishReason.LENGTH
+        assert harness.output(request_id) == []

@@ -10,6 +10,7 @@ at every position is the one we chose, its own greedy generation is the same, by
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.live.loading import FP32, Form, load
 from benchmarks.support.parity_runs import Schedule, run, run_one_by_one
 from headway.core.params import SamplingParams
+from headway.core.plan import Embedding
 from headway.executors.load import ModelExecutor
+from headway.executors.sampling import HiddenRow
+from headway.executors.step_model import Span
 from tests.support.oracle import quick_gguf
 from tests.support.parity_workloads import (
     BATCHED,
@@ -100,6 +105,32 @@ def test_prompt_scores_equal_transformers(
         assert torch.allclose(likeliest, top, rtol=0.0, atol=1e-3)
         total = float(own[case["num_context"] - 1 :].sum())
         assert total == pytest.approx(case["logprob"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("form", "least"),
+    [
+        (Form("int4", activation_dtype="bf16"), 0.9999),
+        (Form("int4", activation_dtype="int8"), 0.998),
+        pytest.param(FP32, 0.999999, marks=pytest.mark.full),
+    ],
+)
+def test_embeddings_point_where_those_of_transformers_do(
+    oracle: Any, model_path: Path, form: Form, least: float, is_full: bool
+) -> None:
+    model = load(model_path, form)
+    for case in CASES if is_full else CASES[:9]:
+        prompt = case["token_ids"]
+        num_blocks = -(-len(prompt) // model.block_size)
+        span = Span(prompt, 0, range(num_blocks))
+        (found,) = model.sample([span], [len(prompt) - 1], [HiddenRow()])
+        assert isinstance(found, Embedding)
+        values = torch.tensor(array("f", found.values))
+        with torch.inference_mode():
+            hidden = oracle(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+        cosine = torch.cosine_similarity(values, hidden[-1][0, -1], dim=0)
+        print(f"{form}: {float(cosine):.6f} for {len(prompt)} tokens")
+        assert cosine >= least
 
 
 def test_alone_equals_batched(executor: ModelExecutor, workload: Workload, is_full: bool) -> None:

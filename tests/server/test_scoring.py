@@ -7,6 +7,7 @@ tests/parity/test_smollm2.py computes them again.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ def test_loglikelihoods_are_those_of_transformers(model_server: RunningServer) -
         assert parse(choice, CASES[index]["num_context"]) == together[index]
     (choice,) = ask(model_server.url, CASES[-1:], max_tokens=0)
     assert len(choice["logprobs"]["tokens"]) == len(CASES[-1]["token_ids"])
+
+
+def test_embeddings_of_like_texts_are_near(model_server: RunningServer) -> None:
+    texts = [
+        "The cat sleeps on the sofa.",
+        "A cat is sleeping on the couch.",
+        "Stock prices fell sharply on Monday.",
+    ]
+    body = {"input": texts, "encoding_format": "float"}
+    response = httpx.post(f"{model_server.url}/v1/embeddings", json=body, timeout=60)
+    first, like, other = [one["embedding"] for one in response.json()["data"]]
+    assert math.hypot(*first) == pytest.approx(1.0, abs=1e-5)
+    assert math.dist(first, like) < math.dist(first, other)
+    alone = httpx.post(f"{model_server.url}/v1/embeddings", json={**body, "input": texts[1]})
+    assert alone.json()["data"][0]["embedding"] == like
 
 
 @pytest.mark.full

@@ -33,7 +33,7 @@ def make_request(
     **fields: Any,
 ) -> Request:
     """A request; a prompt given as a length has tokens no other such prompt shares."""
-    names = ("n", "min_tokens", "stop_token_ids", "prompt_logprobs")
+    names = ("n", "min_tokens", "stop_token_ids", "prompt_logprobs", "is_embedding")
     params = {name: fields.pop(name) for name in names if name in fields}
     return Request(
         id=request_id,

@@ -28,7 +28,7 @@ from headway.engine.process.messages import (
 )
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
-from headway.executors.fake import FakeExecutor
+from headway.executors.fake import HIDDEN_SIZE, FakeExecutor
 from headway.observe import Metrics, make_observers
 from headway.server import AccessControl, AdmissionController, ServedModel, create_apps
 from headway.server.batches.store import BatchStore
@@ -77,7 +77,7 @@ class LocalProcess:
         self._events: list[Event] = []
         self.scheduler = Scheduler(config, CAPACITY)
         self.core = EngineCore(self.scheduler, executor, SystemClock(), self._events.extend)
-        self.info = EngineInfo(CAPACITY, 8, 275, scheduling_policy=policy)
+        self.info = EngineInfo(CAPACITY, 8, 275, scheduling_policy=policy, hidden_size=HIDDEN_SIZE)
         self.plans: list[StepPlan] = []
         self.added: list[AddRequest] = []
         self.dies_after: int | None = None

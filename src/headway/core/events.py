@@ -79,6 +79,14 @@ class PromptScored:
     logprobs: tuple[TokenLogprobs, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The prompt of a request is computed, and this is its embedding, as fp32."""
+
+    request_id: str
+    values: bytes
+
+
 class TokensEmitted(NamedTuple):
     """A request gained output tokens, which never change."""
 
@@ -216,6 +224,7 @@ Event = (
     | Admitted
     | Forked
     | PromptScored
+    | Embedded
     | TokensEmitted
     | Preempted
     | Finished

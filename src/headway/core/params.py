@@ -50,6 +50,8 @@ class SamplingParams:
     grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    is_embedding: bool = False
+    """Whether the request wants the last hidden state of its prompt, and no output."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -92,6 +94,8 @@ class SamplingParams:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        if self.is_embedding and (self.max_tokens != 0 or self.n != 1):
+            raise InvalidRequestError("an embedding has no output: max_tokens must be 0", "n")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
 

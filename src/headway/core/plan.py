@@ -122,6 +122,13 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """The last hidden state of a prompt after the final norm, as fp32."""
+
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Tokens that a request gained in a step; several only with speculation."""
 
@@ -150,3 +157,5 @@ class StepResult:
     """The part of `elapsed_s` that saves and loads took."""
     prompt_scores: Mapping[str, PromptScores] = field(default_factory=dict[str, PromptScores])
     """By request id, of the requests that did not fail."""
+    embeddings: Mapping[str, Embedding] = field(default_factory=dict[str, Embedding])
+    """By request id, of the requests that want one and whose prompt is computed."""

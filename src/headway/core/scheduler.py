@@ -452,7 +452,7 @@ class Scheduler:
                 if reason is not None:
                     self._running_set.leave(request, reason, now)
                     has_finished = True
-            elif self._end_unsampled(request, item, outcome, now):
+            elif self._end_unsampled(request, item, outcome, result, now):
                 has_finished = True
         self.accounts.charge_output(sampled)
         self.accounts.charge_output(spot_sampled, is_spot=True)
@@ -461,7 +461,12 @@ class Scheduler:
             self._running_set.running = [it for it in self.running if it.state is RUNNING]
 
     def _end_unsampled(
-        self, request: Request, item: ScheduledRequest, outcome: Failure | None, now: float
+        self,
+        request: Request,
+        item: ScheduledRequest,
+        outcome: Failure | None,
+        result: StepResult,
+        now: float,
     ) -> bool:
         """End a request that failed, or whose prompt was all; return whether it ended."""
         if outcome is not None or item.has_sample:
@@ -470,6 +475,9 @@ class Scheduler:
             return True
         if request.num_computed < len(request.token_ids):
             return False
+        if request.params.is_embedding:
+            embedding = result.embeddings[request.id]
+            self._running_set.events.append(events.Embedded(request.id, embedding.values))
         self._running_set.leave(request, FinishReason.LENGTH, now)
         return True
 

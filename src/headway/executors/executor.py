@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headway.clock import Clock
 from headway.core.executor import BlockRecorder, Capacity, Ticket
 from headway.core.plan import (
+    Embedding,
     Failure,
     NewRequest,
     PromptScores,
@@ -24,7 +25,7 @@ from headway.core.plan import (
     TokenLogprobs,
 )
 from headway.executors.grammar import Grammars, MaskThread
-from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.executors.sampling import HiddenRow, Row, SampleRow, ScoreRow
 from headway.executors.step_model import RowOutcome, Span, StepModel
 from headway.executors.tokens_so_far import TokensSoFar
 
@@ -50,9 +51,9 @@ class _ScheduledRow:
     tokens: TokensSoFar
     row: SampleRow | None
     """How to sample the logits of its last token; None without sampling."""
-    score_rows: tuple[ScoreRow, ...] = ()
-    """For consecutive tokens of the prompt: how their logits score the next token."""
-    first_scored: int = 0
+    prompt_rows: tuple[ScoreRow | HiddenRow, ...] = ()
+    """For consecutive tokens of the prompt: what is wanted of them."""
+    first: int = 0
     """Position of the first of these tokens."""
 
 
@@ -62,15 +63,18 @@ class _Outcomes:
 
     samples: list[Outcome]
     prompt_scores: dict[str, PromptScores]
+    embeddings: dict[str, Embedding]
 
-    def add_scores(self, one: _ScheduledRow, found: Sequence[RowOutcome]) -> None:
-        """Add the scores of a request; a row that failed fails the request."""
+    def add_prompt(self, one: _ScheduledRow, found: Sequence[RowOutcome]) -> None:
+        """Add what was found of a prompt; a row that failed fails the request."""
         failure = next((row for row in found if isinstance(row, Failure)), None)
         if failure is not None:
             self.samples[one.index] = failure
+        elif isinstance(found[0], Embedding):
+            self.embeddings[one.request_id] = found[0]
         elif not isinstance(self.samples[one.index], Failure):
             logprobs = tuple(row for row in found if isinstance(row, TokenLogprobs))
-            self.prompt_scores[one.request_id] = PromptScores(one.first_scored + 1, logprobs)
+            self.prompt_scores[one.request_id] = PromptScores(one.first + 1, logprobs)
 
 
 class ModelExecutor:
@@ -112,7 +116,12 @@ class ModelExecutor:
         found = self._run(plan)
         elapsed_s = self._clock.now() - started_at
         self._pending = StepResult(
-            plan.step_id, tuple(found.samples), elapsed_s, copy_s, found.prompt_scores
+            plan.step_id,
+            tuple(found.samples),
+            elapsed_s,
+            copy_s,
+            found.prompt_scores,
+            found.embeddings,
         )
         return Ticket(plan.step_id)
 
@@ -171,7 +180,7 @@ class ModelExecutor:
     def _run(self, plan: StepPlan) -> _Outcomes:
         for request_id in plan.released_ids:
             self._requests.pop(request_id, None)
-        outcomes = _Outcomes([None] * len(plan.scheduled), {})
+        outcomes = _Outcomes([None] * len(plan.scheduled), {}, {})
         scheduled_rows: list[_ScheduledRow] = []
         started_at = self._clock.now()
         for index, scheduled in enumerate(plan.scheduled):
@@ -187,37 +196,37 @@ class ModelExecutor:
     def _compute(self, scheduled_rows: Sequence[_ScheduledRow], outcomes: _Outcomes) -> None:
         """Run the model, and record what became of each request."""
         sampled: list[_ScheduledRow] = []
-        scored: list[_ScheduledRow] = []
+        prompts: list[_ScheduledRow] = []
         rows: list[Row] = []
         places: list[int] = []
-        scored_places: list[int] = []
+        prompt_places: list[int] = []
         end = 0
         for scheduled_row in scheduled_rows:
             span = scheduled_row.span
-            if scheduled_row.score_rows:
-                scored.append(scheduled_row)
-                first = end + scheduled_row.first_scored - span.start
-                scored_places += range(first, first + len(scheduled_row.score_rows))
+            if scheduled_row.prompt_rows:
+                prompts.append(scheduled_row)
+                first = end + scheduled_row.first - span.start
+                prompt_places += range(first, first + len(scheduled_row.prompt_rows))
             end += len(span.token_ids)
             if scheduled_row.row is not None:
                 sampled.append(scheduled_row)
                 rows.append(scheduled_row.row)
                 places.append(end - 1)
-        for scheduled_row in scored:
-            rows += scheduled_row.score_rows
-        places += scored_places
+        for scheduled_row in prompts:
+            rows += scheduled_row.prompt_rows
+        places += prompt_places
         started_at = self._clock.now()
         spans = [scheduled_row.span for scheduled_row in scheduled_rows]
         masks = self._mask_thread.start([one.tokens.grammar for one in sampled])
         found = self._model.sample(spans, places, rows, masks)
         self._seconds[MODEL] += self._clock.now() - started_at
         for one, outcome in zip(sampled, found, strict=False):
-            if not isinstance(outcome, TokenLogprobs):
+            if isinstance(outcome, Sample | Failure):
                 outcomes.samples[one.index] = one.tokens.failure or outcome
         at = len(sampled)
-        for one in scored:
-            outcomes.add_scores(one, found[at : at + len(one.score_rows)])
-            at += len(one.score_rows)
+        for one in prompts:
+            outcomes.add_prompt(one, found[at : at + len(one.prompt_rows)])
+            at += len(one.prompt_rows)
 
     def _prepare(self, index: int, scheduled: ScheduledRequest) -> _ScheduledRow:
         """Check a request, then update its state to this plan."""
@@ -229,15 +238,10 @@ class ModelExecutor:
         state.tokens.catch_up(span)
         row = state.tokens.row(span.end) if scheduled.has_sample else None
         request_id, params = scheduled.request_id, state.new.params
-        if params.prompt_logprobs is None:
+        if params.prompt_logprobs is None and not params.is_embedding:
             return _ScheduledRow(index, request_id, span, state.tokens, row)
-        scored = state.new.scored_positions
-        first, end = max(span.start, scored.start), min(span.end, scored.stop)
-        score_rows = tuple(
-            ScoreRow(next_id, params.prompt_logprobs)
-            for next_id in state.new.token_ids[first + 1 : end + 1]
-        )
-        return _ScheduledRow(index, request_id, span, state.tokens, row, score_rows, first)
+        prompt_rows, first = _prompt_rows(state.new, span)
+        return _ScheduledRow(index, request_id, span, state.tokens, row, prompt_rows, first)
 
     def _state_of(self, scheduled: ScheduledRequest) -> _ExecutorState:
         new = scheduled.new
@@ -261,3 +265,14 @@ class ModelExecutor:
             raise ValueError("a token id is outside the vocabulary")
         if new_blocks and not 0 <= min(new_blocks) <= max(new_blocks) < self._capacity.num_blocks:
             raise ValueError("a block id is outside the KV store")
+
+
+def _prompt_rows(new: NewRequest, span: Span) -> tuple[tuple[ScoreRow | HiddenRow, ...], int]:
+    """Return what is wanted of tokens of a prompt in a span, and the position of the first."""
+    if new.params.is_embedding:
+        is_last = span.end == len(new.token_ids)
+        return ((HiddenRow(),) if is_last else ()), span.end - 1
+    scored = new.scored_positions
+    first, end = max(span.start, scored.start), min(span.end, scored.stop)
+    next_ids = new.token_ids[first + 1 : end + 1]
+    return tuple(ScoreRow(next_id, new.params.prompt_logprobs or 0) for next_id in next_ids), first

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import (
+    Embedding,
     NewRequest,
     PromptScores,
     Sample,
@@ -23,6 +24,7 @@ from headway.core.plan import (
 )
 
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 8
 
 
 def next_token(token_ids: Sequence[int], seed: int, index: int) -> int:
@@ -37,6 +39,12 @@ def score_of(token_ids: Sequence[int], next_id: int, num_top: int = 0) -> TokenL
     return TokenLogprobs(
         -rank / VOCAB_SIZE, rank, top_ids, tuple(-at / VOCAB_SIZE for at in top_ids)
     )
+
+
+def embedding_of(token_ids: Sequence[int]) -> Embedding:
+    """Return an embedding of `HIDDEN_SIZE` numbers; depends on the whole context."""
+    values = [1.0 + next_token(token_ids, seed, 0) for seed in range(HIDDEN_SIZE)]
+    return Embedding(array("f", values).tobytes())
 
 
 class FakeExecutor:
@@ -70,8 +78,14 @@ class FakeExecutor:
         outcomes = tuple(self._sample(item) for item in plan.scheduled)
         found = {item.request_id: self._score(item) for item in plan.scheduled}
         scores = {name: one for name, one in found.items() if one is not None}
+        embedded = [item for item in plan.scheduled if self._is_embedded(item)]
+        embeddings = {item.request_id: embedding_of(self._read(item)) for item in embedded}
         self._results[plan.step_id] = StepResult(
-            plan.step_id, outcomes, self._step_s, prompt_scores=scores
+            plan.step_id,
+            outcomes,
+            self._step_s,
+            prompt_scores=scores,
+            embeddings=embeddings,
         )
         return Ticket(plan.step_id)
 
@@ -108,6 +122,10 @@ class FakeExecutor:
             score_of(context[: at + 1], new.token_ids[at + 1], num_top) for at in scored
         )
         return PromptScores(scored.start + 1, logprobs)
+
+    def _is_embedded(self, item: ScheduledRequest) -> bool:
+        new, end = self._requests[item.request_id], item.start + len(item.token_ids)
+        return new.params.is_embedding and end == len(new.token_ids)
 
     def _read(self, item: ScheduledRequest) -> list[int]:
         """Return the tokens of a request as its blocks have them."""

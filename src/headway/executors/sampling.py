@@ -85,7 +85,12 @@ class ScoreRow:
     """Likeliest tokens to list."""
 
 
-Row = SampleRow | ScoreRow
+@dataclass(frozen=True, slots=True)
+class HiddenRow:
+    """One row of hidden states, for an embedding."""
+
+
+Row = SampleRow | ScoreRow | HiddenRow
 
 
 class BadWords:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from headway.core.executor import BlockRecorder
-from headway.core.plan import Failure, Sample, TokenLogprobs
+from headway.core.plan import Embedding, Failure, Sample, TokenLogprobs
 from headway.executors.cpu.packed_cache import PackedCache
 from headway.executors.sampling import Row
 from headway.executors.spec import ModelSpec
@@ -70,7 +70,7 @@ class ModelLoading:
 DEFAULT_LOADING = ModelLoading()
 
 
-RowOutcome = Sample | TokenLogprobs | Failure
+RowOutcome = Sample | TokenLogprobs | Embedding | Failure
 
 
 class HasLogits(Protocol):
@@ -101,9 +101,9 @@ class StepModel(HasLogits, Protocol):
         """Compute the tokens of all spans; sample or score a token for each row.
 
         Writes the KV store. `places` are the tokens whose logits the rows need, numbered over all
-        spans in the order of the caller. A SampleRow becomes a Sample, a ScoreRow TokenLogprobs; a
-        row that is not finite fails alone. The masks of rows are read when `masks` is done, if it
-        is given: another thread is writing them.
+        spans in the order of the caller. A SampleRow becomes a Sample, a ScoreRow TokenLogprobs,
+        a HiddenRow an Embedding; a row that is not finite fails alone. The masks of rows are read
+        when `masks` is done, if it is given: another thread is writing them.
         """
         ...
 

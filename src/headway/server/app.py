@@ -26,6 +26,7 @@ from headway.server.admission import AdmissionController
 from headway.server.api import batches, files
 from headway.server.api.chat import CHAT, chat_router
 from headway.server.api.completions import COMPLETIONS, completions_router
+from headway.server.api.embeddings import embeddings_router
 from headway.server.api.explanations import explanations_router
 from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.messages.route import messages_router
@@ -50,8 +51,6 @@ from headway.text import ChatTemplate
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_PATHS = (
-    "/v1/embeddings",
-    "/v1/embeddings/{rest:path}",
     "/v1/responses/{rest:path}",
     "/v1/messages/batches",
     "/v1/messages/batches/{rest:path}",
@@ -127,6 +126,7 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         completions_router(context, limits),
         responses_router(context, limits),
         messages_router(context, limits),
+        embeddings_router(context, limits),
         models_router(context),
         requests_router(context),
         explanations_router(context),

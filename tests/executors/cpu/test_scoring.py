@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from headway.core.params import SamplingParams
-from headway.core.plan import Failure, TokenLogprobs
-from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.core.plan import Embedding, Failure, TokenLogprobs
+from headway.executors.sampling import HiddenRow, Row, SampleRow, ScoreRow
 from headway.executors.step_model import RowOutcome, Span, StepModel
 from headway.executors.torch.sampler import score
 from tests.executors.cpu.test_compiled import ISAS, TABLE, TOKENS, case_of, poison, spec_of
@@ -70,6 +71,21 @@ def test_no_schedule_changes_a_score(isa: str) -> None:
 
 
 @every_isa
+def test_hidden_states_are_those_of_torch_in_any_step(isa: str) -> None:
+    case = case_of(spec_of(vocab_size=VOCAB))
+    span, row = Span(TOKENS, 0, TABLE), HiddenRow()
+    (alone,) = case.compiled(isa).sample([span], [69], [row])
+    (reference,) = case.load(None, "fp32").sample([span], [69], [row])
+    assert isinstance(alone, Embedding) and isinstance(reference, Embedding)
+    vectors = [torch.tensor(array("f", one.values)) for one in (alone, reference)]
+    assert torch.cosine_similarity(*vectors, dim=0) > 0.999
+    model = case.compiled(isa, num_threads=3)
+    model.sample([Span(TOKENS[:33], 0, TABLE)], [], [])
+    spans = [Span(TOKENS[:20], 0, OTHER_TABLE), Span(TOKENS[33:], 33, TABLE)]
+    assert model.sample(spans, [19 + 37, 5, 3], [row, ROWS[5], row])[0] == alone
+
+
+@every_isa
 def test_a_row_that_is_not_finite_fails_alone(isa: str) -> None:
     model = case_of(spec_of(vocab_size=VOCAB)).compiled(isa)
     model.sample([Span(TOKENS[:9], 0, [0]), Span(TOKENS[:9], 0, [1])], [], [])
@@ -78,3 +94,5 @@ def test_a_row_that_is_not_finite_fails_alone(isa: str) -> None:
     poison(model, [0])
     sick, other = model.sample(spans, range(2), [ROWS[3], ROWS[5]])
     assert isinstance(sick, Failure) and other == healthy[1]
+    sick, other = model.sample(spans, range(2), [HiddenRow(), HiddenRow()])
+    assert isinstance(sick, Failure) and isinstance(other, Embedding)

@@ -621,9 +621,13 @@ class AsyncEngine:
         self._move(replica, report, at)
         replica.suspects.record_steps(len(report.stepped))
         self._add_scores(report.scored)
+        for embedded in report.embedded:
+            owner = self._stream_of.get(embedded.request_id)
+            if owner is not None:
+                owner.embedding = embedded.values
         delivered, stopped = await self._emit_all(report.tokens)
-        # Listeners count delivered tokens only, and need no scores.
-        report = replace(report, tokens=delivered, scored=[])
+        # Listeners count delivered tokens only, and need nothing of prompts.
+        report = replace(report, tokens=delivered, scored=[], embedded=[])
         for event in report.finished:
             replica.aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)

@@ -106,6 +106,8 @@ class RequestStream:
         """Output that is delivered again, before what is unread."""
         self.prompt_scores: list[TokenLogprobs] = []
         """Of the prompt tokens after the first, as far as an engine has returned them."""
+        self.embedding = b""
+        """Of the prompt, as fp32, once it is computed and if it is wanted."""
         self.num_readers = 1
         """Readers since the request arrived; only the newest gets output."""
 

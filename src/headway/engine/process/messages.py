@@ -16,6 +16,7 @@ from headway.core.events import (
     Admitted,
     Adopted,
     Arrived,
+    Embedded,
     EngineLost,
     Event,
     Finished,
@@ -57,6 +58,8 @@ class EngineInfo:
     activation_dtype: str = "auto"
     kernels: str | None = None
     """Instruction set of the compiled kernels; None without them."""
+    hidden_size: int = 0
+    """Numbers of an embedding."""
     numerics: str = ""
     """Numerics class: engines of the same class compute the same tokens. Empty if unknown."""
 
@@ -200,6 +203,7 @@ class EventBatch(msgspec.Struct, tag="events", frozen=True, omit_defaults=True):
     preempted: list[Preempted] = []
     forked: list[Forked] = []
     scored: list[PromptScored] = []
+    embedded: list[Embedded] = []
     tokens: list[TokensEmitted] = []
     finished: list[Finished] = []
     idled: list[Idled] = []
@@ -224,6 +228,7 @@ _FIELD_OF = {
     Admitted: "admitted",
     Forked: "forked",
     PromptScored: "scored",
+    Embedded: "embedded",
     TokensEmitted: "tokens",
     Finished: "finished",
     Stepped: "stepped",
@@ -256,6 +261,7 @@ def all_events(batch: EventBatch) -> list[Event]:
         *batch.admitted,
         *batch.forked,
         *batch.scored,
+        *batch.embedded,
         *batch.tokens,
         *batch.finished,
         *batch.idled,

@@ -25,10 +25,10 @@ from headway.executors.cpu import kernels
 from headway.executors.cpu.kernel_blocks import KernelBlocks
 from headway.executors.cpu.offload_store import OffloadStore
 from headway.executors.cpu.packing import Packer, no_threads
-from headway.executors.cpu.sampling import Samplings, Scorings
+from headway.executors.cpu.sampling import HiddenStates, Samplings, Scorings
 from headway.executors.cpu.shared_kv import KVRecorder, SharedKV
 from headway.executors.rope import rope_frequencies
-from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.executors.sampling import HiddenRow, Row, SampleRow, ScoreRow
 from headway.executors.spec import ModelSpec
 from headway.executors.step_model import (
     DEFAULT_LOADING,
@@ -61,6 +61,13 @@ class StepMasks(NamedTuple):
 
 
 NO_MASKS = StepMasks(None, None)
+
+
+class PromptRows(NamedTuple):
+    """What a step returns of prompts."""
+
+    scorings: Scorings
+    states: HiddenStates
 
 
 class CompiledModel:
@@ -146,10 +153,12 @@ class CompiledModel:
         scored = {at: row for at, row in enumerate(rows) if isinstance(row, ScoreRow)}
         scored_places = [places[at] for at in scored]
         scorings = Scorings(scored_places, list(scored.values()), self.spec.vocab_size)
-        chosen_ids, best = self._step(
-            spans, ordered, samplings, masks=step_masks, scorings=scorings
-        )
+        hidden = [at for at, row in enumerate(rows) if isinstance(row, HiddenRow)]
+        states = HiddenStates([places[at] for at in hidden], self.spec.hidden_size)
+        wanted = PromptRows(scorings, states)
+        chosen_ids, best = self._step(spans, ordered, samplings, masks=step_masks, prompts=wanted)
         outcomes: dict[int, RowOutcome] = dict(zip(scored, scorings.outcomes(), strict=True))
+        outcomes |= zip(hidden, states.outcomes(), strict=True)
         for row, at in enumerate(order):
             if math.isfinite(best[row]):
                 logprobs = samplings.logprobs_of(row) if row < len(special) else None
@@ -170,7 +179,7 @@ class CompiledModel:
         samplings: Samplings,
         logits: int | None = None,
         masks: StepMasks = NO_MASKS,
-        scorings: Scorings | None = None,
+        prompts: PromptRows | None = None,
     ) -> tuple[array[int], array[float]]:
         """Run the kernels; return the chosen tokens and the best logits of `places`."""
         token_ids = array("i")
@@ -196,9 +205,12 @@ class CompiledModel:
             masks.addresses,
             self._ready_flag(masks.pending),
         )
-        if scorings is not None:
+        if prompts is not None:
+            scorings, states = prompts
             step.scored, step.scores = scorings.structs, scorings.scores
             step.num_scored = scorings.num_rows
+            step.num_hidden, step.hidden_rows = len(states.rows), _at(states.rows)
+            step.hidden = states.values.ctypes.data
         if self._shared is not None:
             for span in spans:
                 for block_id in span.written_block_ids(self.block_size):

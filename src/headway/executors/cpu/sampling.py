@@ -6,7 +6,9 @@ import math
 from array import array
 from collections.abc import Sequence
 
-from headway.core.plan import Failure, TokenLogprobs
+import numpy as np
+
+from headway.core.plan import Embedding, Failure, TokenLogprobs
 from headway.executors.cpu import kernels
 from headway.executors.sampling import SampleRow, ScoreRow
 
@@ -84,6 +86,23 @@ class Scorings:
             if math.isnan(found.logprob)
             else _read_logprobs(found, struct.num_top)
             for struct, found in zip(self.structs, self.scores, strict=True)
+        ]
+
+
+class HiddenStates:
+    """Hidden states of some tokens, after the final norm."""
+
+    def __init__(self, places: Sequence[int], hidden_size: int) -> None:
+        self.rows = array("i", places)
+        self.values = np.empty((len(places), hidden_size), dtype=np.float32)
+
+    def outcomes(self) -> list[Embedding | Failure]:
+        """Return the embedding of each row."""
+        return [
+            Embedding(row.tobytes())
+            if np.isfinite(row).all()
+            else Failure("the model's hidden state is not finite")
+            for row in self.values
         ]
 
 

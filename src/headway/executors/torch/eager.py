@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from headway.core.executor import BlockRecorder
+from headway.core.plan import Embedding, Failure
 from headway.errors import ConfigError
-from headway.executors.sampling import Row, SampleRow, ScoreRow
+from headway.executors.sampling import HiddenRow, Row, SampleRow, ScoreRow
 from headway.executors.step_model import ModelOptions, RowOutcome, Span
 from headway.executors.torch.inputs import make_inputs
 from headway.executors.torch.kv_store import KVStore
@@ -63,7 +64,16 @@ class EagerModel:
             numbers, score_rows = zip(*scored[first : first + SCORED_ROWS], strict=True)
             logits = self._decoder.logits(hidden[list(numbers)])
             outcomes |= zip(numbers, score(logits, score_rows), strict=True)
+        for at, row in enumerate(rows):
+            if isinstance(row, HiddenRow):
+                outcomes[at] = self._embed(hidden[at])
         return [outcomes[at] for at in range(len(rows))]
+
+    def _embed(self, hidden: torch.Tensor) -> Embedding | Failure:
+        values = self._decoder.final_norm(hidden).float().cpu()
+        if not values.isfinite().all():
+            return Failure("the model's hidden state is not finite")
+        return Embedding(values.numpy().tobytes())
 
     @torch.inference_mode()
     def logits(self, spans: Sequence[Span], places: Sequence[int]) -> np.ndarray:

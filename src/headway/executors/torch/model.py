@@ -86,7 +86,11 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits; callers pass only the rows that sample."""
-        return linear(rms_norm(hidden, self._norm), self._head)
+        return linear(self.final_norm(hidden), self._head)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the input of the head, which is also the embedding of a text."""
+        return rms_norm(hidden, self._norm)
 
     def _project(
         self, layer: DecoderLayer, hidden: torch.Tensor, turned: Rotation

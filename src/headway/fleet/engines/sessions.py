@@ -13,6 +13,7 @@ from typing import TypeVar
 from headway.core.events import (
     Admitted,
     Arrived,
+    Embedded,
     Finished,
     Forked,
     PromptScored,
@@ -27,7 +28,7 @@ MAX_SESSIONS = 64
 MAX_ENDED = 1024
 """Connections without a session that are remembered."""
 
-Named = TypeVar("Named", Arrived, Refused, Admitted, PromptScored, Finished)
+Named = TypeVar("Named", Arrived, Refused, Admitted, PromptScored, Embedded, Finished)
 
 
 @dataclass(slots=True, eq=False)
@@ -211,6 +212,7 @@ class Sessions:
                 emitted = TokensEmitted(name, tokens.token_ids, tokens.logprobs)
                 parts[session].tokens.append(emitted)
         self._share(batch.scored, lambda part: part.scored, parts)
+        self._share(batch.embedded, lambda part: part.embedded, parts)
         self._share(batch.finished, lambda part: part.finished, parts)
         self._end(batch)
         return parts

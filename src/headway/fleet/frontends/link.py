@@ -21,6 +21,7 @@ from headway.clock import Clock
 from headway.core.events import (
     Admitted,
     Arrived,
+    Embedded,
     Finished,
     Forked,
     Preempted,
@@ -72,7 +73,7 @@ from headway.fleet.network.wire import (
 
 logger = logging.getLogger(__name__)
 
-Named = TypeVar("Named", Arrived, Refused, Admitted, Preempted, PromptScored, Finished)
+Named = TypeVar("Named", Arrived, Refused, Admitted, Preempted, PromptScored, Embedded, Finished)
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 
@@ -342,6 +343,7 @@ class NetworkLink:
         self._translate(batch.admitted, own.admitted)
         self._translate(batch.preempted, own.preempted)
         self._translate(batch.scored, own.scored)
+        self._translate(batch.embedded, own.embedded)
         self._translate(batch.finished, own.finished)
         for event in (*own.refused, *own.finished):
             self._live.end(event.request_id)

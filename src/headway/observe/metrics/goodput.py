@@ -33,8 +33,9 @@ def verdict_on(part: RequestPart, targets: Targets) -> Verdict:
     if targets == NO_TARGETS:
         return Verdict.UNKNOWN
     ttft_s = part.ttft_s
-    if ttft_s is None and part.reason is FinishReason.ABORT:
-        ttft_s = part.e2e_s  # a lower bound: no first token came before the abort
+    if ttft_s is None and part.reason in (FinishReason.ABORT, *_GOOD_ENDS):
+        # Without output, the result comes at the end; before an abort, no token came at all.
+        ttft_s = part.e2e_s
     if not met(targets, ttft_s, part.tpot_s, part.e2e_s):
         return Verdict.MISSED
     if part.reason in _GOOD_ENDS:

@@ -21,6 +21,7 @@ from headway.core.events import (
     Admitted,
     Adopted,
     Arrived,
+    Embedded,
     EngineLost,
     Event,
     Finished,
@@ -69,7 +70,7 @@ class Changes:
     """What the events of at most one step changed, in the order of the events."""
 
     events: Sequence[Event]
-    """All events but tokens and scores."""
+    """All events but tokens, scores and embeddings."""
     admitted: list[Admitted] = field(default_factory=list)
     """First admissions of prompts."""
     num_output_tokens: int = 0
@@ -107,7 +108,8 @@ class RequestTable:
     def consume(self, events: Iterable[Event]) -> Changes:
         """Consume the events of at most one step, in order; return what they changed."""
         events = list(events)
-        timed = [one for one in events if not isinstance(one, TokensEmitted | PromptScored)]
+        untimed = (TokensEmitted, PromptScored, Embedded)
+        timed = [one for one in events if not isinstance(one, untimed)]
         # The last event is the end of the step.
         at = max((event.at for event in timed), default=0.0)
         changes = Changes(timed)

@@ -137,6 +137,10 @@ class Generation:
         """Return the scores of a choice's prompt after its first token; empty if unwanted."""
         return self._streams[index // self._spec.params.n].prompt_scores
 
+    def embedding(self, index: int) -> bytes:
+        """Return the embedding of a prompt that is computed, as fp32."""
+        return self._streams[index].embedding
+
     @property
     def resolved_params(self) -> SamplingParams:
         return self._streams[0].params

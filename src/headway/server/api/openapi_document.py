@@ -27,6 +27,7 @@ from headway.server.schema import answers, other_answers
 from headway.server.schema.batches import BatchRequest
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
+from headway.server.schema.embeddings import EmbeddingRequest
 from headway.server.schema.messages import CountTokensRequest, MessagesRequest
 from headway.server.schema.request import Fields, RequestLimits
 from headway.server.schema.responses import ResponsesRequest
@@ -37,6 +38,7 @@ REQUESTS: tuple[type[Fields], ...] = (
     ResponsesRequest,
     MessagesRequest,
     CountTokensRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
@@ -50,6 +52,7 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     other_answers.MessageObject,
     other_answers.InputTokens,
     other_answers.AnthropicErrorAnswer,
+    answers.Embeddings,
     answers.ModelDescription,
     answers.ModelList,
     answers.Tokens,
@@ -224,6 +227,7 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
     anthropic = _error_response(*refusals, 409, 422, 429, kind=other_answers.AnthropicErrorAnswer)
     chat = _post_operation("Answer a conversation.", ChatRequest)
     completion = _post_operation("Continue one prompt or several.", CompletionRequest)
+    embedding = _post_operation("Embed one text or several.", EmbeddingRequest)
     tokenize = _post_operation("Text to token ids.", TokenizeRequest, TokenizeChatRequest)
     detokenize = _post_operation("Token ids to text.", DetokenizeRequest)
     operations = {
@@ -244,6 +248,8 @@ def _generation_paths(refusals: tuple[int, ...]) -> dict[str, Any]:
             _error_response(*refusals, kind=other_answers.AnthropicErrorAnswer),
             other_answers.InputTokens,
         ),
+        "/v1/embeddings": embedding
+        | _responses(_error_response(*refusals, 409, 429), answers.Embeddings),
         "/tokenize": tokenize | _responses(_error_response(*refusals), answers.Tokens),
         "/detokenize": detokenize | _responses(_error_response(*refusals), answers.DetokenizedText),
     }

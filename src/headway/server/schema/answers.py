@@ -168,6 +168,30 @@ class Completion(Answer):
     prompt_token_ids: list[int] = []
 
 
+class EmbeddingUsage(Answer):
+    """Token counts of all inputs."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class EmbeddedInput(Answer):
+    """A vector of length 1; in base64, its fp32 numbers, lowest byte first."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(Answer):
+    """The embeddings of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddedInput]
+    model: str
+    usage: EmbeddingUsage
+
+
 class ModelDescription(Answer):
     """A served name of the model; max_model_len is there once the model is loaded."""
 

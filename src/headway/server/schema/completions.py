@@ -26,21 +26,19 @@ Prompt = str | list[int]
 TEXT_PROMPT = {"type": "string", "format": "prompt"}
 """The OpenAPI document replaces the format: for some tokenizers an empty text has no token."""
 _TOKEN_IDS = {"type": "array", "minItems": 1, "items": TOKEN_ID}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT = {
-    "anyOf": [
-        TEXT_PROMPT,
-        {**_SEVERAL, "items": TEXT_PROMPT},
-        _TOKEN_IDS,
-        {**_SEVERAL, "items": _TOKEN_IDS},
-    ]
-}
+
+
+def prompts_schema(max_prompts: int) -> dict[str, Any]:
+    """Return the JSON schema of a field with a prompt or several."""
+    several = {"type": "array", "minItems": 1, "maxItems": max_prompts}
+    texts, ids = {**several, "items": TEXT_PROMPT}, {**several, "items": _TOKEN_IDS}
+    return {"anyOf": [TEXT_PROMPT, texts, _TOKEN_IDS, ids]}
 
 
 class CompletionRequest(GenerationRequest):
     """One prompt or several; each is text or token ids."""
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    prompt: Annotated[Any, WithJsonSchema(prompts_schema(MAX_PROMPTS))]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
     best_of: int | None = None
@@ -90,28 +88,32 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[Prompt]:
         """Return the prompts as a list, whichever of the four forms they came in."""
-        prompt = self.prompt
-        if isinstance(prompt, str) or (prompt and _is_token_ids(prompt)):
-            return [prompt]
-        if not isinstance(prompt, list) or not prompt:
-            raise _wrong_shape()
-        if len(prompt) > MAX_PROMPTS:
-            raise InvalidRequestError(
-                f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed", "prompt"
-            )
-        if all(isinstance(item, str) for item in prompt):
-            return prompt
-        if all(_is_token_ids(item) for item in prompt):
-            return prompt
-        raise _wrong_shape()
+        return read_prompts(self.prompt, "prompt", MAX_PROMPTS)
+
+
+def read_prompts(prompt: Any, name: str, max_prompts: int) -> list[Prompt]:
+    """Return prompts as a list: a text, token ids, or several of either; `name` is the field."""
+    if isinstance(prompt, str) or (prompt and _is_token_ids(prompt)):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise _wrong_shape(name)
+    if len(prompt) > max_prompts:
+        raise InvalidRequestError(
+            f"{name} has {len(prompt)} prompts; at most {max_prompts} are allowed", name
+        )
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    if all(_is_token_ids(item) for item in prompt):
+        return prompt
+    raise _wrong_shape(name)
 
 
 def _is_token_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _wrong_shape() -> InvalidRequestError:
+def _wrong_shape(name: str) -> InvalidRequestError:
     return InvalidRequestError(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
+        f"{name} must be a string, a list of strings, a list of token ids or a list of such lists",
+        name,
     )
