@@ -33,7 +33,10 @@ def test_a_file_is_submitted_followed_fetched_and_cancelled(launch, tmp_path: Pa
 
     file.write_bytes(jsonl([line(number, ignore_eos=True, max_tokens=1900) for number in range(9)]))
     command = [sys.executable, "-m", "headway", "batch", "submit", str(file), "--wait", *where]
+    # A process inherits an ignored SIGINT, as in a background job, but no handler.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    signal.signal(signal.SIGINT, handler)
     assert process.stderr is not None
     batch_id = process.stderr.readline().split(";")[0]
     process.send_signal(signal.SIGINT)

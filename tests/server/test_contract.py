@@ -161,7 +161,7 @@ async def check_row(made: Any, row: Row) -> None:
     response = await send(made, row, row.example)
     if row.outcome == "honoured":
         assert response.status_code == 200, response.text
-        assert len(made.process.added) == num_before + 1
+        assert len(made.process.added) > num_before
     else:
         assert row.field in check_refusal(response, row.endpoint, row.field)
     assert made.engine.num_requests == 0

@@ -203,7 +203,8 @@ def _batch_routers(context: ServerContext, feeder: BatchFeeder | None) -> list[R
     store = context.batches
     if store is None or feeder is None:
         instead = "start it with --batch-dir FOLDER for files and batches"
-        return [_missing_router(BATCH_PATHS, instead)]
+        paths = [path + rest for path in BATCH_PATHS for rest in ("", "/{rest:path}")]
+        return [_missing_router(paths, instead)]
     return [
         files.files_router(context, store),
         batches.batches_router(context, store, feeder, BATCH_ENDPOINTS.keys()),

@@ -86,7 +86,7 @@ async def test_a_batch_answers_every_line_as_http_does(batch_app, wall) -> None:
         ([{**line(1), "custom_id": ""}], [("invalid_request", 1, "custom_id")]),
         ([{**line(1), "extra": 1}], [("invalid_request", 1, None)]),
         ([{**line(1), "body": 7}], [("invalid_request", 1, "body")]),
-        ([line(1, max_tokens=0)], [("invalid_request", 1, "body.max_tokens")]),
+        ([line(1, max_tokens=-1)], [("invalid_request", 1, "body.max_tokens")]),
         ([line(1, unknown=1)], [("invalid_request", 1, "body.unknown")]),
         ([line(1, stream=True)], [("invalid_request", 1, "body.stream")]),
         ([line(1, deadline_ms=500)], [("invalid_request", 1, "body.deadline_ms")]),
