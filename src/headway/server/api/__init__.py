@@ -4,12 +4,13 @@ Must not import app or serve. In reading order:
 
     chat.py          POST /v1/chat/completions
     completions.py   POST /v1/completions
+    embeddings.py    POST /v1/embeddings
     endpoint.py      from an HTTP request to a generation, once per Idempotency-Key
     generation.py    the engine requests behind one HTTP request
     answer.py        whole and streamed responses
     streams.py       GET /v1/streams: the rest of a stream
     adopted.py       streams of other frontends that this one continues
-    logprobs.py      log-probabilities in OpenAI's forms
+    logprobs.py      log-probabilities in OpenAI's forms and vLLM's
     tokenize.py      /tokenize, /detokenize, /tokenizer_info
     models.py        /v1/models
     requests.py      cancels a request

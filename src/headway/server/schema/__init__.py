@@ -7,5 +7,6 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     request.py      fields that chat and completions share, parsing, limits
     chat.py         the body of /v1/chat/completions
     completions.py  the body of /v1/completions
+    embeddings.py   the body of /v1/embeddings
     answers.py      response bodies, for the OpenAPI document
 """
