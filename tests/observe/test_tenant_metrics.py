@@ -131,3 +131,15 @@ def test_a_restart_clears_the_service_gap(metrics: Metrics, tell: Tell, read: Re
     tell([step(1.0, num_waiting=2, service_gap=110.0)])
     metrics.count_restart("crash", 2)
     assert read("headway_fairness_gap") == 0
+
+
+@pytest.mark.parametrize(("ttft_s", "num_met"), [(2.0, 1), (1.9, 0)])
+def test_a_prompt_without_output_is_on_time_by_its_end(
+    tell: Tell, read: Reader, ttft_s: float, num_met: int
+) -> None:
+    terms = Terms(tenant="a", tier="gold", targets=Targets(ttft_s=ttft_s))
+    tell([Arrived("r-1", 0.0, 10, terms), Admitted("r-1", 1.0, 1.0, 0, 10, False)])
+    tell([Finished("r-1", 2.0, FinishReason.LENGTH, 0), step(2.0)])
+    of = {"tenant": "a", "tier": "gold"}
+    assert read("headway_requests_with_targets_total", **of) == 1
+    assert (read("headway_requests_within_targets_total", **of) or 0) == num_met

@@ -6,13 +6,14 @@ Must not import app or serve. In reading order:
     completions.py   POST /v1/completions
     responses/       POST /v1/responses
     messages/        POST /v1/messages, /v1/messages/count_tokens
+    embeddings.py    POST /v1/embeddings
     endpoint.py      from an HTTP request to a generation, once per Idempotency-Key
     generation.py    the engine requests behind one HTTP request
     answer.py        whole and streamed responses
     chunks.py        the form of both: choices, in an envelope or in chunks
     streams.py       GET /v1/streams: the rest of a stream
     adopted.py       streams of other frontends that this one continues
-    logprobs.py      log-probabilities in OpenAI's forms
+    logprobs.py      log-probabilities in OpenAI's forms and vLLM's
     tokenize.py      /tokenize, /detokenize, /tokenizer_info
     models.py        /v1/models
     files.py         /v1/files

@@ -13,6 +13,7 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     responses.py    the body of /v1/responses
     response_items.py  its items
     messages.py     the bodies of /v1/messages
+    embeddings.py   the body of /v1/embeddings
     answers.py      response bodies, for the OpenAPI document
     other_answers.py  those of /v1/responses and /v1/messages
 """
