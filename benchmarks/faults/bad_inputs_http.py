@@ -42,7 +42,6 @@ UNKNOWN_PATHS = (
     "/../../etc/passwd",
     "/%ff%fe",
     "/v1/completions.json",
-    "/v1/embeddings",
     "/v1/responses/resp_1",
     "/v1/images/generations",
     "/v1/audio/transcriptions",
