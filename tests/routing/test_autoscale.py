@@ -17,7 +17,9 @@ from headway.routing.autoscale import (
     DOWN_AFTER_S,
     Autoscaler,
     FleetDemand,
+    PoolNeed,
     WorkRate,
+    share_engines,
     total_need,
 )
 
@@ -143,3 +145,40 @@ def test_a_request_that_moves_is_not_counted_as_new_work() -> None:
     router.engine_joined("a", LIMITS, COST)
     router.arrive(request("a", 200, 0.0), 0.0, is_resent=True)
     assert router.demand(1.0).work_rate == 0.0
+
+
+def test_shared_engines_go_where_the_work_is() -> None:
+    idle, busy = PoolNeed(0.2, 3, 1, 3), PoolNeed(4.0, 4, 1, 1)
+    assert share_engines({"idle": idle, "busy": busy}, 5) == {"idle": 1, "busy": 4}
+    assert share_engines({"idle": idle, "busy": busy}, 7) == {"idle": 3, "busy": 4}
+
+
+def test_a_pool_keeps_its_engines_against_one_that_needs_them_little_more() -> None:
+    has, wants = PoolNeed(2.6, 3, 1, 3), PoolNeed(3.0, 3, 1, 2)
+    assert share_engines({"wants": wants, "has": has}, 5) == {"wants": 2, "has": 3}
+    much = PoolNeed(3.5, 4, 1, 2)
+    assert share_engines({"much": much, "has": has}, 5) == {"much": 3, "has": 2}
+
+
+@given(
+    st.lists(
+        st.builds(
+            PoolNeed,
+            st.floats(0, 50),
+            st.integers(0, 10),
+            st.integers(0, 3),
+            st.integers(0, 10),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 40),
+)
+def test_shares_stay_within_what_is_wanted_and_what_there_is(
+    pools: list[PoolNeed], spare: int
+) -> None:
+    named = {str(number): pool for number, pool in enumerate(pools)}
+    least = sum(min(pool.least, pool.wanted) for pool in pools)
+    shares = share_engines(named, least + spare)
+    assert all(min(p.least, p.wanted) <= shares[n] <= p.wanted for n, p in named.items())
+    assert sum(shares.values()) == min(least + spare, sum(pool.wanted for pool in pools))

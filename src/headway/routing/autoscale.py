@@ -8,7 +8,7 @@ load itself, before requests are late. Utilisation would not do: an engine is bu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -25,6 +25,8 @@ LOW = 0.7
 """Share of the engines below which one of them is not needed."""
 DOWN_AFTER_S = 300.0
 """Time that the need must be low before an engine is removed."""
+KEEPING = 1.25
+"""Factor by which another pool must need an engine more than the pool that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,35 @@ class Autoscaler:
             self._low_since = now
             return max(current - 1, bounded)
         return current
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeed:
+    """What one of several pools needs, of engines that all of them share."""
+
+    need: float
+    """Engines that its work needs, not rounded."""
+    wanted: int
+    """Engines that it would have alone."""
+    least: int
+    current: int
+
+
+def share_engines(pools: Mapping[str, PoolNeed], most: int) -> dict[str, int]:
+    """Return the engines of each pool, at most `most` in all.
+
+    Each pool has its least; each further engine goes to the pool with the most work per engine. A
+    pool keeps what it has unless another needs it KEEPING times as much.
+    """
+    shares = {name: min(pool.least, pool.wanted) for name, pool in pools.items()}
+
+    def urgency(name: str) -> float:
+        pool, number = pools[name], shares[name] + 1
+        return pool.need / number * (KEEPING if number <= pool.current else 1.0)
+
+    while sum(shares.values()) < most:
+        open_pools = [name for name, pool in pools.items() if shares[name] < pool.wanted]
+        if not open_pools:
+            break
+        shares[max(open_pools, key=urgency)] += 1
+    return shares

@@ -18,6 +18,7 @@ from headway.fleet.manage.members import (
 )
 from headway.fleet.manage.messages import (
     MANAGER_VERSION,
+    FleetNeed,
     FrontendReport,
     HostReport,
     MemberOrder,
@@ -25,6 +26,7 @@ from headway.fleet.manage.messages import (
     Role,
     RunningProcess,
 )
+from headway.fleet.manage.scaling import FleetScaler
 from headway.fleet.manage.spec import EnginesSpec, FleetSpec, FrontendsSpec, PoolSpec
 
 LOAD_S = 2.0
@@ -66,6 +68,8 @@ class World:
     )
     in_use: set[str] = field(default_factory=set[str])
     """Engines that have requests."""
+    needs: dict[str, FleetNeed] = field(default_factory=dict[str, FleetNeed])
+    """Work of the frontends, by pool."""
     seen: int = 0
     num_made: int = 0
     most_engines: int = 0
@@ -150,14 +154,16 @@ class World:
     def _report_frontends(self) -> None:
         for (_, name), process in list(self.processes.items()):
             if name.startswith("frontend") and self.now - process.started_at >= LOAD_S:
+                pool = self.state.members[name].pool if name in self.state.members else "p"
                 report = FrontendReport(
                     MANAGER_VERSION,
-                    "p",
+                    pool,
                     name,
                     f"f{process.pid}",
                     self.seen,
                     True,
                     sorted(self.in_use),
+                    self.needs.get(pool, FleetNeed()),
                 )
                 self.state.take_frontend(report, self.now)
         self.seen = self.state.list_version
@@ -363,3 +369,49 @@ def test_pools_have_engines_and_lists_of_their_own() -> None:
     with pytest.raises(ConfigError, match="no pool"):
         report = FrontendReport(MANAGER_VERSION, "r", "", "i", 0, True)
         world.state.take_frontend(report, world.now)
+
+
+def make_two_pools(max_engines: int | None) -> FleetSpec:
+    engines = EnginesSpec(min=1, max=4)
+    pools = [PoolSpec(name, f"m-{name}", engines, FrontendsSpec(count=1)) for name in ("a", "b")]
+    return FleetSpec("demo", pools, "/key", max_engines=max_engines)
+
+
+def test_engines_move_to_the_pool_that_needs_them_and_back() -> None:
+    """Four engines for two pools; an engine starts when one that leaves is gone."""
+    world, scaler = World(FleetState.of(make_two_pools(max_engines=4))), FleetScaler(["a", "b"])
+    most_at_once = 0
+
+    def run(need_a: float, need_b: float, seconds: float) -> tuple[int, int]:
+        nonlocal most_at_once
+        world.needs = {"a": FleetNeed(work_rate=need_a), "b": FleetNeed(work_rate=need_b)}
+        end = world.now + seconds
+        while world.now < end:
+            scaler.set_targets(world.state, world.now)
+            world.step()
+            most_at_once = max(most_at_once, len(world.pids("engine")))
+        counts = [len(world.state.engines_of(pool)) for pool in ("a", "b")]
+        return counts[0], counts[1]
+
+    assert run(0.5, 0.5, 20.0) == (1, 1)
+    assert run(3.0, 0.5, 30.0) == (3, 1)
+    assert run(0.2, 3.0, 30.0) == (1, 3)
+    assert run(3.0, 3.0, 30.0) == (2, 2)
+    assert most_at_once == 4
+
+
+def test_without_a_limit_every_pool_has_what_it_needs() -> None:
+    world, scaler = World(FleetState.of(make_two_pools(max_engines=None))), FleetScaler(["a", "b"])
+    world.settle()
+    world.needs = {"a": FleetNeed(work_rate=3.0), "b": FleetNeed(work_rate=3.0)}
+    for _ in range(60):
+        scaler.set_targets(world.state, world.now)
+        world.step()
+    assert world.state.targets == {"a": 4, "b": 4}
+
+
+def test_scaling_beyond_the_engines_of_the_fleet_is_refused() -> None:
+    state = FleetState.of(make_two_pools(max_engines=4))
+    state.scale("a", 3)
+    with pytest.raises(ConfigError, match="pool b may have 1, got 2"):
+        state.scale("b", 2)

@@ -52,6 +52,7 @@ def test_the_smallest_file_is_one_engine_and_one_frontend_on_loopback(tmp_path: 
         ({"pools": pool(engins={})}, "engins"),
         ({"pools": pool(engines={"min": 3, "max": 2})}, r"max \(2\) is below min \(3\)"),
         ({"pools": pool(engines={"min": -1})}, ">= 0"),
+        ({"pools": pool(engines={"min": 3}), "max_engines": 2}, r"below the sum of min \(3\)"),
         ({"pools": pool(engines={"max": 100000})}, "<= 256"),
         ({"pools": pool(engines={"settings": {"colour": 1}})}, "engines.settings has no colour"),
         ({"pools": pool(engines={"settings": {"port": 1}})}, "engines.settings has no port"),

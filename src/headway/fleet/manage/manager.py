@@ -40,7 +40,7 @@ from headway.fleet.manage.messages import (
     encode,
 )
 from headway.fleet.manage.placers import LocalPlacer, Placer, RayPlacer
-from headway.fleet.manage.scaling import PoolScaler
+from headway.fleet.manage.scaling import FleetScaler
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.server_socket import ServerSocket
@@ -70,7 +70,7 @@ class Manager:
         address = self._socket.address
         self._state.spec = msgspec.structs.replace(spec, manager=address)
         self._placer = self._make_placer(program)
-        self._scalers = {pool.name: PoolScaler() for pool in spec.pools}
+        self._scaler = FleetScaler([pool.name for pool in spec.pools])
         self._saved = b""
         self._has_changed = asyncio.Event()
 
@@ -152,14 +152,7 @@ class Manager:
 
     def _tick(self) -> None:
         now = self._clock.now()
-        for pool in self._state.spec.pools:
-            scaler = self._scalers[pool.name]
-            reports = self._state.needs_of(pool.name, now)
-            target = scaler.decide(
-                [one.need for one in reports], self._state.targets[pool.name], pool.engines, now
-            )
-            if pool.name not in self._state.fixed and not self._state.is_ending:
-                self._state.targets[pool.name] = target
+        self._scaler.set_targets(self._state, now)
         self._state.tick(now)
         content = msgspec.json.encode(self._state.save())
         if content != self._saved:
@@ -241,7 +234,7 @@ class Manager:
                 pool.model,
                 state.targets[pool.name],
                 pool.name in state.fixed or pool.engines.most == pool.engines.min,
-                self._scalers[pool.name].need,
+                self._scaler.need_of(pool.name),
                 [pool.engines.min, pool.engines.most],
             )
             for pool in state.spec.pools

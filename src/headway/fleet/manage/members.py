@@ -25,7 +25,7 @@ from headway.fleet.manage.messages import (
     Role,
     RunningProcess,
 )
-from headway.fleet.manage.spec import FleetSpec, PoolSpec, flags_of
+from headway.fleet.manage.spec import MAX_ENGINES, FleetSpec, PoolSpec, flags_of
 
 DRAIN_S = 10.0
 """Seconds that the requests of a drained engine may go on there before they move."""
@@ -207,8 +207,22 @@ class FleetState:
             raise ConfigError(
                 f"pool {pool_name} may have 0 to {pool.engines.most} engines (max), got {number}"
             )
+        most, others = self.spec.max_engines, self._least_of_others(pool_name)
+        if most is not None and number + others > most:
+            raise ConfigError(
+                f"the fleet may have {most} engines (max_engines); {others} are the least of other "
+                f"pools, so that pool {pool_name} may have {most - others}, got {number}"
+            )
         self.fixed.add(pool_name)
         self.targets[pool_name] = number
+
+    def _least_of_others(self, pool_name: str) -> int:
+        """Return how many engines the other pools have at least."""
+        return sum(
+            self.targets[pool.name] if pool.name in self.fixed else pool.engines.min
+            for pool in self.spec.pools
+            if pool.name != pool_name
+        )
 
     def drain(self, name: str, now: float) -> None:
         """Have the requests of one engine move to others, and replace it."""
@@ -450,7 +464,7 @@ class FleetState:
             is_upgrading, old = False, []  # engines go first
         is_leaving = len(members) > len(active)
         if len(active) < want:
-            for _ in range(want - len(active)):
+            for _ in range(min(want - len(active), self._room(role))):
                 self._add(pool, role, now)
         elif is_upgrading and len(active) == want and not is_leaving:
             self._add(pool, role, now)
@@ -459,6 +473,13 @@ class FleetState:
             if not is_upgrading or all(one.phase is Phase.READY for one in new):
                 for member in self._victims(active, len(active) - want):
                     self._leave(member, now)
+
+    def _room(self, role: Role) -> int:
+        """Return how many members may be added: engines that leave count until they are gone."""
+        most = self.spec.max_engines
+        if role is not Role.ENGINE or most is None:
+            return MAX_ENGINES
+        return max(0, most - len(self._of(role)))
 
     def _victims(self, active: Iterable[Member], number: int) -> list[Member]:
         """Return the members to remove: old ones, then those not ready, then the newest."""

@@ -90,6 +90,8 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key_file: Text
     ray: RaySpec | None = None
     """Without it, all hosts run on this machine."""
+    max_engines: Annotated[int, msgspec.Meta(ge=1, le=MAX_POOLS * MAX_ENGINES)] | None = None
+    """Most engines of all pools together: beyond, they move between pools by demand."""
     manager: Text = "tcp://127.0.0.1:0"
     """Address of the manager, as hosts and frontends reach it; port 0: a free one."""
 
@@ -148,6 +150,9 @@ def check_spec(spec: FleetSpec, folder: Path) -> FleetSpec:
     ports = [pool.frontends.port for pool in spec.pools if pool.frontends.count]
     if 0 in ports or len(set(ports)) < len(ports):
         raise ConfigError("the frontends of each pool need a port of their own")
+    least = sum(pool.engines.min for pool in spec.pools)
+    if spec.max_engines is not None and spec.max_engines < least:
+        raise ConfigError(f"max_engines ({spec.max_engines}) is below the sum of min ({least})")
     key_file = folder.absolute() / Path(spec.cluster_key_file).expanduser()
     return msgspec.structs.replace(spec, cluster_key_file=str(key_file))
 
