@@ -15,12 +15,12 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
+from benchmarks.support.schemas import random_schema
 from headway.errors import InvalidRequestError
 from headway.text import Tokenizer
 from headway.text.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from headway.text.matchers import Matchers
 from tests.grammar.conftest import VOCAB_SIZE
-from tests.support.schemas import random_schema
 
 pytestmark = pytest.mark.model
 

@@ -11,13 +11,13 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from benchmarks.support.schemas import random_schema
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core.invariants import check_drained
 from headway.errors import EngineError, InvalidRequestError
 from headway.text.grammar import choice_grammar, json_grammar, regex_grammar
 from headway.text.reasoning import ReasoningStart
 from tests.grammar.test_thinking import grammar_of as budgeted_grammar
-from tests.support.schemas import random_schema
 
 pytestmark = pytest.mark.model
 

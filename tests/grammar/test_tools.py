@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from benchmarks.support.schemas import random_schema
 from headway.errors import InvalidRequestError
 from headway.text import Tokenizer
 from headway.text.grammar import json_grammar, lark_grammar
@@ -27,7 +28,6 @@ from headway.text.tools.grammar import (
     reply_grammar,
 )
 from tests.grammar.test_grammars import accepts, walk
-from tests.support.schemas import random_schema
 from tests.text.tools.replies import TOOLS, calls_of, grammar_of, write_calls
 
 pytestmark = pytest.mark.model
