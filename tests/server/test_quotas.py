@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_pays_for_what_was_made(serve) -> None:
     )
     body = {"max_tokens": 150, "stream": True, "n": 2}
     task = await under_way(made, **body)
-    (stream,) = made.engine._streams.values()
+    (stream,) = made.engine._live.by_id.values()
     while stream.num_output_tokens < 20:
         await asyncio.sleep(0)
     refused = await made.client.post(PATH, json={"prompt": "x"})

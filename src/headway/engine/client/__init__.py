@@ -15,6 +15,7 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     placement.py        which engine gets a request, and when
     routed_placement.py the same by a router, for a frontend with several engines
     adoption.py         requests of other frontends that this process continues
+    delivery.py         the events of reports to the live requests
     listeners.py        passes every batch of events to observers and admission
     async_engine.py     AsyncEngine: submit, deltas, abort, failover
 """

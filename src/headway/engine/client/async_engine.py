@@ -30,6 +30,7 @@ from headway.engine.client.adoption import (
     adoption_events,
     stopped_samples,
 )
+from headway.engine.client.delivery import Delivery, LiveStreams
 from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.link import EngineLink
@@ -58,7 +59,6 @@ from headway.errors import (
     EngineError,
     HeadwayError,
     QuarantinedError,
-    SlowReaderError,
 )
 from headway.text import Tokenizer
 
@@ -108,13 +108,8 @@ class AsyncEngine:
         self._up = asyncio.Event()
         """Set when an engine has loaded."""
         self._progress: Progress | None = None
-        self._streams: dict[str, RequestStream] = {}
-        self._stream_of: dict[str, RequestStream] = {}
-        self._waiting = WaitingStreams()
-        self._broken: list[RequestStream] = []
-        """Requests with an event that could not be handled; each ends with an error."""
-        self.num_admitted = 0
-        """Ordinary requests admitted to the running set since the server started."""
+        self._live = LiveStreams()
+        self._delivery = Delivery(self._live, self.abort)
         self._quarantine = Quarantine(clock)
         self._listeners = EventListeners()
         self._adoptions = Adoptions()
@@ -167,17 +162,22 @@ class AsyncEngine:
 
     @property
     def num_requests(self) -> int:
-        return len(self._streams)
+        return len(self._live.by_id)
+
+    @property
+    def num_admitted(self) -> int:
+        """Ordinary requests admitted to the running set since the server started."""
+        return self._delivery.num_admitted
 
     @property
     def num_ordinary(self) -> int:
         """Requests that are not spot, waiting or running."""
-        return sum(not one.command.terms.is_spot for one in self._streams.values())
+        return sum(not one.command.terms.is_spot for one in self._live.by_id.values())
 
     @property
     def waiting(self) -> WaitingStreams:
         """Requests that no engine has admitted yet."""
-        return self._waiting
+        return self._live.waiting
 
     @property
     def demand(self) -> FleetDemand | None:
@@ -267,7 +267,7 @@ class AsyncEngine:
         limit_s, now = self._failover.max_wait_s, self._clock.now()
         if limit_s is None:
             return
-        for stream in list(self._streams.values()):
+        for stream in list(self._live.by_id.values()):
             is_overdue = stream.lost_at is not None and now - stream.lost_at > limit_s
             if is_overdue and not self._placement.has_engine(stream):
                 message = f"no engine continued this request within {limit_s:.0f} s (failover_s)"
@@ -308,7 +308,7 @@ class AsyncEngine:
         self._eligible.find_feasible(command)
         stream = RequestStream(command, self.tokenizer)
         self._placement.add(stream, command.arrived_at)
-        self._add_stream(stream)
+        self._live.add(stream)
         arrived = events.Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
         self._listeners.notify(EventBatch(arrived=[arrived]))
         try:
@@ -319,12 +319,6 @@ class AsyncEngine:
         has_engine = stream.is_sent or self._placement.has_engine(stream)
         stream.is_awaiting_engine = not has_engine
         return stream
-
-    def _add_stream(self, stream: RequestStream) -> None:
-        self._streams[stream.request_id] = stream
-        if not stream.is_admitted:
-            self._waiting.add(stream)
-        self._stream_of.update(dict.fromkeys(stream.samples, stream))
 
     async def deltas(self, stream: RequestStream) -> AsyncGenerator[list[SampleDelta], None]:
         """Yield the deltas of a request; leaving early aborts it unless it is resumable."""
@@ -343,7 +337,7 @@ class AsyncEngine:
 
         Returns None if no engine has it for this tenant, or none says so within `answer_s`.
         """
-        if name in self._streams:
+        if name in self._live.by_id:
             return None
         return await self._adoptions.ask(name, tenant, self._replicas, answer_s)
 
@@ -368,10 +362,10 @@ class AsyncEngine:
         now = self._clock.now()
         stream = RequestStream.adopt(handover, self.tokenizer, now)
         events_so_far = adoption_events(stream, handover, now)
-        if stream.request_id in self._streams:
+        if stream in self._live:
             return None
         stream.set_numerics("" if replica.info is None else replica.info.numerics)
-        self._add_stream(stream)
+        self._live.add(stream)
         self._listeners.notify(events_so_far)
         if handover.is_running:
             replica.add(stream)
@@ -388,7 +382,7 @@ class AsyncEngine:
         self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, message: str = ""
     ) -> None:
         """Remove a request, and abort its unfinished samples in the engine."""
-        if stream.request_id not in self._streams:
+        if stream not in self._live:
             return
         ids = stream.unfinished_ids
         ended = stream.finish_events(self._clock.now(), reason, message)
@@ -409,7 +403,7 @@ class AsyncEngine:
 
     async def refuse_by_id(self, request_id: str, error: HeadwayError) -> None:
         """End a request that no engine has; nothing happens if it is not here."""
-        stream = self._streams.get(request_id)
+        stream = self._live.by_id.get(request_id)
         if stream is not None and not stream.is_sent:
             await self.refuse(stream, error)
 
@@ -432,13 +426,13 @@ class AsyncEngine:
             await self._send_placed(placed)
 
     async def _send_placed(self, placed: Placed) -> None:
-        if placed.routed is not None and placed.stream.request_id in self._streams:
+        if placed.routed is not None and placed.stream in self._live:
             self._listeners.notify(EventBatch(routed=[placed.routed]))
         await self._send(placed.stream, placed.replica)
 
     async def _send(self, stream: RequestStream, replica: EngineReplica) -> None:
         """Send a request with its output so far; an exception ends this request only."""
-        if stream.request_id not in self._streams or stream.is_sent:
+        if stream not in self._live or stream.is_sent:
             return
         now, num_sent = self._clock.now(), 0
         try:
@@ -507,7 +501,7 @@ class AsyncEngine:
             stream.lose_engine(now)
         self._place_suspects(replica)
         self._placement.engine_changed(replica, False, now)
-        for stream in self._streams.values():
+        for stream in self._live.by_id.values():
             if not stream.is_sent and not any(stream in one.suspects for one in self._replicas):
                 self._place_again(stream, now)
         ids = tuple(name for one in sent for name in one.unfinished_ids)
@@ -565,7 +559,7 @@ class AsyncEngine:
         for other in self._replicas:
             if other is not replica:
                 await other.link.share_quarantine(fresh)
-        for stream in list(self._streams.values()):
+        for stream in list(self._live.by_id.values()):
             if digest_of(stream.command) in digests:
                 logger.error("request %s is quarantined elsewhere", stream.request_id)
                 stream.fail(QuarantinedError(_QUARANTINED))
@@ -578,14 +572,11 @@ class AsyncEngine:
         return stream.finish_events(self._clock.now(), FinishReason.ERROR, str(error))
 
     def _remove_stream(self, stream: RequestStream) -> None:
-        del self._streams[stream.request_id]
-        self._waiting.pop(stream.request_id)
+        self._live.remove(stream)
         self._placement.remove(stream)
         for replica in self._replicas:
             replica.forecast_reader.remove(stream.request_id)
             replica.remove(stream)
-        for name in stream.samples:
-            del self._stream_of[name]
 
     def on_give_up(self, replica: EngineReplica, error: EngineError) -> None:
         replica.has_given_up = True
@@ -599,15 +590,13 @@ class AsyncEngine:
         for replica in self._replicas:
             lost += replica.aborting.values()
             replica.aborting = {}
-        lost += [e for one in list(self._streams.values()) for e in self._fail_stream(one, error)]
+        lost += [
+            e for one in list(self._live.by_id.values()) for e in self._fail_stream(one, error)
+        ]
         self._listeners.notify(EventBatch(finished=lost))
 
     async def on_report(self, replica: EngineReplica, report: EventBatch) -> None:
-        """Apply the events of a report to the streams, then pass them to the listeners.
-
-        An exception over one request's event ends that request only. Every other event of the
-        report is still handled, so that no stream gets a token twice or misses a token.
-        """
+        """Apply the events of a report to the streams, then pass them to the listeners."""
         for handover in report.handovers:
             await self._take_over(replica, handover)
         if report.quarantined:
@@ -618,30 +607,23 @@ class AsyncEngine:
         # A request arrives once and ends once for listeners, in however many engines it runs.
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
-        self._move(replica, report, at)
+        self._delivery.move(replica, report, at)
         replica.suspects.record_steps(len(report.stepped))
-        self._add_scores(report.scored)
-        for embedded in report.embedded:
-            owner = self._stream_of.get(embedded.request_id)
-            if owner is not None:
-                owner.embedding = embedded.values
-        delivered, stopped = await self._emit_all(report.tokens)
+        self._delivery.add_prompt_results(report)
+        delivered, stopped = await self._delivery.emit_all(report.tokens)
         # Listeners count delivered tokens only, and need nothing of prompts.
         report = replace(report, tokens=delivered, scored=[], embedded=[])
         for event in report.finished:
             replica.aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)
-            try:
-                await self._finish(event)
-            except Exception:
-                self._note_broken(event.request_id)
+        await self._delivery.finish_all(report.finished)
         last_steps = [one.last_step for one in self._replicas]
         self._listeners.notify(total_steps(report, last_steps, len(self._placement)))
         if stopped:
             ends = {name: events.Finished(name, at, FinishReason.STOP, 0) for name in stopped}
             replica.aborting.update(ends)
             await replica.link.send(AbortRequests(list(stopped), FinishReason.STOP))
-        await self._end_broken()
+        await self._delivery.end_broken()
         if self._observe(replica, report) or any(
             one.suspects.is_under_way for one in self._replicas
         ):
@@ -662,129 +644,17 @@ class AsyncEngine:
         except Exception:
             logger.exception("the forecast cannot be updated")
 
-    def _note_broken(self, request_id: str) -> None:
-        """Have the request end with an error after this report, because its event raised."""
-        logger.exception("request %s: an event cannot be handled", request_id)
-        stream = self._stream_of.get(request_id)
-        if stream is not None:
-            self._broken.append(stream)
-
-    async def _end_broken(self) -> None:
-        broken, self._broken = self._broken, []
-        for stream in broken:
-            stream.fail(HeadwayError("this request failed in the server"))
-            await self.abort(stream, FinishReason.ERROR)
-
     def _refuse(self, refusal: events.Refused, at: float) -> events.Finished:
         """Return the finish event of a request that the engine refused.
 
         A refusal for lack of time also gives the consumer a Retry-After.
         """
-        stream = self._stream_of.get(refusal.request_id) if refusal.retry_after_s else None
+        stream = self._live.by_sample.get(refusal.request_id) if refusal.retry_after_s else None
         if stream is not None:
             try:
                 self._fail_stream(
                     stream, DeadlineError(refusal.message, ceil(refusal.retry_after_s))
                 )
             except Exception:
-                self._note_broken(refusal.request_id)
+                self._delivery.note_broken(refusal.request_id)
         return events.Finished(refusal.request_id, at, FinishReason.ERROR, 0, refusal.message)
-
-    def _move(self, replica: EngineReplica, report: EventBatch, at: float) -> None:
-        """Apply preemptions, admissions and forks to the streams."""
-        for preempted in report.preempted:
-            owner = self._stream_of.get(preempted.request_id)
-            if owner is not None:
-                owner.preempt(preempted.request_id, preempted.at)
-        for admission in report.admitted:
-            try:
-                self._record_admission(admission)
-            except Exception:
-                self._note_broken(admission.request_id)
-        for fork in report.forked:  # samples of a prompt under abort are aborted with it
-            if end := replica.aborting.get(fork.parent_id):
-                replica.aborting[fork.request_id] = events.Finished(
-                    fork.request_id, at, end.reason, 0
-                )
-
-    def _add_scores(self, scored: Sequence[events.PromptScored]) -> None:
-        """Give log-probabilities of prompts to their streams."""
-        for event in scored:
-            stream = self._stream_of.get(event.request_id)
-            try:
-                if stream is not None:
-                    stream.add_scores(event)
-            except Exception:
-                self._note_broken(event.request_id)
-
-    async def _emit_all(
-        self, tokens: Sequence[events.TokensEmitted]
-    ) -> tuple[list[events.TokensEmitted], set[str]]:
-        """Deliver tokens; return the delivered events and the samples that a stop string ended."""
-        delivered: list[events.TokensEmitted] = []
-        stopped: set[str] = set()
-        for event in tokens:
-            try:
-                if self._has_consumer(event.request_id):
-                    delivered.append(event)
-                if await self._emit(event):
-                    stopped.add(event.request_id)
-            except Exception:
-                self._note_broken(event.request_id)
-        return delivered, stopped
-
-    def _record_admission(self, admission: events.Admitted) -> None:
-        owner = self._stream_of.get(admission.request_id)
-        if owner is not None:
-            owner.admit(admission.request_id)
-        stream = self._waiting.pop(admission.request_id)
-        if stream is not None:
-            self.num_admitted += not stream.command.terms.is_spot
-            stream.num_cached_tokens = admission.num_cached_tokens
-
-    def _has_consumer(self, request_id: str) -> bool:
-        """Return whether the sample is live and takes more tokens."""
-        stream = self._stream_of.get(request_id)
-        return stream is not None and not stream.samples[request_id].is_finished
-
-    async def _emit(self, event: events.TokensEmitted) -> bool:
-        """Deliver tokens; return whether a stop string ended the sample.
-
-        The engine knows no text, so the caller must abort such a sample there.
-        """
-        stream = self._stream_of.get(event.request_id)
-        if stream is None:
-            return False
-        stream.count_tokens(event.request_id, len(event.token_ids))
-        sample = stream.samples[event.request_id]
-        if sample.is_finished:
-            return False
-        stream.record(sample.index, event)
-        await self._put(stream, lambda: sample.push(event))
-        return sample.is_finished
-
-    async def _finish(self, event: events.Finished) -> None:
-        stream = self._stream_of.get(event.request_id)
-        if stream is None:
-            return
-        stream.finish_sample(event.request_id)
-        sample = stream.samples[event.request_id]
-        # A prompt forks at its first token: if it ends before, all its samples end with it.
-        is_unforked = sample.index == 0 and sample.num_tokens == 0
-        for ended in list(stream.samples.values()) if is_unforked else (sample,):
-            if not ended.is_finished:
-                if stream.transcript is not None:
-                    stream.transcript.finish(ended.index, event.reason)
-                await self._put(stream, partial(ended.finish, event))
-
-    async def _put(self, stream: RequestStream, make: Callable[[], SampleDelta]) -> None:
-        """Add a delta to a stream; an exception ends this request only."""
-        try:
-            stream.put(make())
-        except SlowReaderError as error:
-            stream.fail(error)
-            await self.abort(stream)
-        except Exception:
-            logger.exception("request %s: its output cannot be written", stream.request_id)
-            stream.fail(HeadwayError("the output of this request cannot be written"))
-            await self.abort(stream, FinishReason.ERROR)
