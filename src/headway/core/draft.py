@@ -30,6 +30,11 @@ class PlanDraft:
         row of the head costs up to as much as the rest of the model."""
         self.num_scored_rows = 0
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether a request has more than one token in the plan."""
+        return self.num_tokens > len(self.scheduled)
+
     def add(self, request: Request, table: BlockTable, limit: int) -> None:
         """Schedule the next tokens of a request, within `limit` tokens for the whole plan.
 

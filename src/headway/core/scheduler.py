@@ -7,6 +7,7 @@
         3. decodes                 requests with one token to compute, within the token budget
         4. prefill, admission      chunks of running prompts, then requests from the waiting queue,
                                    in what the token budget leaves
+        5. spot requests           beside ordinary ones, for a small share of the time
     update(plan, result, now)      append tokens, publish full blocks, finish requests, charge
                                    service to tenants
 
@@ -17,6 +18,7 @@ the waiting queue offers next:
     core/running/admission.py  whether it fits: samples, KV blocks, KV quota
     core/slo/pacer.py          the limits of this step: tokens, running requests, deferred decodes
     core/running/victim.py     which running request may be preempted for it
+    core/running/spot_time.py  how much spot work a step with ordinary requests has
 
 The scheduler reads no clock, draws no random number and touches no tensor. What happened is in the
 events that `take_events` returns.
@@ -56,12 +58,13 @@ from headway.core.running.admission import (
 from headway.core.running.headroom import Headroom
 from headway.core.running.preemption import Preemption
 from headway.core.running.running_set import RunningSet
+from headway.core.running.spot_time import SpotTime
 from headway.core.running.victim import VictimRules, find_preemptible
 from headway.core.slo.admission import SloAdmission
 from headway.core.slo.feasibility import Infeasible
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.pacer import Pacer
-from headway.core.slo.steptime import StepShape
+from headway.core.slo.steptime import StepShape, shape_of_items
 from headway.core.waiting.accounts import Accounts
 from headway.core.waiting.policies import PolicyContext, make_queue
 from headway.core.waiting.queue import WaitingQueue
@@ -92,6 +95,7 @@ class Scheduler:
         waiting = self.waiting
         rules = VictimRules(waiting.eviction_key, config.max_preemptions, waiting.is_spot)
         self._preemption = Preemption(self.kv, self._running_set, rules, self._headroom)
+        self._spot_time = SpotTime()
         self.pacer = Pacer(config, self.accounts)
         self.slo_admission = SloAdmission(
             config, self.accounts, self.pacer, lambda one: self.kv.match(one).num_tokens
@@ -177,15 +181,25 @@ class Scheduler:
         self.waiting.begin_pass(now)
         self._preempt_for_waiting(now)
         self._preemption.grow_tables(now)
-        active = self.pacer.begin(self.running, self.waiting.num_ready, now)
-        budget = self.pacer.limits.budget
+        ordinary, spot = self._running_set.divide()
+        active = self.pacer.begin(ordinary, self.waiting.num_ready, now)
         draft = PlanDraft()
+        cause = self._fill(draft, active, now)
+        if not draft.scheduled and len(active) < len(self.running):
+            # No active request has blocks for its tokens: none need be left out for them.
+            draft.prefilling.clear()
+            cause = self._fill(draft, self.running, now)
+        elif spot or cause is WaitCause.TIER_ORDER:
+            self._add_spot(draft, spot, now)
+        self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
+        return self._build_plan(draft)
+
+    def _fill(self, draft: PlanDraft, active: list[Request], now: float) -> WaitCause:
+        """Schedule the active requests, admit waiting ones; return what ended the admission."""
+        budget = self.pacer.limits.budget
         if self._decode_turns:
             active = self._in_turn(active)
         deferred = self._schedule_decodes(draft, active, budget.for_decode(has_prefill=True))
-        if len(active) < len(self.running) and not draft.num_tokens and not draft.prefilling:
-            # No active request has blocks for its tokens: decodes need not be deferred for any.
-            deferred = self._schedule_decodes(draft, self.running, budget.for_decode(True))
         num_decodes = draft.num_tokens
         limit = num_decodes + budget.for_prefill(num_decodes)
         for request in self.waiting.order_prefill(draft.prefilling, now):
@@ -202,8 +216,31 @@ class Scheduler:
         deferred = self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
         if deferred or self._decode_turns:
             self._set_decode_turns(draft, deferred)
-        self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
-        return self._build_plan(draft)
+        return cause
+
+    def _add_spot(self, draft: PlanDraft, spot: list[Request], now: float) -> None:
+        """Add spot work to a step of ordinary decodes, for the time saved up for it.
+
+        Running spot requests go first; then the next waiting one may be admitted. There is none
+        while an ordinary request waits or is in prefill: its first token would come later.
+        """
+        head, is_spot = self.waiting.peek(), self.waiting.is_spot
+        if draft.has_prefill or (head is not None and not is_spot(head)):
+            return
+        cost, num_before, tables = self.pacer.cost, len(draft.scheduled), self.kv.tables
+        limit = draft.num_tokens + self._spot_time.num_tokens(cost)
+        limit = min(limit, self.pacer.limits.max_num_batched_tokens)
+        for request in spot:
+            num_slots = len(tables[request.id].block_ids) * self.kv.block_size
+            if draft.num_tokens < limit and request.num_tokens <= num_slots:
+                draft.add(request, tables[request.id], limit)
+        if draft.num_tokens < limit and head is not None and not self._preemption.cause:
+            outcome = self._try_admit(head)
+            if isinstance(outcome, Admit):
+                self.waiting.take(head)
+                self._running_set.admit(head, outcome, now)
+                draft.add(head, tables[head.id], limit)
+        self._spot_time.spend(shape_of_items(draft.scheduled[num_before:]), cost)
 
     def _num_free_seqs(self) -> int:
         """Return how many more samples may run.
@@ -350,6 +387,10 @@ class Scheduler:
             if before is not None and not waiting.goes_before(request, before, now):
                 waiting.put_back(request)
                 break
+            if waiting.is_spot(request) and self._running_set.has_ordinary:
+                waiting.put_back(request)
+                cause = WaitCause.TIER_ORDER
+                break
             outcome = self._try_admit(request)
             if isinstance(outcome, Admit):
                 self._running_set.admit(request, outcome, now)
@@ -454,6 +495,7 @@ class Scheduler:
                     has_finished = True
             elif self._end_unsampled(request, item, outcome, result, now):
                 has_finished = True
+        self._spot_time.earn(result.elapsed_s, len(sampled))
         self.accounts.charge_output(sampled)
         self.accounts.charge_output(spot_sampled, is_spot=True)
         self.pacer.end(plan, result.elapsed_s - result.copy_s, now)

@@ -399,8 +399,9 @@ def test_spot_is_never_immune_to_an_ordinary_request():
 
 def test_spot_is_the_first_to_lose_its_blocks_and_then_the_tenant_given_most():
     engine = Harness(num_blocks=12, block_size=4, max_num_batched_tokens=64)
+    engine.add("spot", 15, max_tokens=8, terms=terms("s", is_spot=True))
+    engine.step()
     engine.add("old", 16, max_tokens=8, terms=terms("rich"))
-    engine.add("spot", 16, max_tokens=8, terms=terms("s", is_spot=True))
     engine.add("young", 16, max_tokens=8, terms=terms("a"))
     engine.steps(2)
     assert [event.request_id for event in engine.seen(Preempted)] == ["spot"]

@@ -39,6 +39,25 @@ class RunningSet:
         self._waiting = waiting
         self._accounts = accounts
 
+    @property
+    def has_ordinary(self) -> bool:
+        """Whether a request that is not spot runs; these come first."""
+        return bool(self.running) and not self._waiting.is_spot(self.running[0])
+
+    def divide(self) -> tuple[list[Request], list[Request]]:
+        """Return the requests that may have all of a step, and spot requests beside them.
+
+        Spot requests may have all of it if no ordinary request runs or is next.
+        """
+        running, is_spot, head = self.running, self._waiting.is_spot, self._waiting.peek()
+        num_ordinary = len(running)
+        while num_ordinary and is_spot(running[num_ordinary - 1]):
+            num_ordinary -= 1
+        has_ordinary = num_ordinary or (head is not None and not is_spot(head))
+        if num_ordinary == len(running) or not has_ordinary:
+            return running, []
+        return running[:num_ordinary], running[num_ordinary:]
+
     def take_released(self) -> tuple[str, ...]:
         """Return and clear the released ids."""
         released_ids = tuple(self.released_ids)

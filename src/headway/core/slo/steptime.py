@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import NamedTuple
 
-from headway.core.plan import StepPlan
+from headway.core.plan import ScheduledRequest, StepPlan
 
 FORGETTING = 0.998
 """Decay of a step's weight per step: about the last 500 steps count."""
@@ -61,19 +61,26 @@ def prefill_work(num_tokens: int, start: int = 0) -> int:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """Return the shape of a planned step; a chunk of one token counts as a decode.
+    """Return the shape of a planned step.
 
     A scored row counts as one more prefill token, as in the token budget.
     """
-    num_decodes = num_context = work = 0
-    for item in plan.scheduled:
+    shape = shape_of_items(plan.scheduled)
+    num_rows = plan.num_scored_rows
+    return shape.plus(StepShape(0, num_rows)) if num_rows else shape
+
+
+def shape_of_items(scheduled: Iterable[ScheduledRequest]) -> StepShape:
+    """Return the shape of a part of a step; a chunk of one token counts as a decode."""
+    num_decodes = num_prefill = num_context = work = 0
+    for item in scheduled:
         count = len(item.token_ids)
         if count == 1:
             num_decodes += 1
             num_context += item.start
         else:
+            num_prefill += count
             work += prefill_work(count, item.start)
-    num_prefill = plan.num_tokens - num_decodes + plan.num_scored_rows
     return StepShape(num_decodes, num_prefill, num_context, work)
 
 

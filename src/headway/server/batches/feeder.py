@@ -1,10 +1,9 @@
 """Runs the requests of all batches on capacity that nobody else uses.
 
 A few requests wait in the engine at a time, so that batches never fill its queue. They are of the
-spot tier: ordinary requests go before them and preempt them. Beside ordinary requests only few run,
-because they share its steps. Each takes the path of a request that
-came over HTTP, quotas and ledger included. The next request is that of the tenant with the fewest
-under way for its weight, then of its batch whose turn is longest ago.
+spot tier: ordinary requests go before them, preempt them and share few steps with them. Each takes
+the path of a request that came over HTTP, quotas and ledger included. The next request is that of
+the tenant with the fewest under way for its weight, then of its batch whose turn is longest ago.
 
 The state of a batch is its record and its result files. After a restart, the lines without a result
 run again, under the same ids: an answer that was not written yet is replaced, in the ledger too.
@@ -49,7 +48,7 @@ MAX_WAITING = 8
 NUM_BESIDE = 2
 """Requests of batches beside ordinary ones; twice as many for each second without any.
 
-Ordinary requests go first, but a step takes longer with every request that is in it.
+An ordinary request that arrives waits for the end of the step, which is longer with more of them.
 """
 MAX_FAILURES = 3
 """How often a request is tried when its engine fails."""
