@@ -55,6 +55,28 @@ async def read(client: httpx.AsyncClient, fields: dict[str, Any]) -> tuple[dict[
     return texts, longest_s
 
 
+async def test_a_grammar_that_becomes_too_costly_is_the_fault_of_its_request(
+    model_server: RunningServer,
+) -> None:
+    """An ambiguous grammar: the work of a mask grows with the output, up to its bound."""
+    rules = "".join(f"r{at}: r{at + 1} | r{at + 1} r{at + 1}\n" for at in range(16))
+    grammar = f'start: r0\n{rules}r16: "a"\n'
+    fields = {"structured_outputs": {"grammar": grammar}, "logit_bias": {"2": -100}}
+    asked = body(**fields, response_format=None, max_tokens=200, temperature=0)
+    async with client_of(model_server) as client:
+        answer = await client.post(CHAT, json=asked)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert "the grammar cannot go on" in error["message"]
+        async with client.stream("POST", CHAT, json={**asked, "stream": True}) as response:
+            lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
+    assert (
+        "the grammar cannot go on"
+        in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+    )
+
+
 async def test_answers_whole_and_streamed(model_server: RunningServer) -> None:
     async with client_of(model_server) as client:
         for fields in ({"temperature": 0}, {"temperature": 0.9, "n": 2}):

@@ -136,6 +136,10 @@ class Sample:
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
+GRAMMAR_FAILED = "the grammar cannot go on"
+"""Begins the message of a failure that follows from the request's own grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One request failed in a step; the other requests did not."""
