@@ -96,6 +96,11 @@ class ServerContext:
             return "ready"
         return "stalled" if self.engine.is_up else "loading"
 
+    def set_client_id(self, request_id: str, client_id: str, revision: int = 0) -> None:
+        """Have the ledger, if there is one, write the client's own id of a request."""
+        if self.ledger is not None:
+            self.ledger.set_client_id(request_id, client_id, revision)
+
     def admit(
         self, request: Request, is_repeat: bool = False
     ) -> AbstractContextManager[Reservation]:

@@ -161,8 +161,7 @@ class GenerationEndpoint(Generic[RequestT]):
                 job, generation = await self._start(
                     Caller.of(request), context, reservation, read, repeat
                 )
-                if context.ledger is not None:
-                    context.ledger.set_client_id(job.spec.id, job.client_id)
+                context.set_client_id(job.spec.id, job.client_id)
                 stream = resumable_stream(context, job, generation)
                 streams.add(stream)
                 return stream, stream.num_readers
