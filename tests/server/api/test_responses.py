@@ -189,7 +189,8 @@ async def test_formats_and_log_probabilities(local) -> None:
         answer = await ask(made, text={"format": formats})
         assert answer["text"]["format"]["schema"] == schema
         assert "integer" in (made.process.added[-1].params.grammar or "")
-        await ask(made, text={"format": {"type": "json_object"}})
+        answer = await ask(made, text={"format": {"type": "json_object"}})
+        assert answer["text"]["format"] == {"type": "json_object"}
         assert made.process.added[-1].params.grammar
         await ask(made, text={"format": {"type": "text"}, "verbosity": "medium"})
         assert made.process.added[-1].params.grammar is None

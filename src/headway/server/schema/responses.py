@@ -199,7 +199,7 @@ class ResponsesRequest(SharedFields):
 
     def _echo(self, tools: list[Json]) -> Json:
         given = None if self.text is None else self.text.format
-        text = {"type": "text"} if given is None else given.model_dump(by_alias=True)
+        text = given or TextFormat(type="text")
         effort = None if self.reasoning is None else self.reasoning.effort
         return {
             "instructions": self.instructions,
@@ -209,7 +209,10 @@ class ResponsesRequest(SharedFields):
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": {"effort": effort, "summary": None},
             "safety_identifier": self.safety_identifier,
-            "text": {"format": text, "verbosity": "medium"},
+            "text": {
+                "format": text.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": "medium",
+            },
             "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
             "tools": tools,
             "top_logprobs": self.top_logprobs or 0,
