@@ -17,6 +17,7 @@ from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
+from headway.server.background import BackgroundResponses
 from headway.server.batches.store import BatchStore
 from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
@@ -56,6 +57,7 @@ class ServerContext:
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
     batches: BatchStore | None = None
+    background: BackgroundResponses = field(default_factory=BackgroundResponses)
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     grammars: GrammarChecks = field(init=False)

@@ -135,6 +135,11 @@ class GenerationJob:
     def is_resumable(self) -> bool:
         return bool(self.spec.note.content)
 
+    @property
+    def is_background(self) -> bool:
+        """Whether the answer is kept, and made whether or not a client waits for it."""
+        return bool(self.echo.fields.get("background"))
+
 
 async def answer(
     request: Request, context: ServerContext, job: GenerationJob, generation: Generation
