@@ -427,7 +427,7 @@ async def test_the_official_client(local) -> None:
             await asyncio.sleep(0.01)
         assert ended.output_text == SCRIPT[:40]
         stream = await client.responses.create(**asked, stream=True)
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
         name = events[0].response.id
         rest = await client.responses.retrieve(name, stream=True, starting_after=4)
         assert [event async for event in rest] == events[5:]
