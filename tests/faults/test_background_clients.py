@@ -15,11 +15,11 @@ from benchmarks.faults.background_clients import Battery, Client, problems, requ
 async def test_no_event_is_lost_with_a_client_or_an_engine(tmp_path: Path) -> None:
     with started(None, tmp_path) as server:
         battery = Battery(server, requests(16), seed=1)
-        figures = await run(battery, 2, tmp_path / "ledger.db")
+        figures = await run(battery, 1, tmp_path / "ledger.db")
         assert "Traceback" not in server.log
-        assert server.metric("headway_engine_restarts_total") == 2
+        assert server.metric("headway_engine_restarts_total") == 1
     assert figures["problems"] == []
-    assert figures["clients"] == 32 and figures["returns"] > 32
+    assert figures["clients"] == 16 and figures["returns"] >= 16
 
 
 def response(status: str, **fields: Any) -> dict[str, Any]:
