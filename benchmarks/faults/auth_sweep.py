@@ -6,12 +6,14 @@ The server has two keys. The script requests each route of both listeners, and s
 exist, over raw connections: with eight methods, several spellings of the path, no key, wrong keys,
 crafted Hosts, and headers that make proxies see another method or path. The expected answer is 401,
 or 400 if the server refuses the request before it checks the key. Only GET of the two probes may
-answer otherwise. With a valid key, a tenant that is no admin may not read /metrics.
+answer otherwise. With a valid key, a tenant that is no admin may not read /metrics, and a tenant
+may not read, cancel or delete a background response of another.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import socket
 import sys
@@ -33,9 +35,11 @@ ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/tokenize",
     "/v1/streams/cmpl-0123456789abcdef0123456789abcdef",
     "/detokenize", "/version", "/health", READY, LIVE, "/openapi.json", "/metrics",
-    "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
-    "/", "/docs", "/admin", "/no/such/path",
+    "/v1/responses", "/v1/responses/resp_0123456789abcdef0123456789abcdef",
+    "/v1/responses/resp_0123456789abcdef0123456789abcdef/cancel", "/v1/embeddings",
+    "/v1/messages", "/v1/messages/count_tokens", "/", "/docs", "/admin", "/no/such/path",
 )  # fmt: skip
+BACKGROUND = {"input": "hi", "max_output_tokens": 2, "background": True}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HEADERS = {
     "no key": (),
@@ -110,6 +114,27 @@ def is_right(method: str, path: str, status: int) -> bool:
     return method == "GET" and unquote(where) in (LIVE, READY) and status == 200
 
 
+def ask_for_others(port: int) -> list[str]:
+    """Ask for a background response with the key of another tenant; return what was answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    connection.request("POST", "/v1/responses", json.dumps(BACKGROUND), headers)
+    path = f"/v1/responses/{json.load(connection.getresponse())['id']}"
+    connection.close()
+    opened: list[str] = []
+    for key, expected in ((OTHER_KEY, 404), (KEY, 200)):
+        for method, rest in (
+            ("GET", ""),
+            ("GET", "?stream=true"),
+            ("POST", "/cancel"),
+            ("DELETE", ""),
+        ):
+            status = ask(port, method, path + rest, (f"Authorization: Bearer {key}",))
+            if status != expected:
+                opened.append(f"{method} {path}{rest} with the key {key}: {status}")
+    return opened
+
+
 def sweep(server: RunningServer) -> dict[str, Any]:
     """Send all attempts to both listeners; return the report."""
     statuses: Counter[int] = Counter()
@@ -127,6 +152,7 @@ def sweep(server: RunningServer) -> dict[str, Any]:
         expected = 403 if listener == "admin" else 404
         if (status := ask(port, "GET", "/metrics", good)) != expected:
             opened.append(f"{listener}: /metrics with a tenant's key: {status}")
+    opened += ask_for_others(server.port)
     return {"attempts": statuses.total(), "statuses": dict(statuses), "opened": opened}
 
 

@@ -71,7 +71,6 @@ RESPONSE_FIELDS: dict[str, dict[str, Any]] = {
     "max-output-tokens-0": {"max_output_tokens": 0},
     "max-output-tokens-huge": {"max_output_tokens": 10**18},
     "max-tokens": {"max_tokens": 5},
-    "background": {"background": True},
     "previous-response": {"previous_response_id": "resp_1"},
     "conversation": {"conversation": "conv_1"},
     "messages": {"messages": [USER]},

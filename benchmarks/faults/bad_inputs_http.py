@@ -42,7 +42,7 @@ UNKNOWN_PATHS = (
     "/../../etc/passwd",
     "/%ff%fe",
     "/v1/completions.json",
-    "/v1/responses/resp_1",
+    "/v1/responses/resp_1/input_items",
     "/v1/images/generations",
     "/v1/audio/transcriptions",
     "/v2/chat/completions",

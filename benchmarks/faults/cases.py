@@ -45,7 +45,7 @@ class Case:
     name: str
     expected: tuple[Outcome, ...]
     method: str = "POST"
-    path: str = CHAT
+    path: str | Callable[[Target], str] = CHAT
     headers: tuple[tuple[str, str], ...] = (JSON_TYPE,)
     body: Body = b""
     raw: tuple[bytes, ...] = ()
@@ -57,7 +57,8 @@ class Case:
         if self.raw:
             return self.raw
         body = self.body if isinstance(self.body, bytes) else self.body(target)
-        lines = [f"{self.method} {self.path} HTTP/1.1", f"Host: {target.host}:{target.port}"]
+        path = self.path if isinstance(self.path, str) else self.path(target)
+        lines = [f"{self.method} {path} HTTP/1.1", f"Host: {target.host}:{target.port}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
         return ("\r\n".join(lines).encode("latin-1") + body,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,16 +248,16 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
                 waiting.append(holder[key])
 
 
-def shortened(content: Any) -> Any:
-    """Return the body, with a small max_tokens if its output could be long."""
+def shortened(content: Any, limits: Sequence[str] = LIMITS) -> Any:
+    """Return the body, with a small limit, the first by default, if its output could be long."""
     if not isinstance(content, dict):
         return content
-    for name in LIMITS:
+    for name in limits:
         limit = content.get(name)
         if type(limit) is int and SHORT < limit < GRANTABLE:
             content[name] = SHORT
-    if all(content.get(name) is None for name in LIMITS):
-        content["max_tokens"] = 2
+    if all(content.get(name) is None for name in limits):
+        content[limits[0]] = 2
     return content
 
 

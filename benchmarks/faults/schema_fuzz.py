@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from benchmarks.faults.cases import CHAT, COMPLETIONS, Target
-from benchmarks.faults.mutate import BUSY, shortened
+from benchmarks.faults.mutate import BUSY, LIMITS, shortened
 
 CHECKS = [
     not_a_server_error,
@@ -41,7 +41,13 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 MAX_FAILURES = 50
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 TIMEOUT_S = 60
-GENERATING = (CHAT, COMPLETIONS)
+GENERATING = {
+    CHAT: LIMITS,
+    COMPLETIONS: LIMITS,
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+"""Generating endpoints, and their fields that limit the output."""
 
 
 class NoDocument(Exception):
@@ -128,7 +134,7 @@ def _fuzz_operation(
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case) -> None:
         if case.path in GENERATING:
-            case.body = shortened(case.body)
+            case.body = shortened(case.body, GENERATING[case.path])
         response = case.call(base_url=target.url, timeout=TIMEOUT_S)
         result.num_requests += 1
         if response.status_code in BUSY:

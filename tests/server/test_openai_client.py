@@ -86,8 +86,10 @@ async def test_errors_are_of_the_right_class(local) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.chat.completions.create(model="other", messages=MESSAGES)
         assert missing.value.code == "model_not_found"
-        with pytest.raises(openai.NotFoundError, match="not offered"):
+        with pytest.raises(openai.NotFoundError, match="no such response"):
             await client.responses.retrieve("resp_1")
+        with pytest.raises(openai.NotFoundError, match="not offered"):
+            await client.responses.input_items.list("resp_1")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,38 @@ async def test_the_official_client_runs_a_tool_loop(model_server: RunningServer)
         assert again.output_text and again.usage and again.usage.output_tokens == 8
 
 
+async def test_the_official_client_comes_back_for_a_response(model_server: RunningServer) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{model_server.url}/v1", api_key="none", timeout=120, max_retries=0
+    ) as client:
+        model = (await client.models.list()).data[0].id
+        asked: Any = {"model": model, "input": QUESTION, "temperature": 0, "background": True}
+        waited: Any = {**asked, "background": False}
+        whole = await client.responses.create(**waited, max_output_tokens=24)
+        stream = await client.responses.create(**asked, max_output_tokens=24, stream=True)
+        events: list[Any] = []
+        async for event in stream:
+            events.append(event)
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        name = events[0].response.id
+        after = events[-1].sequence_number
+        rest = await client.responses.retrieve(name, stream=True, starting_after=after)
+        events += [event async for event in rest]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        deltas = [one.delta for one in events if one.type == "response.output_text.delta"]
+        assert "".join(deltas) == whole.output_text == events[-1].response.output_text
+        assert await client.responses.retrieve(name) == events[-1].response
+        long = await client.responses.create(**asked, max_output_tokens=1000)
+        assert long.status == "queued"
+        ended = await client.responses.cancel(long.id)
+        assert ended.status == "cancelled" and await client.responses.cancel(long.id) == ended
+        await client.responses.delete(name)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(name)
+
+
 async def test_the_same_text_from_every_api(model_server: RunningServer) -> None:
     async with client_of(model_server) as client:
         expected = (await chat(client, max_tokens=16))["content"]

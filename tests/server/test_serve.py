@@ -164,6 +164,27 @@ async def test_a_stream_that_takes_too_long_is_ended_with_an_error(launch) -> No
     wait_gone(engine_pid(server))
 
 
+async def test_a_background_response_that_takes_too_long_fails(launch) -> None:
+    settings = {"shutdown_timeout": 1.0}
+    server = await asyncio.to_thread(launch(server=settings, step_s=0.05).wait_ready)
+    body = {"input": "x", "max_output_tokens": 1900, "background": True}
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        short = {**body, "max_output_tokens": 5}
+        names = [
+            (await client.post("/v1/responses", json=one)).json()["id"] for one in (body, short)
+        ]
+        texts = [
+            asyncio.create_task(client.get(f"/v1/responses/{name}?stream=true")) for name in names
+        ]
+        await asyncio.to_thread(server.wait_for, "vllm:num_requests_running", 2)
+        server.process.send_signal(signal.SIGTERM)
+        failed, drained = [(await task).text for task in texts]
+    assert failed.endswith("data: [DONE]\n\n") and "event: response.failed" in failed
+    assert drained.endswith("data: [DONE]\n\n") and "event: response.incomplete" in drained
+    assert await asyncio.to_thread(server.process.wait, 10) == 0
+    assert "Traceback" not in server.log
+
+
 async def test_a_draining_server_refuses_new_requests(launch) -> None:
     server = await asyncio.to_thread(launch(step_s=0.002).wait_ready)
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:

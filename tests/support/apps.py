@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +33,10 @@ async def serving(
     is_started: bool = True,
     policy: str = "fcfs",
     template: str = TEMPLATE,
+    new_id: Callable[[], str] = lambda: FIXED_ID,
     **config: Any,
 ) -> AsyncIterator[SimpleNamespace]:
-    """`public` and `admin` are clients; ids and the time of day never change."""
+    """`public` and `admin` are clients; the time of day never changes, nor do ids by default."""
     made = await local(script, policy=policy, is_started=is_started)
     metrics, settings = Metrics(NAMES[0]), ServerConfig(**config)
     observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
@@ -49,7 +50,7 @@ async def serving(
         started_at=FIXED_TIME,
         tool_call_parser=settings.tool_call_parser,
         reasoning_field=settings.reasoning_field,
-        new_id=lambda: FIXED_ID,
+        new_id=new_id,
         time_of_day=lambda: FIXED_TIME,
     )
     apps = make_apps(context, AccessControl.of(settings, context.admission.clock))

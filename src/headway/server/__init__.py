@@ -11,6 +11,8 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     context.py      what the handlers share
     admission.py    admission to the queue, before a body is read
     grammars.py     checks of grammars, before their requests are sent
+    streams.py      resumable streams, kept for a while without a reader
+    background.py   events of background responses, kept for readers to come
     live.py         requests that are being answered, by id
 
     http/     below the API: limits, hosts, authentication, errors, SSE

@@ -51,7 +51,9 @@ from headway.text import ChatTemplate
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_PATHS = (
-    "/v1/responses/{rest:path}",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{response_id}/input_items",
     "/v1/messages/batches",
     "/v1/messages/batches/{rest:path}",
 )

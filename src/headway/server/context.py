@@ -17,6 +17,7 @@ from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.server.admission import AdmissionController, Reservation
+from headway.server.background import BackgroundResponses
 from headway.server.batches.store import BatchStore
 from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
@@ -56,6 +57,7 @@ class ServerContext:
     time_of_day: Callable[[], float] = time.time
     ledger: Ledger | None = None
     batches: BatchStore | None = None
+    background: BackgroundResponses = field(default_factory=BackgroundResponses)
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     grammars: GrammarChecks = field(init=False)
@@ -95,6 +97,11 @@ class ServerContext:
         if self.engine.is_ready:
             return "ready"
         return "stalled" if self.engine.is_up else "loading"
+
+    def set_client_id(self, request_id: str, client_id: str, revision: int = 0) -> None:
+        """Have the ledger, if there is one, write the client's own id of a request."""
+        if self.ledger is not None:
+            self.ledger.set_client_id(request_id, client_id, revision)
 
     def admit(
         self, request: Request, is_repeat: bool = False

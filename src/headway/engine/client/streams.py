@@ -118,7 +118,12 @@ class RequestStream:
     @property
     def is_resumable(self) -> bool:
         """Whether another reader can get the output from any token on."""
-        return self.transcript is not None and self._error is None
+        return self.transcript is not None and not self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request was ended by an error, or by its client."""
+        return self._error is not None
 
     def add_scores(self, event: PromptScored) -> None:
         """Add log-probabilities of the prompt, which come in order and once."""

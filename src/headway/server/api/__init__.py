@@ -4,7 +4,7 @@ Must not import app or serve. In reading order:
 
     chat.py          POST /v1/chat/completions
     completions.py   POST /v1/completions
-    responses/       POST /v1/responses
+    responses/       /v1/responses
     messages/        POST /v1/messages, /v1/messages/count_tokens
     embeddings.py    POST /v1/embeddings
     endpoint.py      from an HTTP request to a generation, once per Idempotency-Key

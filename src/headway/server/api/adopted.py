@@ -81,6 +81,5 @@ def _build(
     )
     generation = Generation(context.engine, spec, take_lease())
     generation.adopt(found)
-    if context.ledger is not None:
-        context.ledger.set_client_id(spec.id, note.client_id)
+    context.set_client_id(spec.id, note.client_id)
     return resumable_stream(context, job, generation)

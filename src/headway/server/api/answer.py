@@ -135,13 +135,17 @@ class GenerationJob:
     def is_resumable(self) -> bool:
         return bool(self.spec.note.content)
 
+    @property
+    def is_background(self) -> bool:
+        """Whether the answer is kept, and made whether or not a client waits for it."""
+        return bool(self.echo.fields.get("background"))
+
 
 async def answer(
     request: Request, context: ServerContext, job: GenerationJob, generation: Generation
 ) -> Response:
     """Return the answer to a started generation, which ends if the client leaves."""
-    if context.ledger is not None:
-        context.ledger.set_client_id(job.spec.id, job.client_id)
+    context.set_client_id(job.spec.id, job.client_id)
     writer = ResponseWriter(job, generation)
     is_handed_over = False
     try:
@@ -171,8 +175,7 @@ async def answer_whole(
     The row in the ledger has at least this revision, so it replaces those of earlier attempts.
     """
     try:
-        if context.ledger is not None:
-            context.ledger.set_client_id(job.spec.id, job.client_id, revision)
+        context.set_client_id(job.spec.id, job.client_id, revision)
         return bytes((await ResponseWriter(job, generation).whole()).body)
     finally:
         await generation.close()

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.files import default_keep_s, keep_seconds, page_of, refuse_query
+from headway.server.api.files import default_keep_s, keep_seconds, page_of
 from headway.server.batches.feeder import BatchFeeder
 from headway.server.batches.records import INPUT_PURPOSE, BatchRecord
 from headway.server.batches.store import BatchStore
 from headway.server.context import ServerContext, read_body
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
+from headway.server.http.query import read_query
 from headway.server.http.routing import Routes
 from headway.server.schema.batches import BatchRequest
 from headway.server.schema.request import parse
@@ -38,7 +39,7 @@ def batches_router(
 
     @router.post(PATH)
     async def create_batch(request: Request) -> Response:
-        refuse_query(request)
+        read_query(request)
         body = parse(BatchRequest, await read_body(request))
         if body.endpoint not in endpoints:
             raise InvalidRequestError(f"endpoint must be {' or '.join(endpoints)}", "endpoint")
@@ -54,7 +55,7 @@ def batches_router(
 
     @router.get(PATH)
     async def list_batches(request: Request) -> Response:
-        query = refuse_query(request, "after", "limit")
+        query = read_query(request, "after", "limit")
         found = [feeder.counts_of(one) for one in store.batches_of(request.state.tenant)]
         return JsonResponse(page_of(found[::-1], query, DEFAULT_PAGE, MAX_PAGE))
 
@@ -77,7 +78,7 @@ def batches_router(
 
 
 def _find(store: BatchStore, request: Request) -> BatchRecord:
-    refuse_query(request)
+    read_query(request)
     record = store.find_batch(request.path_params["batch_id"], request.state.tenant)
     if record is None:
         raise ApiError(_UNKNOWN)

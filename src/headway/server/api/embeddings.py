@@ -79,8 +79,7 @@ async def _begin(request: Request, context: ServerContext, limits: RequestLimits
             error.param = "input" if error.param in ("prompt", "max_tokens") else error.param
             raise
     context.live.add(generation, spec, caller.client_id)
-    if context.ledger is not None:
-        context.ledger.set_client_id(request_id, caller.client_id)
+    context.set_client_id(request_id, caller.client_id)
     is_base64 = payload.encoding_format == "base64"
     return EmbeddingJob(generation, len(inputs), model, dimensions, is_base64)
 

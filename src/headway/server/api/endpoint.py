@@ -6,7 +6,8 @@ with the same key, gets the answer that is under way or kept, here or at another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -30,6 +31,7 @@ from headway.server.api.answer import (
     resumable_stream,
 )
 from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.background import LogSpace, estimate_bytes
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
@@ -40,6 +42,7 @@ from headway.text.reply import TEXT_ONLY, ReplyForm
 
 ADOPT_S = 1.0
 """How long engines have to say whether they have a request with this Idempotency-Key."""
+AnswerWith = Callable[[Request, ServerContext, GenerationJob, Generation], Awaitable[Response]]
 _OTHER_BODY = ErrorResponse(
     422,
     "this Idempotency-Key was used with another request; use a new key for a new request",
@@ -102,6 +105,8 @@ class GenerationEndpoint(Generic[RequestT]):
     id_prefix: str
     draft: Callable[[RequestT, ServerContext], Draft]
     make_form: Callable[[ServerContext, GenerationJob, Generation], AnswerForm]
+    answer: AnswerWith = answer
+    """Answers a started generation, and sees to its end."""
 
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -110,7 +115,7 @@ class GenerationEndpoint(Generic[RequestT]):
             stream, reader = await self._find_or_begin(request, context, limits, alias)
             return await answer_kept(request, context, stream, reader)
         job, generation = await self._begin(request, context, limits)
-        return await answer(request, context, job, generation)
+        return await self.answer(request, context, job, generation)
 
     async def _begin(
         self, request: Request, context: ServerContext, limits: RequestLimits
@@ -161,8 +166,7 @@ class GenerationEndpoint(Generic[RequestT]):
                 job, generation = await self._start(
                     Caller.of(request), context, reservation, read, repeat
                 )
-                if context.ledger is not None:
-                    context.ledger.set_client_id(job.spec.id, job.client_id)
+                context.set_client_id(job.spec.id, job.client_id)
                 stream = resumable_stream(context, job, generation)
                 streams.add(stream)
                 return stream, stream.num_readers
@@ -191,11 +195,17 @@ class GenerationEndpoint(Generic[RequestT]):
                     f"a request with an Idempotency-Key cannot have {payload.prompt_field}",
                     payload.prompt_field,
                 )
+            if repeat.alias and job.is_background:
+                raise InvalidRequestError(
+                    "a background response cannot have an Idempotency-Key; leave one of them out",
+                    "background",
+                )
             payload.check_scores(sum(map(len, prompts)))
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
-            await context.admission.reserve_shared(reservation)
-            generation = Generation(context.engine, job.spec, reservation.take_lease())
-            await generation.start()
+            with _claim_log(context, job, caller):
+                await context.admission.reserve_shared(reservation)
+                generation = Generation(context.engine, job.spec, reservation.take_lease())
+                await generation.start()
         except InvalidRequestError as error:
             raise read.named(error) from error
         context.live.add(generation, job.spec, job.client_id)
@@ -241,6 +251,22 @@ class GenerationEndpoint(Generic[RequestT]):
             spec, model, make_form, is_stream, options, created, client_id, repeat.body_digest
         )
         return replace(job, reply=draft.reply, echo=read.echo)
+
+
+def _claim_log(
+    context: ServerContext, job: GenerationJob, caller: Caller
+) -> AbstractContextManager[None]:
+    """Claim room for the log of a background response, or refuse it."""
+    if not job.is_background:
+        return nullcontext()
+    spec, record = job.spec, caller.record
+    num_prompt, num_tokens = len(spec.prompts[0]), spec.params.max_tokens
+    if num_tokens is None:
+        num_tokens = context.engine.info.capacity.max_model_len - num_prompt
+    num_bytes = estimate_bytes(job.echo.num_bytes, spec.params, num_tokens)
+    tenant = record.tenant.name
+    gateway = tenant if record.gateway is None else record.gateway
+    return context.background.claim(LogSpace(spec.id, tenant, gateway, num_bytes))
 
 
 async def _check_grammar(

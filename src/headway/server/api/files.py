@@ -22,6 +22,7 @@ from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.file_stream import FileStream, open_file
 from headway.server.http.limits import extend_body_time
 from headway.server.http.multipart import MultipartParser, PartBegin, PartData, boundary_of
+from headway.server.http.query import read_query
 from headway.server.http.routing import Routes
 
 PATH = "/v1/files"
@@ -47,7 +48,7 @@ def files_router(context: ServerContext, store: BatchStore) -> Routes:
 
     @router.get(PATH)
     async def list_files(request: Request) -> Response:
-        query = refuse_query(request, "purpose", "limit", "order", "after")
+        query = read_query(request, "purpose", "limit", "order", "after")
         purpose, order = query.get("purpose"), query.get("order", "desc")
         if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
             raise InvalidRequestError(
@@ -96,7 +97,7 @@ def files_router(context: ServerContext, store: BatchStore) -> Routes:
 
 async def _receive(store: BatchStore, request: Request) -> FileRecord:
     """Store the file of an upload as it arrives."""
-    refuse_query(request)
+    read_query(request)
     parser = MultipartParser(boundary_of(request.headers.get("content-type", "")))
     tenant: str = request.state.tenant
     extend_body_time(request.scope, UPLOAD_S)
@@ -109,22 +110,11 @@ async def _receive(store: BatchStore, request: Request) -> FileRecord:
 
 
 def _find(store: BatchStore, request: Request) -> FileRecord:
-    refuse_query(request)
+    read_query(request)
     record = store.find_file(request.path_params["file_id"], request.state.tenant)
     if record is None:
         raise ApiError(_UNKNOWN)
     return record
-
-
-def refuse_query(request: Request, *known: str) -> dict[str, str]:
-    """Return the parameters of the URL; refuse one that is unknown or there twice."""
-    items = request.query_params.multi_items()
-    for name, _ in items:
-        if name not in known:
-            raise InvalidRequestError(f"unknown parameter: {name[:100]}", name[:100])
-    if len({name for name, _ in items}) < len(items):
-        raise InvalidRequestError("a parameter is there twice")
-    return dict(items)
 
 
 def page_of(records: list[Any], query: dict[str, str], default: int, most: int) -> dict[str, Any]:

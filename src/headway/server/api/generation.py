@@ -89,7 +89,7 @@ class Generation:
 
     @property
     def is_running(self) -> bool:
-        return any(stream.unfinished_ids for stream in self._streams)
+        return any(one.unfinished_ids and not one.has_failed for one in self._streams)
 
     @property
     def is_waiting(self) -> bool:

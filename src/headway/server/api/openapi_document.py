@@ -49,6 +49,7 @@ ANSWERS: tuple[type[answers.Answer], ...] = (
     answers.ChatCompletion,
     answers.Completion,
     other_answers.ResponseObject,
+    other_answers.ResponseDeleted,
     other_answers.MessageObject,
     other_answers.InputTokens,
     other_answers.AnthropicErrorAnswer,
@@ -218,6 +219,7 @@ def _settle(schema: Any, facts: ApiFacts) -> Any:
 def _paths(facts: ApiFacts) -> dict[str, Any]:
     every = (400, 401, 403, 500) if facts.has_keys else (400, 500)
     paths = _generation_paths((*every, 404, 413, 415, 503)) | _info_paths(every, facts)
+    paths |= _response_paths((*every, 404))
     return {**paths, **_batch_paths(every)} if facts.has_batches else paths
 
 
@@ -297,6 +299,28 @@ def _info_paths(every: tuple[int, ...], facts: ApiFacts) -> dict[str, Any]:
     paths = {path: {"get": operation} for path, operation in operations.items()}
     cancel = _get_operation("Cancel a request of this client.", answers.Cancelled, (*every, 404))
     return paths | {"/v1/requests/{request_id}": {"delete": {**cancel, "parameters": [by_id]}}}
+
+
+def _response_paths(found: tuple[int, ...]) -> dict[str, Any]:
+    """Return the paths of background responses."""
+    flag, kind = {"enum": ["true", "false"]}, other_answers.ResponseObject
+    by_id = _parameter("response_id", "path", {"type": "string"}, is_required=True)
+    query = [
+        _parameter("stream", "query", flag),
+        _parameter("starting_after", "query", {"type": "integer", "minimum": 0}),
+        _parameter("include_obfuscation", "query", {"const": "false"}),
+    ]
+    answered = _responses(_error_response(*found), kind, _STREAM)
+    cancel = _get_operation("Cancel a background response.", kind, found)
+    deleted = other_answers.ResponseDeleted
+    delete = _get_operation("End and forget a background response.", deleted, found)
+    return {
+        "/v1/responses/{response_id}": {
+            "get": {"summary": "A background response.", **answered, "parameters": [by_id, *query]},
+            "delete": {**delete, "parameters": [by_id]},
+        },
+        "/v1/responses/{response_id}/cancel": {"post": {**cancel, "parameters": [by_id]}},
+    }
 
 
 def _batch_paths(every: tuple[int, ...]) -> dict[str, Any]:

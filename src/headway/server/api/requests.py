@@ -7,15 +7,12 @@ from starlette.responses import Response
 
 from headway.server.context import ServerContext
 from headway.server.http.encoding import JsonResponse
-from headway.server.http.errors import ApiError, ErrorResponse
+from headway.server.http.errors import REQUEST_CANCELLED, ApiError, ErrorResponse
 from headway.server.http.routing import Routes
 
 # The same answer for an unknown request and for a request of another tenant.
 _UNKNOWN = ErrorResponse(
     404, "there is no such request, or it has ended", "invalid_request_error", "not_found"
-)
-_CANCELLED = ErrorResponse(
-    409, "the request was cancelled by its client", "invalid_request_error", "request_cancelled"
 )
 
 
@@ -29,7 +26,7 @@ def requests_router(context: ServerContext) -> Routes:
         generation = context.live.find(request.state.tenant, request_id)
         if generation is None or not generation.is_running:
             raise ApiError(_UNKNOWN)
-        await generation.cancel(ApiError(_CANCELLED))
+        await generation.cancel(ApiError(REQUEST_CANCELLED))
         return JsonResponse({"id": generation.id, "object": "request", "cancelled": True})
 
     return router

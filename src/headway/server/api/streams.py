@@ -23,8 +23,6 @@ from headway.server.streams import ResumableStream
 from headway.tenancy import TenantRecord
 
 ENDPOINTS = {one.id_prefix: one for one in (CHAT, COMPLETIONS)}
-BEGIN = b": resumed\n\n"
-"""A comment: the client sees at once that the stream was found."""
 _ID = re.compile(rf"({'|'.join(ENDPOINTS)})[0-9a-f]{{1,64}}")
 _MAX_CURSOR_CHARS = 2048
 # The same answer for an unknown stream and for a stream of another tenant.
@@ -61,7 +59,7 @@ def streams_router(context: ServerContext) -> Routes:
         if reader is None:
             raise ApiError(_UNKNOWN)
         leave = partial(context.streams.leave, stream, reader)
-        source = sse.EventSource(BEGIN, stream.events(reader, cursor), leave)
+        source = sse.EventSource(sse.RESUMED, stream.events(reader, cursor), leave)
         return sse.EventStream(source, context.slow_reader_timeout_s, stream.headers)
 
     return router

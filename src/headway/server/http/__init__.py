@@ -8,6 +8,7 @@ Must not import api, schema or the engine. In reading order:
     proxies.py       trusted gateway headers
     auth.py          authentication: the tenant of a key
     rate_headers.py  x-ratelimit headers
+    query.py         parameters of URLs
     routing.py       collects the routes of one file
     encoding.py      JSON responses
     errors.py        from exceptions to OpenAI's error bodies

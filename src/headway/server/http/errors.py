@@ -91,6 +91,9 @@ UNAVAILABLE = ErrorResponse(
     "service_unavailable",
     headers={"Retry-After": str(RETRY_AFTER_S)},
 )
+REQUEST_CANCELLED = ErrorResponse(
+    409, "the request was cancelled by its client", "invalid_request_error", "request_cancelled"
+)
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 

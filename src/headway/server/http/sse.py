@@ -24,6 +24,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
 """A comment, for proxies that close a connection on which nothing comes."""
 KEEP_ALIVE_S = 15.0
+RESUMED = b": resumed\n\n"
+"""A comment: the client sees at once that the rest of its stream was found."""
+_END = b"\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -36,6 +39,16 @@ def event(payload: Any, event_id: str = "") -> bytes:
 def typed_event(payload: Mapping[str, Any]) -> bytes:
     """Return one event that is named by its type."""
     return b"event: %b\n" % payload["type"].encode() + event(payload)
+
+
+def split(events: bytes) -> list[bytes]:
+    """Return the single events of a piece of a stream."""
+    return [part + _END for part in events.split(_END)[:-1]]
+
+
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event that `typed_event` has written."""
+    return event.partition(b"\ndata: ")[2].removesuffix(_END)
 
 
 @dataclass(frozen=True, slots=True)

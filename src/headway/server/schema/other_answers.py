@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from headway.server.schema.answers import Answer, ChosenToken, Count
 
-ItemStatus = Literal["completed", "incomplete"]
+ItemStatus = Literal["completed", "incomplete", "in_progress"]
+"""An item is in progress only in a background response that runs."""
 
 
 class MessageText(Answer):
@@ -95,6 +96,13 @@ class IncompleteDetails(Answer):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseFailure(Answer):
+    """Why a background response failed."""
+
+    code: str
+    message: str
+
+
 class ResponseObject(Answer):
     """An answer as items, with the fields of its request."""
 
@@ -102,21 +110,21 @@ class ResponseObject(Answer):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: ItemStatus
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
-    error: None
+    error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     output: list[MessageItem | ReasoningItem | FunctionCallItem | CustomToolCall]
-    usage: ResponseUsage
+    usage: ResponseUsage | None
     temperature: float
     top_p: float
     presence_penalty: float
     frequency_penalty: float
-    background: Literal[False]
+    background: bool
     max_tool_calls: None
     previous_response_id: None
     service_tier: Literal["default"]
-    store: Literal[False]
+    store: bool
     truncation: Literal["disabled"]
     instructions: str | None
     max_output_tokens: int | None
@@ -130,6 +138,14 @@ class ResponseObject(Answer):
     tools: list[dict[str, Any]]
     top_logprobs: int
     user: str | None
+
+
+class ResponseDeleted(Answer):
+    """A background response that is no longer kept."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 class TextBlock(Answer):

@@ -102,7 +102,7 @@ class ResponseStreamOptions(Fields):
 
 
 class ResponsesRequest(SharedFields):
-    """Items to answer. Nothing is kept: every request has its whole conversation."""
+    """Items to answer. Every request has its whole conversation; only background ones are kept."""
 
     input: Annotated[Any, WithJsonSchema(INPUT)]
     instructions: str | None = None
@@ -123,13 +123,13 @@ class ResponsesRequest(SharedFields):
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[Any, WithJsonSchema(METADATA)] = None
     client_metadata: Annotated[Any, WithJsonSchema(_OBJECT)] = None
+    background: bool | None = None
     store: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, WithJsonSchema(_OBJECT)] = None
 
-    background: Annotated[Any, Only((False,))] = None
     service_tier: Annotated[Any, Only(("auto", "default"))] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
     access_programs: Annotated[Any, Only()] = None
@@ -152,6 +152,11 @@ class ResponsesRequest(SharedFields):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError(
                 "stream_options is only allowed when stream is true", "stream_options"
+            )
+        if self.background and self.store is False:
+            raise InvalidRequestError(
+                "a background response is kept for its client; store must be true or left out",
+                "store",
             )
         for place, name in enumerate(self.include or ()):
             if name not in INCLUDABLE:
@@ -199,9 +204,11 @@ class ResponsesRequest(SharedFields):
 
     def _echo(self, tools: list[Json]) -> Json:
         given = None if self.text is None else self.text.format
-        text = {"type": "text"} if given is None else given.model_dump(by_alias=True)
+        text = given or TextFormat(type="text")
         effort = None if self.reasoning is None else self.reasoning.effort
         return {
+            "background": bool(self.background),
+            "store": bool(self.background),
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
@@ -209,7 +216,10 @@ class ResponsesRequest(SharedFields):
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": {"effort": effort, "summary": None},
             "safety_identifier": self.safety_identifier,
-            "text": {"format": text, "verbosity": "medium"},
+            "text": {
+                "format": text.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": "medium",
+            },
             "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
             "tools": tools,
             "top_logprobs": self.top_logprobs or 0,

@@ -20,11 +20,11 @@ from headway.server.api.responses.items import (
 )
 from headway.server.context import ServerContext
 from headway.server.http import sse
-from headway.server.http.errors import ErrorResponse
+from headway.server.http.errors import REQUEST_CANCELLED, ErrorResponse
 from headway.server.schema.responses import custom_names
 
 IGNORED_HEADER = "x-headway-ignored-tools"
-FAILED = "failed"
+FAILED, CANCELLED, QUEUED = "failed", "cancelled", "queued"
 _TOO_MANY_REQUESTS = 429
 
 Json = dict[str, Any]
@@ -48,10 +48,12 @@ class ResponseForm:
 
     def begin(self, index: int, stamp: EventStamp) -> bytes:
         del index, stamp
-        response = self._response(IN_PROGRESS)
-        return self._events(
-            {"type": f"response.{name}", "response": response} for name in ("created", IN_PROGRESS)
-        )
+        names = (IN_PROGRESS,) if self._num_events else ("created", IN_PROGRESS)
+        return self._beginning(IN_PROGRESS, names)
+
+    def queue(self) -> bytes:
+        """Return the events before `begin` of a response that nobody may wait for."""
+        return self._beginning(QUEUED, ("created", QUEUED))
 
     def write(self, piece: ChoicePart, stamp: EventStamp) -> bytes:
         del stamp
@@ -66,6 +68,10 @@ class ResponseForm:
             return events + self._events([last]) + sse.DONE
         events = b"" if self._num_events else self.begin(0, EventStamp())
         events += self._events(self._close(INCOMPLETE))
+        if error == REQUEST_CANCELLED and self._job.is_background:
+            # Clients know no event for this end; the status of the response tells.
+            last = {"type": "response.failed", "response": self._response(CANCELLED)}
+            return events + self._events([last]) + sse.DONE
         about = {"code": error.code, "message": error.message, "param": error.param}
         response = self._response(FAILED, error)
         failure = {"type": "error", **about}, {"type": "response.failed", "response": response}
@@ -77,6 +83,18 @@ class ResponseForm:
             self._add(piece)
         self._finish()
         return self._response(self._status)
+
+    def snapshot(self) -> Json:
+        """Return the response as it stands, before its end."""
+        response = self._response(QUEUED if self._generation.is_waiting else IN_PROGRESS)
+        item = self._open_item
+        if item is not None:
+            response["output"].append(item.whole(IN_PROGRESS))
+        return response
+
+    def _beginning(self, status: str, names: Sequence[str]) -> bytes:
+        response = self._response(status)
+        return self._events({"type": f"response.{name}", "response": response} for name in names)
 
     @property
     def _status(self) -> str:
@@ -162,7 +180,7 @@ class ResponseForm:
         return f"{prefix}_{name}{len(self._items):02x}"
 
     def _response(self, status: str, error: ErrorResponse | None = None) -> Json:
-        params, is_over = self._job.spec.params, status != IN_PROGRESS
+        params, is_over = self._job.spec.params, status not in (QUEUED, IN_PROGRESS)
         reason = {"reason": "max_output_tokens"} if status == INCOMPLETE else None
         return {
             "id": self._generation.id,
@@ -179,11 +197,9 @@ class ResponseForm:
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "background": False,
             "max_tool_calls": None,
             "previous_response_id": None,
             "service_tier": "default",
-            "store": False,
             "truncation": "disabled",
             **self._job.echo.fields,
         }
