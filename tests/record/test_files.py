@@ -197,6 +197,31 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(
     assert recorder.path.stat().st_size <= 3000
 
 
+def test_a_disk_that_is_full_at_the_start_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, num_starts = os.write, 0
+
+    def fail_once(file: int, content: bytes) -> int:
+        nonlocal num_starts
+        is_start = bytes(content[: len(MAGIC)]) == MAGIC
+        num_starts += is_start
+        if is_start and num_starts == 2:
+            write(file, content[:100])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content)
+
+    monkeypatch.setattr(parts.os, "write", fail_once)
+    path, num_steps = make_recording(tmp_path, file_bytes=1500)
+    assert num_steps
+    assert replay(path).end == CUT_SHORT
+    second = tmp_path / "test.0001.rec"
+    assert second.read_bytes() == b""
+    for num_bytes in (5, len(MAGIC), 100):
+        second.write_bytes(path.read_bytes()[:num_bytes])  # as after a kill
+        assert headway("replay", path).exit_code == 0
+
+
 def test_a_slow_disk_ends_the_recording_and_not_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

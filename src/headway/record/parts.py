@@ -59,7 +59,9 @@ class PartWriter:
         self._size = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room()
-        self._file = self._lock = self._open(part=0)
+        self._lock = self._file = self._create(part=0)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._append(self._start)
 
     @property
     def path(self) -> Path:
@@ -80,29 +82,34 @@ class PartWriter:
         if self._size + len(block) + _END_BYTES > self._file_bytes:
             self._make_room()
             self._append(make_block(encode([ClosedEntry(GOES_ON)])))
-            before, self._file = self._file, self._open(self._header.part + 1)
+            before, self._file = self._file, self._create(self._header.part + 1)
             if before != self._lock:
                 os.close(before)
+            self._append(self._start)
         self._append(block)
 
     def close(self, reason: str) -> None:
         """Write the last entry, if there is room for it, and close the file."""
         try:
-            self._append(make_block(encode([ClosedEntry(reason)])))
+            if self._size:
+                self._append(make_block(encode([ClosedEntry(reason)])))
         except OSError:
             pass  # the disk is full: the recording ends without this entry
         finally:
             for file in {self._file, self._lock}:
                 os.close(file)
 
-    def _open(self, part: int) -> int:
+    def _create(self, part: int) -> int:
+        """Create the next file and return its descriptor."""
         self._header = msgspec.structs.replace(self._header, part=part)
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        if part == 0:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        self._file, self._size = file, 0
-        self._append(MAGIC + make_block(encode(self._header)))
+        self._size = 0
         return file
+
+    @property
+    def _start(self) -> bytes:
+        """What a file begins with."""
+        return MAGIC + make_block(encode(self._header))
 
     def _append(self, content: bytes) -> None:
         """Write all of this, or nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -63,8 +64,7 @@ class RecordingReader:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries; raise RecordingError where a file is damaged."""
-        path = self.path
-        for part in range(1_000_000):
+        for part in count():
             path = part_path(self.path.parent, self.header.recording, part) if part else self.path
             if not path.exists():
                 self.end = f"{path.name}, the next file of the recording, is missing"
@@ -75,13 +75,14 @@ class RecordingReader:
                 return
 
     def _part_entries(self, path: Path, part: int) -> Iterator[Entry]:
-        header = _read_header(path)
+        blocks = _blocks(path)
+        if (first := next(blocks, None)) is None:
+            return
+        header = _decode_header(path, first)
         if (header.recording, header.part) != (self.header.recording, part):
             raise RecordingError(f"{path} is a file of another recording, {header.recording}")
-        blocks = _blocks(path)
-        next(blocks)
         for content in blocks:
-            for entry in _decode(path, content):
+            for entry in _decode_entries(path, content):
                 if isinstance(entry, ClosedEntry):
                     self.end = entry.reason
                     return
@@ -106,6 +107,10 @@ def _read_header(path: Path) -> RecordingHeader:
     content = next(_blocks(path), None)
     if content is None:
         raise RecordingError(f"{path} is cut short in its header: nothing is recorded")
+    return _decode_header(path, content)
+
+
+def _decode_header(path: Path, content: bytes) -> RecordingHeader:
     try:
         number = decode_format(content).format
         if number != FORMAT:
@@ -118,7 +123,7 @@ def _read_header(path: Path) -> RecordingHeader:
         raise RecordingError(f"{path} has a header that cannot be read: {error}") from error
 
 
-def _decode(path: Path, content: bytes) -> list[Entry]:
+def _decode_entries(path: Path, content: bytes) -> list[Entry]:
     try:
         return decode_entries(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -129,8 +134,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     """Yield the contents of the whole blocks of a file."""
     try:
         with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-            if magic != MAGIC:
+            if not MAGIC.startswith(file.read(len(MAGIC))):
                 raise RecordingError(f"{path} is not a recording of `headway serve --record`")
             at = len(MAGIC)
             while len(fields := file.read(BLOCK_HEADER_BYTES)) == BLOCK_HEADER_BYTES:
