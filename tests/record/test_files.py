@@ -235,7 +235,7 @@ def test_a_slow_disk_ends_the_recording_and_not_the_engine(
         return write(file, content)
 
     monkeypatch.setattr(parts.os, "write", write_late)
-    monkeypatch.setattr(recording, "MAX_QUEUED_CALLS", 20)
+    monkeypatch.setattr(recording, "MAX_QUEUED_STEPS", 10)
     with caplog.at_level(logging.WARNING), recorded(engine):
         run_some(engine)
         assert "too slow" in caplog.text

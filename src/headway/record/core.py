@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.clock import Clock
 from headway.core.engine import EngineCore
-from headway.core.events import Event, Finished, Forked, Sink
+from headway.core.events import Event, Finished, Forked, Sink, TokensEmitted
 from headway.core.executor import BlockRecorder, Capacity, Executor, HashedBlock, Ticket
 from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import FinishReason, Request
@@ -44,6 +44,8 @@ class _RecordedExecutor:
     def submit(self, plan: StepPlan) -> Ticket:
         self.plan = plan
         self._recording.put(BeginCall(self._time.last, plan))
+        # The thread that writes works while the executor computes, not between two steps.
+        self._recording.flush()
         return self._executor.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -135,6 +137,7 @@ class RecordedCore(EngineCore):
         plan = super().begin_step()
         if plan is None:
             self._recording.put(BeginCall(self._time.last, None))
+            self._recording.flush()
         return plan
 
     def end_step(self) -> None:
@@ -144,7 +147,7 @@ class RecordedCore(EngineCore):
             return
         finished: dict[str, bool] = {}
         forks: list[Fork] = []
-        for event in self._emitted:
+        for event in [one for one in self._emitted if type(one) is not TokensEmitted]:
             if isinstance(event, Finished):
                 finished[event.request_id] = event.reason is FinishReason.STOP
             elif isinstance(event, Forked):
@@ -152,7 +155,7 @@ class RecordedCore(EngineCore):
                 forks.append(Fork(event.request_id, event.parent_id, token_ids))
         scores = result.prompt_scores.items()
         # Only token ids: log-probabilities take much memory while calls wait to be written.
-        outcomes = [one.token_ids if isinstance(one, Sample) else one for one in result.outcomes]
+        outcomes = [one.token_ids if type(one) is Sample else one for one in result.outcomes]
         self._recording.put(
             EndCall(
                 self._time.last,
@@ -166,6 +169,8 @@ class RecordedCore(EngineCore):
                 finished,
             )
         )
+        if not self.has_work:  # the next step may be far
+            self._recording.flush()
 
     def close(self) -> None:
         try:

@@ -37,6 +37,7 @@ from headway.record.entries import (
 )
 
 NO_HASH = BlockHash(b"")
+MAX_BLOCK_SIZE = 2**62
 
 
 class RestoreCall(NamedTuple):
@@ -112,7 +113,8 @@ class CallEncoder:
         self._block_size = block_size
         self._live: dict[str, _Live] = {}
         self._numbers = count()
-        self._decoding: set[int] = set()
+        self._decoding: dict[str, int] = {}
+        """Requests that decode in the last plan, and their numbers."""
         self._has_tails = False
 
     def encode(self, call: Call) -> Entry:
@@ -179,17 +181,20 @@ class CallEncoder:
         plan = call.plan
         if plan is None:
             return BeginEntry(call.now)
-        decoding: set[int] = set()
+        live, before = self._live, self._decoding
         chunks: list[Chunk] = []
-        for item in plan.scheduled:
-            number, num_tokens = self._live[item.request_id].number, len(item.token_ids)
-            if num_tokens == 1 and item.new is None:
-                decoding.add(number)
+        decodes: set[str] = set()
+        for request_id, start, token_ids, _, _, new in plan.scheduled:
+            if new is None and len(token_ids) == 1:
+                decodes.add(request_id)
             else:
-                chunks.append(Chunk(number, item.start, num_tokens))
-        left, joined = sorted(self._decoding - decoding), sorted(decoding - self._decoding)
-        self._decoding = decoding
-        return BeginEntry(call.now, digest_plan(plan), left, joined, chunks)
+                chunks.append(Chunk(live[request_id].number, start, len(token_ids)))
+        left = [before.pop(one) for one in before.keys() - decodes]
+        joined = {one: live[one].number for one in decodes - before.keys()}
+        before.update(joined)
+        return BeginEntry(
+            call.now, digest_plan(plan), sorted(left), sorted(joined.values()), chunks
+        )
 
     def _end(self, call: EndCall) -> EndEntry:
         for request_id, parent_id, token_ids in call.forks:
@@ -204,20 +209,22 @@ class CallEncoder:
             )
         odd: list[OddOutcome] = []
         hashes: list[NewHashes] = []
-        block_size, finished, live_requests = self._block_size, call.finished, self._live
+        # Without a cache, no sample completes a block.
+        block_size, finished = self._block_size or MAX_BLOCK_SIZE, call.finished
         items = zip(call.plan.scheduled, call.outcomes, strict=True)
         for position, (item, outcome) in enumerate(items):
+            request_id, start, token_ids, _, has_sample, _ = item
             num_added = len(outcome) if isinstance(outcome, tuple) else 0
-            is_stop = finished.get(item.request_id)
-            if num_added != item.has_sample or is_stop or isinstance(outcome, Failure):
+            is_stop = finished and finished.get(request_id)
+            if num_added != has_sample or is_stop or isinstance(outcome, Failure):
                 odd.append(self._odd_outcome(position, call, num_added))
-            if is_stop is None and num_added and block_size:
-                live = live_requests.get(item.request_id)
-                end = item.start + len(item.token_ids) + num_added
-                if live is not None and end >= (live.num_hashed + 1) * block_size:
+            end = start + len(token_ids) + num_added
+            if end % block_size < num_added and request_id not in finished:
+                live = self._live.get(request_id)
+                if live is not None:
                     hashes.append(NewHashes(position, self._hash_blocks(live, end)))
         for request_id in finished:
-            live_requests.pop(request_id, None)
+            self._live.pop(request_id, None)
         times = (call.now, call.elapsed_s, call.copy_s)
         return EndEntry(*times, odd, hashes, call.scores, call.embedded)
 

@@ -182,28 +182,17 @@ decode_format = msgspec.msgpack.Decoder(FormatOnly).decode
 
 
 def digest_plan(plan: StepPlan) -> bytes:
-    """Return a digest of all that a plan says but its tokens."""
-    items = [
-        (
-            item.request_id,
-            item.start,
-            len(item.token_ids),
-            item.block_ids,
-            item.has_sample,
-            None
-            if (new := item.new) is None
-            else (new.index, new.num_prompt_tokens, len(new.token_ids), new.num_scored),
-        )
-        for item in plan.scheduled
+    """Return a digest of all that a plan says but its tokens; the plan schedules something."""
+    # By column: that takes a third of the time of a tuple per request.
+    ids, starts, token_ids, block_ids, has_sample, new_requests = zip(*plan.scheduled, strict=True)
+    new = [
+        (position, one.index, one.num_prompt_tokens, len(one.token_ids), one.num_scored)
+        for position, one in enumerate(new_requests)
+        if one is not None
     ]
     content = (
-        plan.step_id,
-        items,
-        plan.copies,
-        plan.released_ids,
-        plan.num_tokens,
-        plan.num_scored_rows,
-        plan.saves,
-        plan.loads,
+        (plan.step_id, plan.num_tokens, plan.num_scored_rows),
+        (ids, starts, list(map(len, token_ids)), block_ids, has_sample, new),
+        (plan.copies, plan.released_ids, plan.saves, plan.loads),
     )
     return blake2b(encode(content), digest_size=DIGEST_BYTES).digest()

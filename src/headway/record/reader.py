@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class RecordingReader:
     path: Path
     """The first file."""
     header: RecordingHeader
-    end: str = field(default=CUT_SHORT)
+    end: str = CUT_SHORT
     """Why the recording ends where it does, once it is read."""
 
     @staticmethod

@@ -19,9 +19,8 @@ from headway.record.parts import NO_ROOM, NoRoomError, PartWriter
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_CALLS = 8192
+MAX_QUEUED_STEPS = 4096
 """Two minutes of steps of 30 ms. A queued step takes about 20 KB with 64 running requests."""
-MAX_CALLS_PER_WRITE = 256
 CLOSE_S = 2.0
 """How long an engine that ends waits for the last calls to be written."""
 
@@ -32,7 +31,8 @@ class Recording:
     def __init__(self, writer: PartWriter, encoder: CallEncoder) -> None:
         self._writer = writer
         self._encoder = encoder
-        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._pending: list[Call] = []
+        self._queue: SimpleQueue[list[Call]] = SimpleQueue()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -43,41 +43,44 @@ class Recording:
         return self._is_open
 
     def put(self, call: Call) -> None:
-        """Record a call; never waits."""
+        """Record a call at the next `flush`."""
+        if self._is_open:
+            self._pending.append(call)
+
+    def flush(self) -> None:
+        """Have the thread write the calls since the last flush; never waits."""
         if not self._is_open:
-            return
-        if self._calls.qsize() >= MAX_QUEUED_CALLS:
-            self._end("the disk is too slow: too many calls wait to be written")
-            return
-        self._calls.put(call)
+            self._pending.clear()
+        elif self._queue.qsize() < MAX_QUEUED_STEPS:
+            self._queue.put(self._pending)
+            self._pending = []
+        else:
+            reason = "the disk is too slow: too many steps wait to be written"
+            logger.warning("the recording ends at %s: %s", self._writer.path, reason)
+            self._end(reason)
 
     def close(self) -> None:
         """Write what waits, and end."""
         if self._is_open:
-            self._is_open = False
-            self._calls.put(ClosedEntry(CLOSED))
+            self._queue.put(self._pending)
+            self._end(CLOSED)
         self._thread.join(CLOSE_S)
 
     def _end(self, reason: str) -> None:
         self._is_open = False
-        logger.warning("the recording ends at %s: %s", self._writer.path, reason)
-        self._calls.put(ClosedEntry(reason))
+        self._pending = []
+        self._queue.put([ClosedEntry(reason)])
 
     def _run(self) -> None:
         reason = CLOSED
         try:
             while True:
-                calls = [self._calls.get()]
-                while len(calls) < MAX_CALLS_PER_WRITE and not self._calls.empty():
-                    calls.append(self._calls.get())
-                last = calls[-1]
-                if isinstance(last, ClosedEntry):
-                    reason = last.reason
-                    calls.pop()
+                calls = self._queue.get()
+                if calls and isinstance(calls[0], ClosedEntry):
+                    reason = calls[0].reason
+                    break
                 if calls:
                     self._writer.write([self._encoder.encode(call) for call in calls])
-                if isinstance(last, ClosedEntry):
-                    break
         except NoRoomError as error:
             reason = f"{NO_ROOM}: {error}"
             logger.warning("the recording ends at %s: %s", self._writer.path, reason)
@@ -90,8 +93,8 @@ class Recording:
         finally:
             self._is_open = False
             self._writer.close(reason)
-            while not self._calls.empty():
-                self._calls.get()
+            while not self._queue.empty():
+                self._queue.get()
 
 
 def start_recording(config: RecordConfig, header: RecordingHeader, key: bytes) -> Recording | None:

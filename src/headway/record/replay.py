@@ -191,7 +191,7 @@ class ReplayedEngine:
         self._blocks = _EarlierBlocks(())
         self._core: EngineCore | None = None
         self._ids: dict[int, str] = {}
-        """Live requests by number."""
+        """Requests by number."""
         self._numbers = count()
         self._decoding: set[int] = set()
         self.num_steps = 0
