@@ -8,11 +8,15 @@ takes long to import is imported where it is used.
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway._version import __version__
 from headway.clock import SystemClock
 from headway.config import Config, weights_cache_dir
 from headway.engine.process.messages import EngineInfo
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from headway.engine.process.loop import Progress
     from headway.executors.cpu.packed_cache import PackedCache
     from headway.executors.executor import ModelExecutor
+    from headway.record.recording import Recording
     from headway.resolve import ModelFacts, Resolved
     from headway.text import ChatTemplate, Tokenizer
     from headway.text.matchers import Matchers
@@ -115,14 +120,44 @@ def packed_cache(config: Config) -> PackedCache | None:
 
 
 def build_core(
-    config: Config, executor: Executor, sink: Sink, recorder: BlockRecorder | None = None
+    config: Config,
+    executor: Executor,
+    sink: Sink,
+    recorder: BlockRecorder | None = None,
+    recording: Recording | None = None,
 ) -> EngineCore:
     """Return an engine core: a scheduler over `executor`, with events sent to `sink`."""
     from headway.core.engine import EngineCore
     from headway.core.scheduler import Scheduler
 
     scheduler = Scheduler(config.scheduler, executor.capacity(), config.cache.enable_prefix_caching)
-    return EngineCore(scheduler, executor, SystemClock(), sink, recorder)
+    if recording is None:
+        return EngineCore(scheduler, executor, SystemClock(), sink, recorder)
+    from headway.record.core import RecordedCore
+
+    return RecordedCore(scheduler, executor, SystemClock(), sink, recorder, recording)
+
+
+def build_recording(config: Config, model: LoadedModel) -> Recording | None:
+    """Begin the recording of this process; None if there is to be none, or it cannot begin."""
+    if config.recording.record is None:
+        return None
+    from headway.record.entries import RecordingHeader
+    from headway.record.recording import start_recording
+
+    resolved = model.resolved
+    formats = (resolved.dtype, resolved.activation_dtype, resolved.kv_dtype, resolved.kernels)
+    header = RecordingHeader(
+        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}",
+        headway=__version__,
+        platform=f"{platform.platform()}, Python {platform.python_version()}",
+        model=Path(config.model.model).name,
+        numerics=", ".join(str(one) for one in formats if one is not None),
+        scheduler=config.scheduler,
+        capacity=model.executor.capacity(),
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return start_recording(config.recording, header, key=os.urandom(16))
 
 
 def engine_info(config: Config, model: LoadedModel) -> EngineInfo:

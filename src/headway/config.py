@@ -283,6 +283,33 @@ class SupervisionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordConfig:
+    """The recording of an engine process, for `headway replay`."""
+
+    record: str | None = setting(
+        None,
+        "Folder for recordings of the engine's decisions, without tokens or texts; see `headway "
+        "replay`; default: nothing is recorded.",
+    )
+    record_file_bytes: int = setting(
+        64 * 1024**2, "Largest file of a recording; it goes on in another."
+    )
+    record_total_bytes: int = setting(
+        1024**3,
+        "Most bytes of recordings in the folder; the oldest are deleted first, and a recording "
+        "that has no room left ends.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 64 * 1024, "record_file_bytes")
+        if self.record_total_bytes < 2 * self.record_file_bytes:
+            raise ConfigError(
+                f"record_total_bytes ({self.record_total_bytes}) must be at least twice "
+                f"record_file_bytes ({self.record_file_bytes})"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
     """The ledger of finished requests."""
 
@@ -420,6 +447,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    recording: RecordConfig = field(default_factory=RecordConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)

@@ -17,7 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from headway.build import build_core, build_matchers, engine_info, load_model
+from headway.build import (
+    build_core,
+    build_matchers,
+    build_recording,
+    engine_info,
+    load_model,
+)
 from headway.config import Config
 from headway.core.engine import EngineCore
 from headway.core.events import Sink
@@ -52,7 +58,8 @@ def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> in
         model.executor.use_grammars(matchers)
         loop.use_grammars(GrammarQueue(matchers))
         executor = JournaledExecutor(wrap(model.executor), loop.journal)
-        core = build_core(config, executor, sink, model.executor.recorder)
+        recording = build_recording(config, model)
+        core = build_core(config, executor, sink, model.executor.recorder, recording)
         return core, engine_info(config, model)
 
     code = loop.run(factory)

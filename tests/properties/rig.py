@@ -98,10 +98,13 @@ class Rig:
         self.scheduler = Scheduler(config, capacity, enable_prefix_caching)
         self.ledger = Ledger(config.scheduling_policy, self.scheduler.requests.__getitem__)
         self.executor = WatchedExecutor(capacity)
-        self.core = EngineCore(self.scheduler, self.executor, self.clock, self.ledger)
+        self.core = self.make_core()
         self.is_in_flight = False
         self.num_steps = 0
         self._num_added = 0
+
+    def make_core(self) -> EngineCore:
+        return EngineCore(self.scheduler, self.executor, self.clock, self.ledger)
 
     def fits(self, spec: RequestSpec) -> bool:
         total = spec.prompt_len + spec.max_tokens

@@ -46,7 +46,7 @@ class Tally:
         return " ".join(f"{name}={self.counts[name]}" for name in REPORTED)
 
 
-def draw_rig(rng: random.Random) -> Rig:
+def draw_rig(rng: random.Random, rig_class: type[Rig] = Rig) -> Rig:
     floor = rng.randint(1, 4)
     config = SchedulerConfig(
         max_num_seqs=rng.randint(1, 12),
@@ -76,7 +76,7 @@ def draw_rig(rng: random.Random) -> Rig:
         )
         for tenant in range(4)
     )
-    return Rig(config, capacity, rng.random() < 0.7, terms)
+    return rig_class(config, capacity, rng.random() < 0.7, terms)
 
 
 def draw_spec(rng: random.Random, rig: Rig) -> RequestSpec:
@@ -101,9 +101,9 @@ def draw_spec(rng: random.Random, rig: Rig) -> RequestSpec:
 class Walker:
     """One engine, and the habits of its clients."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, rig_class: type[Rig] = Rig) -> None:
         self._rng = rng
-        self.rig = draw_rig(rng)
+        self.rig = draw_rig(rng, rig_class)
         self._crowd = rng.choice([2, 6, 20])
 
     def act(self) -> None:

@@ -83,9 +83,11 @@ class Harness:
         self.clock = VirtualClock()
         self.events: list[Event] = []
         self.executor = executor or FakeExecutor(self.capacity)
-        self.core = EngineCore(
-            self.scheduler, self.executor, self.clock, self.events.extend, recorder
-        )
+        self.core = self.make_core(recorder)
+
+    def make_core(self, recorder: BlockRecorder | None) -> EngineCore:
+        sink = self.events.extend
+        return EngineCore(self.scheduler, self.executor, self.clock, sink, recorder)
 
     def add(self, request_id: str, prompt: int | Sequence[int] = 4, **fields: Any) -> Request:
         request = make_request(request_id, prompt, arrived_at=self.clock.now(), **fields)

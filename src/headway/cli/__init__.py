@@ -9,7 +9,7 @@ In reading order:
     progress.py     progress bars
     ledger.py       opens the ledger for a command
     serve.py, engine.py, frontend.py, fleet.py, chat.py, batch.py, bench.py, doctor.py, explain.py,
-    usage.py, keys.py, tenants.py, cache.py
+    replay.py, usage.py, keys.py, tenants.py, cache.py
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from headway.config import Config
 from headway.engine.supervise.start import EngineStart, make_memory
 
 
-@with_settings("model", "cache", "scheduler", "supervision", "cluster", "listener", "orphans")
+@with_settings(
+    *("model", "cache", "scheduler", "supervision", "recording", "cluster", "listener", "orphans")
+)
 def engine(config: Config) -> None:
     """Run an engine that waits for frontends.
 

@@ -18,6 +18,7 @@ PANELS = {
     "cache": "KV cache",
     "scheduler": "Scheduling",
     "supervision": "Engine process",
+    "recording": "Recording",
     "server": "Server",
     "ledger": "Ledger",
     "batches": "Batches",

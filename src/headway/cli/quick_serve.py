@@ -16,7 +16,9 @@ from headway.config import SECTIONS, Config, load_config
 from headway.engine.supervise.start import EngineStart
 from headway.errors import ConfigError
 
-SERVE_SECTIONS = ("model", "cache", "scheduler", "supervision", "server", "ledger", "batches")
+SERVE_SECTIONS = (
+    *("model", "cache", "scheduler", "supervision", "recording", "server", "ledger", "batches"),
+)
 
 
 def serve(config: Config, engine: EngineStart | None) -> int:

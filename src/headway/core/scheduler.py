@@ -78,11 +78,17 @@ class Scheduler:
     """Turns requests into step plans and step results into events."""
 
     def __init__(
-        self, config: SchedulerConfig, capacity: Capacity, enable_prefix_caching: bool = True
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        enable_prefix_caching: bool = True,
+        kv: KVCache | None = None,
     ) -> None:
+        """Start without requests; a replay brings a cache that knows hashes instead of tokens."""
         self.config = config
         self.capacity = capacity
-        self.kv = KVCache(capacity.num_blocks, capacity.block_size, enable_prefix_caching)
+        num_blocks, block_size = capacity.num_blocks, capacity.block_size
+        self.kv = kv or KVCache(num_blocks, block_size, enable_prefix_caching)
         self.accounts = Accounts()
         context = PolicyContext(self.accounts, self.kv.has_cached_prefix)
         queue = make_queue(config.scheduling_policy, context)

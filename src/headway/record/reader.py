@@ -1,0 +1,154 @@
+"""Reads the files of a recording."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import RecordingError
+from headway.record.entries import (
+    CLOSED,
+    FORMAT,
+    GOES_ON,
+    SUFFIX,
+    ClosedEntry,
+    Entry,
+    RecordingHeader,
+    decode_entries,
+    decode_format,
+    decode_header,
+)
+from headway.record.parts import (
+    BLOCK_HEADER_BYTES,
+    CHECK,
+    LENGTHS,
+    MAGIC,
+    part_path,
+)
+
+CUT_SHORT = "the file is cut short: the engine was killed, or still runs"
+
+
+@dataclass(slots=True)
+class RecordingReader:
+    """The entries of a recording, from its first file to its last."""
+
+    path: Path
+    """The first file."""
+    header: RecordingHeader
+    end: str = CUT_SHORT
+    """Why the recording ends where it does, once it is read."""
+
+    @staticmethod
+    def open(path: Path) -> RecordingReader:
+        """Read the header of a recording; `path` is any of its files."""
+        if not path.exists():
+            raise RecordingError(f"{path} does not exist")
+        header = _read_header(path)
+        if header.part == 0:
+            return RecordingReader(path, header)
+        first = part_path(path.parent, header.recording, 0)
+        if not first.exists():
+            raise RecordingError(f"{path}: {first.name}, the start of the recording, is gone")
+        return RecordingReader(first, _read_header(first))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the engine did is recorded; known once it is read."""
+        return self.end == CLOSED
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries; raise RecordingError where a file is damaged."""
+        for part in count():
+            path = part_path(self.path.parent, self.header.recording, part) if part else self.path
+            if not path.exists():
+                self.end = f"{path.name}, the next file of the recording, is missing"
+                return
+            self.end = CUT_SHORT
+            yield from self._part_entries(path, part)
+            if self.end != GOES_ON:
+                return
+
+    def _part_entries(self, path: Path, part: int) -> Iterator[Entry]:
+        blocks = _blocks(path)
+        if (first := next(blocks, None)) is None:
+            return
+        header = _decode_header(path, first)
+        if (header.recording, header.part) != (self.header.recording, part):
+            raise RecordingError(f"{path} is a file of another recording, {header.recording}")
+        for content in blocks:
+            for entry in _decode_entries(path, content):
+                if isinstance(entry, ClosedEntry):
+                    self.end = entry.reason
+                    return
+                yield entry
+
+
+def find_recordings(paths: list[Path]) -> list[Path]:
+    """Return the first file of each recording; a folder stands for all in it."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            found[path] = None
+            continue
+        firsts = sorted(path.glob(f"*.0000{SUFFIX}"))
+        if not firsts:
+            raise RecordingError(f"{path} has no recordings (files *{SUFFIX})")
+        found.update(dict.fromkeys(firsts))
+    return list(found)
+
+
+def _read_header(path: Path) -> RecordingHeader:
+    content = next(_blocks(path), None)
+    if content is None:
+        raise RecordingError(f"{path} is cut short in its header: nothing is recorded")
+    return _decode_header(path, content)
+
+
+def _decode_header(path: Path, content: bytes) -> RecordingHeader:
+    try:
+        number = decode_format(content).format
+        if number != FORMAT:
+            raise RecordingError(
+                f"{path} has format {number}, this release reads format {FORMAT}: replay with the "
+                "release that recorded it"
+            )
+        return decode_header(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path} has a header that cannot be read: {error}") from error
+
+
+def _decode_entries(path: Path, content: bytes) -> list[Entry]:
+    try:
+        return decode_entries(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path} has an entry that cannot be read: {error}") from error
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the contents of the whole blocks of a file."""
+    try:
+        with path.open("rb") as file:
+            if not MAGIC.startswith(file.read(len(MAGIC))):
+                raise RecordingError(f"{path} is not a recording of `headway serve --record`")
+            at = len(MAGIC)
+            while len(fields := file.read(BLOCK_HEADER_BYTES)) == BLOCK_HEADER_BYTES:
+                lengths = fields[: LENGTHS.size]
+                length, checksum = LENGTHS.unpack(lengths)
+                (check,) = CHECK.unpack(fields[LENGTHS.size :])
+                if zlib.crc32(lengths) != check:
+                    raise RecordingError(f"{path} is damaged at byte {at}")
+                content = file.read(length)
+                if len(content) < length:
+                    return
+                if zlib.crc32(content) != checksum:
+                    raise RecordingError(f"{path} is damaged at byte {at}")
+                yield content
+                at += BLOCK_HEADER_BYTES + length
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,110 @@
+"""A recording under way: a bounded queue, and the thread that writes.
+
+The engine only puts calls into the queue. Whatever happens to the recording, the engine goes on: if
+the queue is full or the files cannot be written, the recording ends with an entry that says so, and
+a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+from headway.config import RecordConfig
+from headway.record.encoder import Call, CallEncoder
+from headway.record.entries import CLOSED, ClosedEntry, RecordingHeader
+from headway.record.parts import NO_ROOM, NoRoomError, PartWriter
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED_STEPS = 4096
+"""Two minutes of steps of 30 ms. A queued step takes about 20 KB with 64 running requests."""
+CLOSE_S = 2.0
+"""How long an engine that ends waits for the last calls to be written."""
+
+
+class Recording:
+    """Takes calls from the engine's thread and writes them in another."""
+
+    def __init__(self, writer: PartWriter, encoder: CallEncoder) -> None:
+        self._writer = writer
+        self._encoder = encoder
+        self._pending: list[Call] = []
+        self._queue: SimpleQueue[list[Call]] = SimpleQueue()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are still recorded."""
+        return self._is_open
+
+    def put(self, call: Call) -> None:
+        """Record a call at the next `flush`."""
+        if self._is_open:
+            self._pending.append(call)
+
+    def flush(self) -> None:
+        """Have the thread write the calls since the last flush; never waits."""
+        if not self._is_open:
+            self._pending.clear()
+        elif self._queue.qsize() < MAX_QUEUED_STEPS:
+            self._queue.put(self._pending)
+            self._pending = []
+        else:
+            reason = "the disk is too slow: too many steps wait to be written"
+            logger.warning("the recording ends at %s: %s", self._writer.path, reason)
+            self._end(reason)
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        if self._is_open:
+            self._queue.put(self._pending)
+            self._end(CLOSED)
+        self._thread.join(CLOSE_S)
+
+    def _end(self, reason: str) -> None:
+        self._is_open = False
+        self._pending = []
+        self._queue.put([ClosedEntry(reason)])
+
+    def _run(self) -> None:
+        reason = CLOSED
+        try:
+            while True:
+                calls = self._queue.get()
+                if calls and isinstance(calls[0], ClosedEntry):
+                    reason = calls[0].reason
+                    break
+                if calls:
+                    self._writer.write([self._encoder.encode(call) for call in calls])
+        except NoRoomError as error:
+            reason = f"{NO_ROOM}: {error}"
+            logger.warning("the recording ends at %s: %s", self._writer.path, reason)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            logger.warning("the recording ends at %s: %s", self._writer.path, reason)
+        except Exception:
+            reason = "a bug in the recorder"
+            logger.exception("the recording ends at %s", self._writer.path)
+        finally:
+            self._is_open = False
+            self._writer.close(reason)
+            while not self._queue.empty():
+                self._queue.get()
+
+
+def start_recording(config: RecordConfig, header: RecordingHeader, key: bytes) -> Recording | None:
+    """Begin a recording; None, and a line in the log, if its folder cannot be written."""
+    folder = Path(config.record or "").expanduser()
+    block_size = header.capacity.block_size if header.enable_prefix_caching else 0
+    try:
+        writer = PartWriter(folder, header, config.record_file_bytes, config.record_total_bytes)
+    except (NoRoomError, OSError) as error:
+        logger.error("nothing is recorded: %s", error)
+        return None
+    logger.info("recording to %s", writer.path)
+    return Recording(writer, CallEncoder(key, block_size))
