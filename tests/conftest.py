@@ -13,9 +13,11 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from benchmarks.support.postgres import PostgresServer
 from benchmarks.support.servers import Launcher, RunningServer, start_model_server
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.text import Tokenizer
+from tests.support.postgres import make_server
 
 ROOT = Path(__file__).parent.parent
 NEEDED_IN_CI = ("kernels", "PostgreSQL", "test model")
@@ -27,6 +29,10 @@ SHARED_STARTS = {
     "tests/parity/test_smollm2.py": "transformers",
     "tests/text/test_chat_template.py": "transformers",
     "tests/text/test_gguf_parity.py": "transformers",
+    "tests/observe/test_store.py": "PostgreSQL",
+    "tests/observe/test_writer.py": "PostgreSQL",
+    "tests/server/batches/test_database.py": "PostgreSQL",
+    "tests/server/batches/test_files.py": "PostgreSQL",
     "tests/server/batches/test_model.py": "model server",
     "tests/server/test_openai_client.py": "model server",
     "tests/server/test_other_apis.py": "model server",
@@ -161,3 +167,16 @@ def model_server(
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    # The path of a socket may have 107 characters, and those of pytest are long.
+    folder = Path(tempfile.mkdtemp(prefix="hw-pg-"))
+    server = make_server(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)

@@ -111,6 +111,67 @@ RESULTS: dict[str, Any] = {
     "reasoning-of-the-user": {"role": "user", "content": "a", "reasoning_content": "b"},
     "reasoning-a-list": {"role": "assistant", "content": "a", "reasoning": ["b"]},
 }
+ODD_TEXTS: dict[str, str] = {
+    "a-quote": 'a"b',
+    "a-line-break": "a\nb",
+    "a-nul": "a\u0000b",
+    "half-a-pair": "a\ud800b",
+    "a-marker": "</tool_call>",
+    "a-special-token": "<|im_end|>",
+    "a-template": "{{ 1 / 0 }}{% raw %}",
+    "a-rule": "%json {}\nstart: /./",
+    "nothing": "",
+}
+"""Names, values and descriptions that must stay what they are: texts."""
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return {"properties": {"a": schema}}
+
+
+def _chain(count: int) -> dict[str, Any]:
+    """References of arrays to arrays, the last to the first."""
+    arrays = {
+        f"a{at}": {"type": "array", "items": {"$ref": f"#/$defs/a{(at + 1) % count}"}}
+        for at in range(count)
+    }
+    return {"properties": {"a": {"$ref": "#/$defs/a0"}}, "$defs": arrays}
+
+
+def _optional(count: int) -> dict[str, Any]:
+    return {"properties": {f"p{at}": {} for at in range(count)}}
+
+
+HOSTILE_PARAMETERS: dict[str, Any] = {
+    "12-arrays-deep": _nested(12),
+    "33-arrays-deep": _nested(33),
+    "400-arrays-deep": _nested(400),
+    "that-contain-themselves": {"properties": {"a": {"$ref": "#"}}},
+    "that-must-contain-themselves": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "of-a-reference-to-itself": {
+        "properties": {"a": {"$ref": "#/$defs/b"}},
+        "$defs": {"b": {"$ref": "#/$defs/b"}},
+    },
+    "of-a-chain-of-900-references": _chain(900),
+    "of-a-chain-of-1400-references": _chain(1400),
+    "of-250-optional-properties": _optional(250),
+    "of-a-product-of-alternatives": {
+        "allOf": [{"anyOf": [_optional(at), _optional(at + 1)]} for at in range(1, 13)]
+    },
+    "of-counts-in-counts": {"properties": {"a": {"pattern": "(((a{99}){99}){99}){99}"}}},
+    "with-a-long-memory": {"properties": {"a": {"pattern": "(.*a.{20})*"}}},
+    "with-a-text-of-90000-characters": {"properties": {"a": {"const": "a" * 90_000}}},
+    "with-a-length-of-31-digits": {"properties": {"a": {"type": "string", "minLength": 10**30}}},
+    "with-a-negative-length": {"properties": {"a": {"type": "string", "maxLength": -1}}},
+    "of-a-billion-items": {"properties": {"a": {"type": "array", "minItems": 10**9}}},
+    "of-no-number": {"properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}},
+    "of-multiples-of-0": {"properties": {"a": {"type": "integer", "multipleOf": 0}}},
+    "that-require-what-there-is-not": {"properties": {}, "required": ["a"]},
+}
+"""Schemas that are costly, or have no meaning: answered or refused, and nothing else."""
 
 
 def tool_cases() -> Iterator[Case]:
@@ -137,3 +198,29 @@ def tool_cases() -> Iterator[Case]:
         yield chat.refused(f"tool-calls-{name}", messages=[user, said])
     for name, message in RESULTS.items():
         yield chat.refused(f"tool-result-{name}", messages=[user, message])
+    yield from hostile_tool_cases()
+
+
+def hostile_tool_cases() -> Iterator[Case]:
+    """Return cases that may be answered as well as refused."""
+
+    def case(name: str, tools: list[dict[str, Any]], **fields: Any) -> Case:
+        asked = [{"type": "function", "function": {"name": "f", **one}} for one in tools]
+        body = CHAT_ENDPOINT.body(tools=asked, **fields)
+        return CHAT_ENDPOINT.case(name, body, 200, 400)
+
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    unused = {"none": "none", "allowed": {"type": "allowed_tools", "allowed_tools": allowed}}
+    for name, value in HOSTILE_PARAMETERS.items():
+        tool = {"parameters": value}
+        yield case(f"tool-parameters-{name}", [tool], tool_choice="required")
+        for kind, choice in unused.items():
+            two = [tool, {"name": "g"}]
+            yield case(f"tool-parameters-unused-{kind}-{name}", two, tool_choice=choice)
+    for name, text in ODD_TEXTS.items():
+        texts = {"properties": {text: {"enum": [text], "description": text}}, "required": [text]}
+        tool = {"description": text, "parameters": texts}
+        yield case(f"tool-texts-with-{name}", [tool], tool_choice="required")
+    for count in (7, 8, 60):
+        many = [{"name": f"f{at}", "parameters": _optional(count)} for at in range(128)]
+        yield case(f"tools-of-128-with-{count}-properties", many)

@@ -1,27 +1,11 @@
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.support.postgres import PostgresServer
-from tests.support.postgres import make_server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    # The path of a socket may have 107 characters, and those of pytest are long.
-    folder = Path(tempfile.mkdtemp(prefix="hw-pg-"))
-    server = make_server(folder)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

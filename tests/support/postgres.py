@@ -8,6 +8,9 @@ import pytest
 
 from benchmarks.support.postgres import PostgresServer, find_binaries
 
+BOTH_DATABASES = pytest.mark.parametrize("dialect", ["sqlite", "postgres"], indirect=True)
+"""For tests of batches that run over PostgreSQL by default too; the others do with --full."""
+
 
 def make_server(folder: Path) -> PostgresServer:
     binaries = find_binaries()

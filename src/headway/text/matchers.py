@@ -131,7 +131,7 @@ class Matchers:
         if self._tokens is None:
             tokenizer = self._load_tokenizer()
             try:
-                self._tokens = _read_tokens(tokenizer, self._vocab_size)
+                self._tokens = read_tokens(tokenizer, self._vocab_size)
             except Exception as error:  # whatever a library in another language may raise
                 raise InvalidRequestError(
                     f"structured output is not possible with this model's tokens: {error}"
@@ -146,7 +146,8 @@ class Matchers:
             self._num_chars -= len(grammar)
 
 
-def _read_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+def read_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    """Return the tokens of a model as llguidance needs them; takes half a second."""
     from llguidance import LLTokenizer
 
     if not tokenizer.eos_token_ids:

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.postgres import PostgresServer
 from headway.config import BatchConfig
-from headway.observe.ledger.databases import sqlite_dialect
+from headway.observe.ledger.connection import Dialect
+from headway.observe.ledger.databases import dialect_of, sqlite_dialect
 from headway.server.batches.folder import BatchFolder
 from headway.server.batches.store import BatchStore
 from headway.text import Tokenizer
@@ -36,11 +38,19 @@ def wall() -> WallClock:
     return WallClock()
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
+def dialect(request: pytest.FixtureRequest, tmp_path: Path) -> Dialect:
+    """Both databases; each test has a folder, and so records, of its own."""
+    if request.param == "sqlite":
+        return sqlite_dialect(tmp_path / "batches" / "batches.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return dialect_of(server.url)
+
+
 @pytest.fixture
-def open_store(tmp_path: Path, wall: WallClock) -> Callable[..., BatchStore]:
+def open_store(tmp_path: Path, wall: WallClock, dialect: Dialect) -> Callable[..., BatchStore]:
     def make(**settings: Any) -> BatchStore:
         folder = BatchFolder(tmp_path / "batches")
-        dialect = sqlite_dialect(folder.path / "batches.db")
         return BatchStore(BatchConfig(**settings), folder, dialect, wall)
 
     return make

@@ -238,6 +238,39 @@ async def test_a_batch_that_is_not_checked_yet_can_be_cancelled(batch_app) -> No
     assert ended["output_file_id"] is None
 
 
+async def test_metrics_count_batches_and_lines(batch_app) -> None:
+    made = await batch_app("x" * 20, batches={"max_batch_reqs": 3})
+    client = made.client()
+
+    def value(name: str, **labels: str) -> float | None:
+        labels = {"model_name": "tiny", "engine": "0", **labels}
+        return made.metrics.registry.get_sample_value(name, labels)
+
+    def lines_done() -> tuple[float | None, float | None]:
+        name = "headway_batch_lines_done_total"
+        return value(name, outcome="completed"), value(name, outcome="failed")
+
+    assert lines_done() == (0, 0) and value("headway_batch_lines_under_way") == 0
+    made.process.is_paused = True
+    lines = [*(line(number) for number in range(9)), line(9, max_tokens=5000)]
+    batch = await submit(client, lines)
+    wrong = await submit(client, b"{")
+    assert value("headway_batches_open", status="validating") == 2
+    async with feeding(made):
+        await until(client, wrong["id"])
+        await until(client, batch["id"], "in_progress")
+        assert value("headway_batches_open", status="validating") == 0
+        assert value("headway_batches_open", status="in_progress") == 1
+        async with asyncio.timeout(10):
+            while value("headway_batch_lines_under_way") != 3:
+                await asyncio.sleep(0.01)
+        assert lines_done() == (0, 0)
+        made.process.is_paused = False
+        await until(client, batch["id"])
+    assert lines_done() == (9, 1) and value("headway_batch_lines_under_way") == 0
+    assert value("headway_batches_open", status="in_progress") == 0
+
+
 async def test_what_is_not_done_in_time_is_in_the_error_file(batch_app, wall) -> None:
     made = await batch_app("x" * 50, batches={"max_batch_reqs": 2})
     client = made.client()

@@ -14,6 +14,7 @@ from headway.errors import ConfigError
 from headway.server.batches import store as store_module
 from headway.server.batches.folder import BatchFolder
 from tests.support.apps import check_error
+from tests.support.postgres import BOTH_DATABASES
 
 CONTENT = b'{"custom_id": "a"}\n' * 50
 
@@ -23,6 +24,7 @@ async def upload(client: httpx.AsyncClient, content: bytes = CONTENT, **fields: 
     return await client.post("/v1/files", files=files, data={"purpose": "batch", **fields})
 
 
+@BOTH_DATABASES
 async def test_a_file_is_stored_listed_read_and_deleted(batch_app, wall) -> None:
     made = await batch_app()
     client = made.client()
@@ -90,6 +92,7 @@ async def test_a_tenant_sees_its_own_files_only(batch_app) -> None:
     check_error(await made.client().get("/v1/files"), 401)
 
 
+@BOTH_DATABASES
 async def test_a_file_ends_with_its_time(batch_app, wall) -> None:
     made = await batch_app()
     client = made.client()
@@ -177,6 +180,7 @@ async def test_without_a_folder_the_answer_says_what_to_set(local) -> None:
         assert "--batch-dir" in check_error(await made.client.get(path), 404)["message"]
 
 
+@BOTH_DATABASES
 async def test_files_outlive_the_server_and_leftovers_do_not(open_store) -> None:
     store = open_store()
     folder = store.folder.path

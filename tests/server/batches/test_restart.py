@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,12 @@ def test_a_file_that_was_cut_or_spoilt_goes_on_after_its_last_whole_line(
     tmp_path_factory, num_lines: int, junk: bytes, is_cut: bool, chance: random.Random
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
-    log = ResultLog(folder / "out", folder / "err")
+    counted: Counter[bool] = Counter()
+
+    def count(is_error: bool, number: int) -> None:
+        counted[is_error] += number
+
+    log = ResultLog(folder / "out", folder / "err", count)
     log.recover()
     log.append([result(number, number % 3 == 0) for number in range(num_lines)])
     path = chance.choice([folder / "out", folder / "err"])
@@ -51,8 +57,11 @@ def test_a_file_that_was_cut_or_spoilt_goes_on_after_its_last_whole_line(
     if is_cut and before:
         path.write_bytes(before[: chance.randrange(len(before))])
     path.write_bytes(path.read_bytes() + junk)
-    again = ResultLog(folder / "out", folder / "err")
+    counted.clear()
+    again = ResultLog(folder / "out", folder / "err", count)
     again.recover()
+    assert not counted, "what is found is not counted again"
+    num_found = len(again.done)
     assert again.done <= {f"r{number}" for number in range(num_lines)}
     again.append(
         [
@@ -65,4 +74,5 @@ def test_a_file_that_was_cut_or_spoilt_goes_on_after_its_last_whole_line(
     found = [json.loads(text)["custom_id"] for text in texts.splitlines()]
     assert sorted(found) == sorted(f"r{number}" for number in range(num_lines))
     assert again.num_completed + again.num_failed == num_lines
+    assert counted.total() == num_lines - num_found
     assert sum(again.sizes) == len(texts)

@@ -23,6 +23,8 @@ class Dialect:
     param: str
     begin: str
     """Statement that begins a write transaction."""
+    lock_schema: str = ""
+    """Statement that makes others wait who create the same tables, if `begin` does not."""
     location: str = ""
     """Location of the database for messages, without a password."""
 
@@ -102,6 +104,8 @@ class SqlConnection:
         schema = self._schema
         if not self._is_reader:
             cursor.execute(self._dialect.begin)
+            if self._dialect.lock_schema:
+                cursor.execute(self._dialect.lock_schema)
             for statement in schema.statements:
                 cursor.execute(statement)
             cursor.execute("COMMIT")

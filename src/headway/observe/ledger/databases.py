@@ -16,6 +16,8 @@ from headway.observe.ledger.store import SqlStore
 LOCK_WAIT_S = 1.0
 CONNECT_S = 5
 """Timeout of one attempt to connect to PostgreSQL."""
+_SCHEMA_LOCK = 7_234_298_755
+"""Any number that no other program takes for its advisory locks."""
 _FILE_MODE = 0o600
 _DIR_MODE = 0o700
 _HOW = "use sqlite:///path/to/ledger.db, postgresql://user@host/database, or none"
@@ -77,7 +79,7 @@ def sqlite_dialect(path: Path, is_reader: bool = False) -> Dialect:
             raise
         return connection
 
-    return Dialect(connect, sqlite3.Error, "?", "BEGIN IMMEDIATE", f" {path}")
+    return Dialect(connect, sqlite3.Error, "?", "BEGIN IMMEDIATE", location=f" {path}")
 
 
 def _postgres(url: str) -> Dialect:
@@ -103,4 +105,6 @@ def _postgres(url: str) -> Dialect:
             options="-c statement_timeout=30s -c lock_timeout=5s",
         )
 
-    return Dialect(open_connection, psycopg.Error, "%s", "BEGIN")
+    # CREATE TABLE IF NOT EXISTS fails if two servers start together on a new database.
+    lock = f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"
+    return Dialect(open_connection, psycopg.Error, "%s", "BEGIN", lock)

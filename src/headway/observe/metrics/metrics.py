@@ -18,6 +18,7 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.ledger.writer import LedgerWriter
+from headway.observe.metrics.batch_metrics import BatchMetrics
 from headway.observe.metrics.engine_metrics import EngineMetrics, EngineState
 from headway.observe.metrics.tenant_metrics import MAX_TENANTS, TenantMetrics
 from headway.observe.requests.parts import RequestPart
@@ -54,6 +55,7 @@ class Metrics:
     ) -> None:
         self.registry = registry or CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
+        self.batches = BatchMetrics(self.registry, self._labels)
         self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
         self._by_engine = EngineMetrics(self.registry, self._labels)
         self._num_blocks = 1

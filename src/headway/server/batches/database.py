@@ -1,7 +1,8 @@
 """The records of files and batches in a database, SQLite or PostgreSQL.
 
 A record is a JSON document under its id. Several servers may use one database: each reads and
-writes the records of its own folder only. Every call may block.
+writes the records of its own folder only, in the order in which they were added. Every call may
+block.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from headway.server.batches.records import BatchRecord, FileRecord
 Record = FileRecord | BatchRecord
 SCHEMA = Schema(
     "batch store",
-    1,
+    2,
     "headway_batch_schema",
     (
         "CREATE TABLE IF NOT EXISTS headway_batch_folders "
         "(folder TEXT PRIMARY KEY, num_starts BIGINT NOT NULL)",
         "CREATE TABLE IF NOT EXISTS headway_batch_records (id TEXT PRIMARY KEY, "
-        "folder TEXT NOT NULL, kind TEXT NOT NULL, document TEXT NOT NULL)",
-        "CREATE INDEX IF NOT EXISTS headway_batch_records_folder ON headway_batch_records (folder)",
+        "folder TEXT NOT NULL, number BIGINT NOT NULL, kind TEXT NOT NULL, "
+        "document TEXT NOT NULL, UNIQUE (folder, number))",
     ),
     BatchStoreError,
 )
@@ -55,10 +56,10 @@ class BatchDatabase:
         return int(found[0][0])
 
     def load(self) -> list[Record]:
-        """Return every record of the folder."""
+        """Return every record of the folder, the one that was added first at the start."""
         found = self._connection.query(
             "SELECT kind, document FROM headway_batch_records WHERE folder = "
-            f"{self._connection.param}",
+            f"{self._connection.param} ORDER BY number",
             [self._folder_id],
         )
         return [msgspec.json.decode(document, type=_KINDS[kind]) for kind, document in found]
@@ -69,11 +70,13 @@ class BatchDatabase:
         with self._connection.transaction() as cursor:
             for record in records:
                 kind = "file" if isinstance(record, FileRecord) else "batch"
+                document = msgspec.json.encode(record).decode()
                 cursor.execute(
-                    "INSERT INTO headway_batch_records (id, folder, kind, document) "
-                    f"VALUES ({mark}, {mark}, {mark}, {mark}) "
+                    "INSERT INTO headway_batch_records (id, folder, number, kind, document) "
+                    f"SELECT {mark}, {mark}, COALESCE(MAX(number), 0) + 1, {mark}, {mark} "
+                    f"FROM headway_batch_records WHERE folder = {mark} "
                     "ON CONFLICT (id) DO UPDATE SET document = excluded.document",
-                    [record.id, self._folder_id, kind, msgspec.json.encode(record).decode()],
+                    [record.id, self._folder_id, kind, document, self._folder_id],
                 )
             for record_id in removed_ids:
                 cursor.execute(

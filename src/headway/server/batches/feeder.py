@@ -28,6 +28,7 @@ from headway.server.api.endpoint import GenerationEndpoint
 from headway.server.batches.job import BatchJob, LineRun
 from headway.server.batches.lines import ENVELOPE_BYTES, FileCheck, LineReader
 from headway.server.batches.records import (
+    OPEN_STATUSES,
     OUTPUT_PURPOSE,
     BatchRecord,
     FileRecord,
@@ -137,6 +138,7 @@ class BatchFeeder:
         self._checks = asyncio.Lock()
         """Files are checked in turn, a moment each."""
         context.engine.subscribe(self._on_events)
+        context.metrics.batches.watch(OPEN_STATUSES, store.num_open, self._num_under_way)
 
     async def run(self) -> None:
         """Run batches until cancelled; a second call begins again from what is on disk."""
@@ -250,7 +252,8 @@ class BatchFeeder:
     def _open_job(self, record: BatchRecord) -> BatchJob:
         """Return a batch as it was left; blocks."""
         folder = self._store.folder
-        results = ResultLog(folder.path_of(record.output_id), folder.path_of(record.error_id))
+        paths = folder.path_of(record.output_id), folder.path_of(record.error_id)
+        results = ResultLog(*paths, self._context.metrics.batches.count_done)
         results.recover()
         return BatchJob(record, self._reader(record), results, record.counts.total)
 
@@ -480,6 +483,9 @@ class BatchFeeder:
             except Exception:
                 logger.exception("expired files cannot be removed")
             await asyncio.sleep(SWEEP_S)
+
+    def _num_under_way(self) -> int:
+        return sum(len(job.under_way) for job in self._jobs.values())
 
     def _on_events(self, batch: EventBatch) -> None:
         if self._jobs and (batch.admitted or batch.finished):

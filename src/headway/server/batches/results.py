@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,13 @@ def _encode(
 class ResultLog:
     """Appends results to the two files of a batch, and knows which requests are done."""
 
-    def __init__(self, output: Path, errors: Path) -> None:
+    def __init__(self, output: Path, errors: Path, count_done: Callable[[bool, int], None]) -> None:
+        """`count_done(is_error, number)` is called, in any thread, for results on disk."""
         self.done: set[str] = set()
         """The custom_id of every request with a result on disk."""
         self.num_completed = 0
         self.num_failed = 0
+        self._count_done = count_done
         self._paths = {False: output, True: errors}
         self._sizes = {False: 0, True: 0}
         self._pending: list[tuple[Result, asyncio.Future[None]]] = []
@@ -135,6 +138,7 @@ class ResultLog:
                 self._append(path, is_error, b"".join([one.text for one in own]))
                 for one in own:
                     self._count(one.custom_id, is_error)
+                self._count_done(is_error, len(own))
 
     async def _write_pending(self) -> None:
         try:

@@ -192,6 +192,10 @@ class BatchStore:
         """Return the batches that have not ended, oldest first."""
         return [self._batches[batch_id] for batch_id in self._open_ids]
 
+    def num_open(self, status: str) -> int:
+        """Return how many batches that have not ended have this status."""
+        return sum(one.status == status for one in self.open_batches())
+
     def current(self, batch_id: str) -> BatchRecord:
         """Return the record of a batch that is known to exist."""
         return self._batches[batch_id]
