@@ -23,18 +23,18 @@ from headway.engine.process.messages import all_events
 from headway.observe import Observers
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
-from headway.server.api import batches, files
+from headway.server.api.batches import batches, files
 from headway.server.api.chat import CHAT, chat_router
 from headway.server.api.completions import COMPLETIONS, completions_router
 from headway.server.api.embeddings import embeddings_router
-from headway.server.api.explanations import explanations_router
-from headway.server.api.health import HealthStatus, health_router, probe_router
 from headway.server.api.messages.route import messages_router
 from headway.server.api.models import models_router
-from headway.server.api.openapi import openapi_router
-from headway.server.api.requests import requests_router
+from headway.server.api.openapi.route import openapi_router
+from headway.server.api.operate.explanations import explanations_router
+from headway.server.api.operate.health import HealthStatus, health_router, probe_router
+from headway.server.api.operate.requests import requests_router
+from headway.server.api.operate.status import load_router, metrics_router, version_router
 from headway.server.api.responses.route import responses_router
-from headway.server.api.status import load_router, metrics_router, version_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
 from headway.server.batches.feeder import BatchFeeder

@@ -19,7 +19,7 @@ import msgspec
 from headway.core.params import SamplingParams
 from headway.errors import OverloadedError, TenantLimitError
 from headway.server.admission import GATEWAY_PARTS
-from headway.server.api.generation import Generation
+from headway.server.api.generate.generation import Generation
 from headway.server.http import sse
 from headway.server.http.errors import REQUEST_CANCELLED, ApiError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.generate.generation import Generation, GenerationSpec
 
 
 class LiveGenerations:

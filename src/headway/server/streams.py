@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from headway.engine.client.transcript import Cursor
 from headway.errors import ReaderReplacedError
-from headway.server.api.generation import Generation
+from headway.server.api.generate.generation import Generation
 from headway.server.http.errors import ErrorResponse
 from headway.server.schema.request import AnswerOptions
 from headway.text.reply import TEXT_ONLY, ReplyForm

@@ -20,7 +20,7 @@ from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe import Ledger, RequestTable
 from headway.observe.ledger.ledger import Archive
-from headway.server.api.explanations import MAX_LOOKUPS
+from headway.server.api.operate.explanations import MAX_LOOKUPS
 from tests.server.api.test_openapi import document_of, validator
 from tests.support.apps import check_error, client_of, serving
 from tests.support.rows import make_row, make_writer, wait_until
@@ -52,7 +52,7 @@ def explanations_client(made: Any, ledger: Ledger, **scope: Any) -> httpx.AsyncC
 
     from starlette.applications import Starlette
 
-    from headway.server.api.explanations import explanations_router
+    from headway.server.api.operate.explanations import explanations_router
     from headway.server.http.errors import install_error_handlers
 
     app = Starlette(routes=explanations_router(replace(made.context, ledger=ledger)))

@@ -11,7 +11,7 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FinishReason
 from headway.engine.client.outputs import SampleDelta
 from headway.errors import EngineDeadError
-from headway.server.api.generation import Generation, GenerationSpec, coalesce
+from headway.server.api.generate.generation import Generation, GenerationSpec, coalesce
 
 SCORES = TokenLogprobs(-1.0, 1)
 

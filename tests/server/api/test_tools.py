@@ -12,7 +12,7 @@ from headway.core.request import FinishReason
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import Handover, SampleRecord
-from headway.server.api.adopted import adopt_stream
+from headway.server.api.generate.adopted import adopt_stream
 from headway.server.api.streams import ENDPOINTS
 from headway.text.thinking import budget_of
 from headway.text.tools.forms import FORMS

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.answer import CallPart, ChoicePart, GenerationJob
-from headway.server.api.chunks import ChunkForm
-from headway.server.api.endpoint import Draft, GenerationEndpoint, GrammarPart
-from headway.server.api.generation import Generation, GenerationSpec
-from headway.server.api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from headway.server.api.generate.answer import CallPart, ChoicePart, GenerationJob
+from headway.server.api.generate.chunks import ChunkForm
+from headway.server.api.generate.endpoint import Draft, GenerationEndpoint, GrammarPart
+from headway.server.api.generate.generation import Generation, GenerationSpec
+from headway.server.api.generate.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from headway.server.context import ServerContext
 from headway.server.http.routing import Routes
 from headway.server.schema.adapted import read_as

@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.api.answer import ChoicePart, GenerationJob
-from headway.server.api.chunks import ChunkForm
-from headway.server.api.endpoint import Draft, GenerationEndpoint
-from headway.server.api.generation import Generation, GenerationSpec
-from headway.server.api.logprobs import (
+from headway.server.api.generate.answer import ChoicePart, GenerationJob
+from headway.server.api.generate.chunks import ChunkForm
+from headway.server.api.generate.endpoint import Draft, GenerationEndpoint
+from headway.server.api.generate.generation import Generation, GenerationSpec
+from headway.server.api.generate.logprobs import (
     CompletionLogprobsWriter,
     TokenNames,
     prompt_logprobs,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from headway.core.params import SamplingParams
 from headway.errors import InvalidRequestError
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.generate.generation import Generation, GenerationSpec
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.disconnect import unless_disconnected
 from headway.server.http.encoding import JsonResponse

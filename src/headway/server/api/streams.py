@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine.client.transcript import Cursor
-from headway.server.api.adopted import adopt_stream
 from headway.server.api.chat import CHAT
 from headway.server.api.completions import COMPLETIONS
+from headway.server.api.generate.adopted import adopt_stream
 from headway.server.context import ServerContext
 from headway.server.http import sse
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse

@@ -23,8 +23,8 @@ from typing import Any
 from headway.core.terms import NO_TARGETS
 from headway.engine.process.messages import EventBatch
 from headway.errors import InvalidRequestError, OverloadedError, QuarantinedError, TenantLimitError
-from headway.server.api.answer import answer_whole
-from headway.server.api.endpoint import GenerationEndpoint
+from headway.server.api.generate.answer import answer_whole
+from headway.server.api.generate.endpoint import GenerationEndpoint
 from headway.server.batches.job import BatchJob, LineRun
 from headway.server.batches.lines import ENVELOPE_BYTES, FileCheck, LineReader
 from headway.server.batches.records import (

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headway.errors import InvalidRequestError
-from headway.server.api.generation import Generation
+from headway.server.api.generate.generation import Generation
 from headway.server.batches.lines import Line, LineReader, parse_line
 from headway.server.batches.records import BatchRecord, RequestCounts
 from headway.server.batches.results import Result, ResultLog

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from headway.core.request import FinishReason
-from headway.server.api.answer import TOOL_CALLS, ChoicePart, EventStamp, GenerationJob
-from headway.server.api.generation import Generation
+from headway.server.api.generate.answer import TOOL_CALLS, ChoicePart, EventStamp, GenerationJob
+from headway.server.api.generate.generation import Generation
 from headway.server.http import sse
 from headway.server.http.errors import ErrorResponse
 

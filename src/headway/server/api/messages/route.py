@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
 from headway.server.api.chat import draft_chat
-from headway.server.api.endpoint import GenerationEndpoint
+from headway.server.api.generate.endpoint import GenerationEndpoint
 from headway.server.api.messages.form import MessageForm
 from headway.server.context import ServerContext, read_body, run_off_loop
 from headway.server.http.encoding import JsonResponse

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.answer import GenerationJob, ResponseWriter, answer
-from headway.server.api.generation import Generation
+from headway.server.api.generate.answer import GenerationJob, ResponseWriter, answer
+from headway.server.api.generate.generation import Generation
 from headway.server.api.responses.form import ResponseForm
 from headway.server.background import ResponseLog
 from headway.server.context import ServerContext

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.core.request import FinishReason
-from headway.server.api.answer import CallPart, ChoicePart, EventStamp, GenerationJob
-from headway.server.api.generation import Generation
-from headway.server.api.logprobs import TokenNames, chat_logprobs
+from headway.server.api.generate.answer import CallPart, ChoicePart, EventStamp, GenerationJob
+from headway.server.api.generate.generation import Generation
+from headway.server.api.generate.logprobs import TokenNames, chat_logprobs
 from headway.server.api.responses.items import (
     COMPLETED,
     IN_PROGRESS,

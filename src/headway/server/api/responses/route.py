@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.server.api.chat import draft_chat
-from headway.server.api.endpoint import GenerationEndpoint
+from headway.server.api.generate.endpoint import GenerationEndpoint
 from headway.server.api.responses.background import add_routes, answer_response
 from headway.server.api.responses.form import ResponseForm
 from headway.server.context import ServerContext

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.errors import InvalidRequestError
-from headway.server.api.files import default_keep_s, keep_seconds, page_of
+from headway.server.api.batches.files import default_keep_s, keep_seconds, page_of
 from headway.server.batches.feeder import BatchFeeder
 from headway.server.batches.records import INPUT_PURPOSE, BatchRecord
 from headway.server.batches.store import BatchStore

@@ -22,15 +22,15 @@ from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import NO_NOTE, Note
 from headway.errors import InvalidRequestError
 from headway.server.admission import Reservation
-from headway.server.api.adopted import adopt_stream
-from headway.server.api.answer import (
+from headway.server.api.generate.adopted import adopt_stream
+from headway.server.api.generate.answer import (
     AnswerForm,
     GenerationJob,
     answer,
     answer_kept,
     resumable_stream,
 )
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.generate.generation import Generation, GenerationSpec
 from headway.server.background import LogSpace, estimate_bytes
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse

@@ -17,8 +17,8 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from headway._version import __version__
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
-from headway.server.api.batches import MAX_PAGE
-from headway.server.api.files import MAX_PAGE as MAX_FILES_PAGE
+from headway.server.api.batches.batches import MAX_PAGE
+from headway.server.api.batches.files import MAX_PAGE as MAX_FILES_PAGE
 from headway.server.api.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from headway.server.batches.records import INPUT_PURPOSE, OUTPUT_PURPOSE
 from headway.server.context import ServerContext

@@ -18,7 +18,7 @@ def openapi_router(context: ServerContext, limits: RequestLimits, has_keys: bool
     @router.get("/openapi.json")
     async def get_openapi(_request: Request) -> Response:
         # Its models take long to build, and few clients ask.
-        from headway.server.api.openapi_document import document, facts_of
+        from headway.server.api.openapi.document import document, facts_of
 
         return JsonResponse(document(facts_of(context, limits, has_keys)))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from headway.server.api.answer import ChoicePart, EventStamp, GenerationJob
-from headway.server.api.generation import Generation
+from headway.server.api.generate.answer import ChoicePart, EventStamp, GenerationJob
+from headway.server.api.generate.generation import Generation
 from headway.server.http import sse
 from headway.server.http.errors import ErrorResponse
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import Note
-from headway.server.api.answer import AnswerForm, GenerationJob, resumable_stream
-from headway.server.api.generation import Generation, GenerationSpec
+from headway.server.api.generate.answer import AnswerForm, GenerationJob, resumable_stream
+from headway.server.api.generate.generation import Generation, GenerationSpec
 from headway.server.context import ServerContext
 from headway.server.schema.adapted import NO_ECHO, Echo
 from headway.server.streams import ResumableStream, decode_note

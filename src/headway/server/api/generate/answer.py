@@ -17,8 +17,8 @@ from headway.core.request import FinishReason
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.transcript import START, Cursor, Position
 from headway.errors import ReaderReplacedError, SlowReaderError
-from headway.server.api.generation import Generation, GenerationSpec
-from headway.server.api.logprobs import ScoredToken
+from headway.server.api.generate.generation import Generation, GenerationSpec
+from headway.server.api.generate.logprobs import ScoredToken
 from headway.server.context import ServerContext, run_off_loop
 from headway.server.http import sse
 from headway.server.http.disconnect import unless_disconnected

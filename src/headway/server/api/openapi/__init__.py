@@ -1,0 +1,5 @@
+"""The OpenAPI document of this server.
+
+document.py  the document
+route.py     /openapi.json
+"""
