@@ -48,7 +48,7 @@ async def test_each_listener_has_its_own_routes(local) -> None:
             check_error(await made.admin.get(path), 404)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses/resp_1", "/v1/messages/batches"])
+@pytest.mark.parametrize("path", ["/v1/responses/resp_1/input_items", "/v1/messages/batches"])
 async def test_what_is_not_offered_is_said(local, path) -> None:
     async with serving(local) as made:
         for response in (
