@@ -28,6 +28,7 @@ SHARED_STARTS = {
     "tests/text/test_chat_template.py": "transformers",
     "tests/text/test_gguf_parity.py": "transformers",
     "tests/server/batches/test_model.py": "model server",
+    "tests/server/test_anthropic_client.py": "model server",
     "tests/server/test_openai_client.py": "model server",
     "tests/server/test_other_apis.py": "model server",
     "tests/server/test_real_load.py": "model server",
