@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from benchmarks.clients.catalog import CLIENTS
@@ -12,6 +14,8 @@ from benchmarks.support.commands import find_test_model, headway_cache
 
 
 def main() -> None:
+    # A signal ends server and client in the same way as an error.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args = _parser().parse_args()
     unknown = [name for name in args.names if name not in CLIENTS]
     if unknown:

@@ -50,7 +50,8 @@ CLIENTS = {
             "with_langchain",
             ("langchain-openai==1.7.3", "langchain-tests==1.1.9"),
             ("langchain-openai", "langchain-tests"),
-            "The standard integration suite of langchain-tests, unchanged, over chat completions",
+            "The standard integration suite of langchain-tests, unchanged, over chat completions "
+            "and over Responses",
         ),
         Client(
             "anthropic",
@@ -128,7 +129,12 @@ CLIENTS = {
             "inspect-ai",
             "inspect-ai",
             "with_inspect_ai",
-            ("inspect-ai==0.3.285", "openai==3.51.0", "aiobotocore[boto3]"),
+            (
+                "inspect-ai==0.3.285",
+                "openai==3.51.0",
+                "s3fs==2026.6.0",
+                "aiobotocore[boto3]==3.10.0",
+            ),
             ("inspect_ai",),
             "Tasks and single calls with `openai-api/`: samples, strict tools, schemas, Responses",
         ),

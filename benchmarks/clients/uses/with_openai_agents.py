@@ -88,8 +88,8 @@ async def hand_off(model: Any, calls: Calls) -> str:
 async def session(model: Any, calls: Calls) -> str:
     agent = Agent(name="chat", model=model, model_settings=settings_of())
     memory = SQLiteSession("check")
-    await Runner.run(agent, QUESTION, session=memory)
-    await Runner.run(agent, "And in Rome?", session=memory)
+    await Runner.run(agent, "Say hello.", session=memory)
+    await Runner.run(agent, "Say goodbye.", session=memory)
     items = await memory.get_items()
     expect([item["role"] for item in items] == ["user", "assistant"] * 2, items)
     return f"{len(items)} items"
