@@ -142,7 +142,7 @@ CLIENTS = {
             "dspy",
             "DSPy",
             "with_dspy",
-            ("dspy==3.4.1", "litellm==1.106.0"),
+            ("dspy==3.4.1", "litellm==1.106.0", "numpy==2.4.6"),
             ("dspy",),
             "Signatures by schema, chain of thought, samples, log-probabilities, evaluation, "
             "embeddings",

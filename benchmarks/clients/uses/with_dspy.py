@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import dspy
+import litellm
 
 from benchmarks.clients.uses.checks import WRONG_KEY, Server, expect, raises, run
 from benchmarks.clients.uses.tools import LONG, MESSAGES, QUESTION, SHORT
@@ -21,7 +22,10 @@ class Sky(dspy.Signature):
 def lm_of(server: Server, key: str = "", **options: Any) -> dspy.LM:
     given: Any = {"temperature": 0, "max_tokens": LONG, "cache": False, "num_retries": 0}
     given |= {"api_base": server.openai_url, "api_key": key or server.key, **options}
-    return dspy.LM(f"openai/{server.model}", **given)
+    name = f"hosted_vllm/{server.model}"
+    # Schemas are sent only to models that are listed as able to follow them.
+    litellm.register_model({name: {"mode": "chat", "supports_response_schema": True}})
+    return dspy.LM(name, engine="litellm", **given)
 
 
 def direct_call_and_samples(server: Server) -> str:

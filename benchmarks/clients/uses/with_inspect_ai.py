@@ -18,14 +18,16 @@ from inspect_ai.scorer import choice, includes
 from inspect_ai.solver import generate, multiple_choice, use_tools
 from inspect_ai.tool import ToolFunction, tool
 from inspect_ai.util import json_schema
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from benchmarks.clients.uses.checks import WRONG_KEY, Server, expect, run
 from benchmarks.clients.uses.tools import LONG, QUESTION, RESULT, SHORT
 
 
-class City(BaseModel):
-    name: str = Field(max_length=16)
+class Weather(BaseModel):
+    """Without strings of any length: the client drops their bounds from the schema."""
+
+    city: Literal["Paris", "Rome"]
     sky: Literal["sunny", "cloudy", "rainy"]
 
 
@@ -101,10 +103,10 @@ async def strict_tool_loop(server: Server) -> str:
 
 
 async def schema(server: Server) -> str:
-    wanted = ResponseSchema(name="city", json_schema=json_schema(City), strict=True)
+    wanted = ResponseSchema(name="weather", json_schema=json_schema(Weather), strict=True)
     config = GenerateConfig(max_tokens=LONG, response_schema=wanted)
     output = await model_of(server).generate(QUESTION, config=config)
-    return repr(City.model_validate_json(output.completion))
+    return repr(Weather.model_validate_json(output.completion))
 
 
 async def responses_api(server: Server) -> str:
