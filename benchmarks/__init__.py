@@ -2,6 +2,7 @@
 
 sim/      the scheduler on a virtual clock
 live/     real servers and models
+clients/  client libraries and tools of others
 faults/   servers under bad inputs and failures
 peers/    other engines
 support/  servers and files that scripts and tests share

@@ -34,6 +34,7 @@ SHARED_STARTS = {
     "tests/server/batches/test_database.py": "PostgreSQL",
     "tests/server/batches/test_files.py": "PostgreSQL",
     "tests/server/batches/test_model.py": "model server",
+    "tests/server/test_anthropic_client.py": "model server",
     "tests/server/test_openai_client.py": "model server",
     "tests/server/test_other_apis.py": "model server",
     "tests/server/test_real_load.py": "model server",

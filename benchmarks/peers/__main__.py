@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from benchmarks.peers import report, results, roofline
 from benchmarks.peers.catalog import (
     DEFAULT_PEERS,
     PEERS,
-    ROOT,
     default_cache,
     parse_peers,
 )
@@ -27,6 +25,7 @@ from benchmarks.peers.host import Launch
 from benchmarks.peers.prepare import prepare
 from benchmarks.peers.runner import SAMPLINGS
 from benchmarks.peers.workloads import COLD, make_workloads, write_workloads
+from benchmarks.support.commands import find_test_model
 from benchmarks.support.records import write_record
 from headway.bench.steal import StealMeter
 
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    failures = prepare(parse_peers(args.peers), args.cache, args.model or _test_model())
+    failures = prepare(parse_peers(args.peers), args.cache, args.model or find_test_model())
     if failures:
         raise SystemExit(f"not prepared: {', '.join(failures)}")
 
@@ -183,16 +182,9 @@ def _show(found: list[results.Result], args: argparse.Namespace) -> None:
 
 def _roofline(args: argparse.Namespace) -> None:
     meter = StealMeter()
-    figures = roofline.measure(args.model or _test_model(), args.context)
+    figures = roofline.measure(args.model or find_test_model(), args.context)
     print(roofline.as_text(figures))
     write_record(roofline.as_plain(figures), meter, args.json)
-
-
-def _test_model() -> Path:
-    """Return the path of the test model; fetch it if it is missing."""
-    command = [str(ROOT / "scripts" / "get-test-model")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.support.commands import headway_cache
+
 ROOT = Path(__file__).parents[2]
+
 HEADWAY = "headway"
 BF16, W8A8 = "bf16", "w8a8"
 TORCH = "torch==2.13.0+cpu"
@@ -136,8 +138,7 @@ DEFAULT_PEERS = ("openvino", "vllm", "vllm-w8a8", "llama-cpp", "transformers")
 
 def default_cache() -> Path:
     """Return the folder of the environments, beside the test model."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("HEADWAY_CACHE") or Path(base) / "headway") / "peers"
+    return headway_cache() / "peers"
 
 
 def python_of(cache: Path, environment: str) -> Path:

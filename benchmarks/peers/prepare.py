@@ -9,10 +9,9 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from benchmarks.peers.catalog import (
     record_of,
 )
 from benchmarks.peers.compare import say
+from benchmarks.support.commands import CommandFailed, call
 
 INSTALL_TIMEOUT_S = 3 * 3600
 CONVERT_TIMEOUT_S = 1800
@@ -48,10 +48,6 @@ CMAKE_FLAGS = {
 # Named one by one instead of -march=native, which includes AMX: with AMX the library ends with an
 # illegal instruction where the kernel does not grant the tiles.
 CMAKE_OFF = ("GGML_NATIVE", "GGML_AMX_TILE", "GGML_AMX_INT8", "GGML_AMX_BF16")
-
-
-class PrepareError(Exception):
-    """A step failed; the text has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +71,13 @@ def prepare(names: Sequence[str], cache: Path, model: Path) -> dict[str, str]:
     for name in environments:
         try:
             _prepare_one(ENVIRONMENTS[name], cache)
-        except (PrepareError, OSError) as error:
+        except (CommandFailed, OSError) as error:
             failures[name] = str(error)
             say(f"{name}: failed: {error}")
     if forms:
         try:
             make_folders(cache, model, forms)
-        except (PrepareError, OSError) as error:
+        except (CommandFailed, OSError) as error:
             failures["folder"] = str(error)
             say(f"folder: failed: {error}")
     return failures
@@ -122,22 +118,22 @@ def _prepare_one(env: Environment, cache: Path) -> None:
     python = python_of(cache, env.name)
     if not python.exists():
         say(f"{env.name}: creating {home}")
-        _call([sys.executable, "-m", "venv", str(home)])
+        call([sys.executable, "-m", "venv", str(home)], INSTALL_TIMEOUT_S)
     record.unlink(missing_ok=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     variables = _install_variables(home, recipe)
     if recipe.torch is not None:
         say(f"{env.name}: installing {recipe.torch}")
-        _call([*pip, "install", recipe.torch], variables)
+        call([*pip, "install", recipe.torch], INSTALL_TIMEOUT_S, variables)
     for packages in recipe.installs:
         say(f"{env.name}: installing {' '.join(packages)}")
-        _call([*pip, "install", *packages], variables)
+        call([*pip, "install", *packages], INSTALL_TIMEOUT_S, variables)
     if recipe.uninstalls:
         say(f"{env.name}: removing {' '.join(recipe.uninstalls)}")
-        _call([*pip, "uninstall", "--yes", *recipe.uninstalls])
+        call([*pip, "uninstall", "--yes", *recipe.uninstalls], INSTALL_TIMEOUT_S)
     if env.needs_tcmalloc:
         _fetch_tcmalloc(home)
-    installed = json.loads(_call([*pip, "list", "--format", "json"]))
+    installed = json.loads(call([*pip, "list", "--format", "json"], INSTALL_TIMEOUT_S))
     content = {
         "recipe": asdict(recipe),
         "python": platform.python_version(),
@@ -176,10 +172,10 @@ def _fetch_tcmalloc(home: Path) -> None:
     target.mkdir(exist_ok=True)
     for package in TCMALLOC_PACKAGES:
         try:
-            _call(["apt-get", "download", package], cwd=target)
+            call(["apt-get", "download", package], INSTALL_TIMEOUT_S, cwd=target)
             for deb in target.glob("*.deb"):
-                _call(["dpkg", "-x", str(deb), str(target)])
-        except PrepareError:
+                call(["dpkg", "-x", str(deb), str(target)], INSTALL_TIMEOUT_S)
+        except CommandFailed:
             continue
         say(f"unpacked {package}")
         return
@@ -204,37 +200,11 @@ def _make_folder(cache: Path, module: str, source: Path, folder: Path) -> None:
         return
     python = python_of(cache, "transformers")
     if not python.exists():
-        raise PrepareError("the transformers environment is needed to convert the weights")
+        raise CommandFailed("the transformers environment is needed to convert the weights")
     say(f"folder: making {folder} from {source.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     command = [str(python), "-m", f"benchmarks.peers.{module}", str(source), str(partial)]
-    _call(command, cwd=ROOT, timeout_s=CONVERT_TIMEOUT_S)
+    call(command, CONVERT_TIMEOUT_S, cwd=ROOT)
     partial.rename(folder)
-
-
-def _call(
-    command: Sequence[str],
-    variables: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    timeout_s: float = INSTALL_TIMEOUT_S,
-) -> str:
-    """Run a command; return its output, or raise PrepareError with its last lines."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env={**os.environ, **(variables or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PrepareError(f"{' '.join(command[:4])}: not done after {timeout_s:g} s") from error
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        tail = "\n".join([line for line in lines if not line.startswith("WARNING")][-15:])
-        raise PrepareError(f"{' '.join(command)}: exit code {done.returncode}\n{tail}")
-    return done.stdout

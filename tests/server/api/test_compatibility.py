@@ -187,3 +187,15 @@ async def test_a_cache_salt_separates_prefixes(local) -> None:
             answer = (await made.public.post(COMPLETIONS, json=body)).json()
             num_cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert num_cached == [0, 24, 0, 0, 24]
+
+
+async def test_an_answer_of_litellm_can_be_sent_back(local) -> None:
+    """litellm adds what it does not know of an answer, and sends it back with the conversation."""
+    extra = {"provider_specific_fields": {"refusal": None}}
+    async with serving(local) as made:
+        history = [*MESSAGES, {"role": "assistant", "content": "so", **extra}, *MESSAGES]
+        plain = [*MESSAGES, {"role": "assistant", "content": "so"}, *MESSAGES]
+        assert await prompt_of(made, messages=history) == await prompt_of(made, messages=plain)
+        fields = {"messages": [{**MESSAGES[0], **extra}]}
+        error = check_error(await made.public.post(CHAT, json=fields), 400)
+        assert error["param"] == "messages[0].provider_specific_fields"

@@ -85,6 +85,8 @@ class Message(Fields):
     annotations: Annotated[Any, Only(([],))] = None
     parsed: Any = None
     """Added by the parser of the official client; the same as the content."""
+    provider_specific_fields: dict[str, Any] | None = None
+    """Added by litellm: fields of the answer that OpenAI's do not include."""
     function_call: Annotated[Any, Only()] = None
 
     def check_at(self, location: str) -> None:
@@ -95,7 +97,7 @@ class Message(Fields):
                 f"{location}.role must be one of {', '.join(ROLES)}, got {self.role[:40]!r}",
                 f"{location}.role",
             )
-        for name in ("tool_calls", "reasoning_content", "reasoning"):
+        for name in ("tool_calls", "reasoning_content", "reasoning", "provider_specific_fields"):
             if getattr(self, name) and self.role != "assistant":
                 raise InvalidRequestError(
                     f"{location}.{name} is for messages of the assistant", f"{location}.{name}"
