@@ -79,7 +79,7 @@ CLIENTS = {
             ("lm_eval",),
             "Likelihood and generation tasks over `local-completions`, beside the same tasks with "
             "transformers on the same file",
-            ("--activation-dtype", "bf16"),
+            ("--kernels", "none", "--dtype", "fp32"),
         ),
         Client(
             "litellm",
