@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ def run_client(client: Client, cache: Path, model: Path) -> Outcome:
         return Outcome(client, {}, problem=f"not installed: {error}", is_installed=False)
     versions = {name: packages[name] for name in client.shown}
     logs = cache / "logs" / client.name
-    logs.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
     flags = ("--api-key", KEY, "--served-model-name", MODEL_NAME)
     flags += ("--kv-cache-memory-bytes", "512M", "--batch-dir", str(logs / "batches"))
     server = start_model_server(model, logs / "server.log", *flags, *client.server_flags)
