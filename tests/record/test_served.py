@@ -28,7 +28,7 @@ SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 
 def bodies() -> list[dict[str, Any]]:
     """Streams that share a prefix, of two samples each; one has a grammar, one a stop string."""
-    plain = [{"prompt": f"{STEM}{number}", "max_tokens": 60, "n": 2} for number in range(4)]
+    plain = [{"prompt": f"{STEM}{number}", "max_tokens": 45, "n": 2} for number in range(3)]
     return [
         *plain,
         {"prompt": "A name:", "max_tokens": 30, "structured_outputs": {"json": SCHEMA}},
@@ -60,10 +60,10 @@ async def use(server: RunningServer) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
         tasks = [asyncio.create_task(read(client, fields)) for fields in bodies()]
         await leave(client)
-        await asyncio.to_thread(server.wait_at_least, "vllm:generation_tokens_total", 120)
+        await asyncio.to_thread(server.wait_at_least, "vllm:generation_tokens_total", 80)
         os.kill(engine_pid(server), signal.SIGKILL)
         assert all(await asyncio.gather(*tasks))
-        assert all(await asyncio.gather(*(read(client, fields) for fields in bodies()[:2])))
+        assert await read(client, {"prompt": STEM, "max_tokens": 20})
 
 
 def entries_of(path: Path) -> list[Entry]:

@@ -155,7 +155,7 @@ class RecordedCore(EngineCore):
                 forks.append(Fork(event.request_id, event.parent_id, token_ids))
         scores = result.prompt_scores.items()
         # Only token ids: log-probabilities take much memory while calls wait to be written.
-        outcomes = [one.token_ids if type(one) is Sample else one for one in result.outcomes]
+        outcomes = [one.token_ids if isinstance(one, Sample) else one for one in result.outcomes]
         self._recording.put(
             EndCall(
                 self._time.last,
