@@ -143,8 +143,7 @@ def test_decodes_beyond_the_budget_take_turns_within_their_rank(is_spot: bool):
         engine.add(f"a{at}", 1, max_tokens=500, terms=urgent)
     for at in range(2):
         engine.add(f"b{at}", 1, max_tokens=500, terms=Terms(tenant="b", is_spot=is_spot))
-    while len(engine.step()) < 8:
-        pass
+    engine.until(lambda: len(engine.scheduler.running) >= (6 if is_spot else 8))
     engine.add("long", 1000, max_tokens=2)  # leaves 5 of 8 decodes in each step
     num_before = {name: len(engine.output(name)) for name in ("a0", "a5", "b0", "b1")}
     engine.steps(48)

@@ -339,7 +339,7 @@ class BatchFeeder:
         record = self._spot_record(job.tenant, job.gateway)
         if record is None:
             raise TenantLimitError("the tenant may not send requests now", 1)
-        ledger, request_id = context.ledger, f"{endpoint.id_prefix}-{name}"
+        ledger, request_id = context.ledger, endpoint.request_id(name)
         # The engine may have yet to end an attempt under the same id.
         while ledger is not None and ledger.is_live(request_id):
             await asyncio.sleep(WAIT_S)

@@ -108,6 +108,10 @@ class GenerationEndpoint(Generic[RequestT]):
     answer: AnswerWith = answer
     """Answers a started generation, and sees to its end."""
 
+    def request_id(self, name: str) -> str:
+        """Return the id of a request by the name it has without its endpoint."""
+        return f"{self.id_prefix}{name}"
+
     async def respond(
         self, request: Request, context: ServerContext, limits: RequestLimits
     ) -> Response:
@@ -227,7 +231,7 @@ class GenerationEndpoint(Generic[RequestT]):
         if params.grammar is not None:
             await _check_grammar(context, payload, draft, terms.tenant)
         prompts = await run_off_loop(num_bytes, lambda: draft.encode(payload, context))
-        request_id = f"{self.id_prefix}{caller.request_id or context.new_id()}"
+        request_id = self.request_id(caller.request_id or context.new_id())
         priority, created = payload.priority or 0, int(context.time_of_day())
         client_id, options = caller.client_id, payload.answer_options
         is_stream = bool(payload.stream)
