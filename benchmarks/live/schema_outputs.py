@@ -23,14 +23,13 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema_rs
 
-from benchmarks.support.schemas import random_schema
+from benchmarks.support.schemas import chain, nested, optional, random_schema
 from benchmarks.support.servers import start_model_server
 
 CHAT = "/v1/chat/completions"
@@ -162,26 +161,6 @@ async def check_refusals(client: httpx.AsyncClient, report: Report, count: int) 
             report.errors.append(f"unsupported {number} ({word}): {answer.status_code} {text}")
 
     await in_parallel(count, work)
-
-
-def nested(depth: int) -> Any:
-    schema: Any = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
-
-
-def chain(count: int) -> Any:
-    names = [f"a{at}" for at in range(count)]
-    arrays: dict[str, Any] = {
-        name: {"type": "array", "items": {"$ref": f"#/$defs/{after}"}}
-        for name, after in pairwise(names)
-    }
-    return {"$ref": "#/$defs/a0", "$defs": {**arrays, names[-1]: {"type": "integer"}}}
-
-
-def optional(count: int) -> Any:
-    return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(count)}}
 
 
 def make_hostile(number: int) -> dict[str, Any]:

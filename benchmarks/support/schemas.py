@@ -1,8 +1,9 @@
-"""Random JSON schemas whose outputs end soon, determined by a seed."""
+"""JSON schemas: random ones whose outputs end soon, and ones of any depth or width."""
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 MAX_DEPTH = 3
@@ -17,6 +18,29 @@ def random_schema(seed: int) -> dict[str, Any]:
     if draw.random() < 0.1:
         return _recursive(draw)
     return _schema(draw, 0)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return arrays in arrays."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def optional(count: int) -> dict[str, Any]:
+    """Return an object with properties that need not be there."""
+    return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(count)}}
+
+
+def chain(count: int) -> dict[str, Any]:
+    """Return references of arrays to arrays: llguidance recurses along them."""
+    names = [f"a{at}" for at in range(count)]
+    arrays = {
+        name: {"type": "array", "items": {"$ref": f"#/$defs/{after}"}}
+        for name, after in pairwise(names)
+    }
+    return {"$ref": "#/$defs/a0", "$defs": {**arrays, names[-1]: {"type": "integer"}}}
 
 
 def _schema(draw: random.Random, depth: int) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import random
 import time
-from itertools import pairwise
 from typing import Any
 
 import jsonschema_rs
 import numpy as np
 import pytest
 
-from benchmarks.support.schemas import random_schema
+from benchmarks.support.schemas import chain, nested, optional, random_schema
 from headway.errors import InvalidRequestError
 from headway.text import Tokenizer
 from headway.text.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
@@ -150,27 +149,6 @@ def test_a_schema_that_cannot_be_honoured_is_refused_by_name(matchers, name):
     with pytest.raises(InvalidRequestError, match=word) as refusal:
         matchers.check(json_grammar(schema))
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
-
-
-def optional(count: int) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(count)}}
-
-
-def chain(count: int) -> dict[str, Any]:
-    """References of arrays to arrays: llguidance recurses along them."""
-    names = [f"a{at}" for at in range(count)]
-    arrays = {
-        name: {"type": "array", "items": {"$ref": f"#/$defs/{after}"}}
-        for name, after in pairwise(names)
-    }
-    return {"$ref": "#/$defs/a0", "$defs": {**arrays, names[-1]: {"type": "integer"}}}
 
 
 HOSTILE: dict[str, Any] = {

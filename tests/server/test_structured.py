@@ -16,8 +16,9 @@ import openai
 import pydantic
 import pytest
 
+from benchmarks.support.schemas import optional
 from benchmarks.support.servers import RunningServer, start_model_server
-from tests.grammar.test_grammars import COSTLY, HOSTILE, optional
+from tests.grammar.test_grammars import COSTLY, HOSTILE
 from tests.grammar.test_outputs import PERSON
 
 pytestmark = pytest.mark.model
