@@ -20,7 +20,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingOptions:
     """How the requests of a benchmark sample; greedy by default."""
 

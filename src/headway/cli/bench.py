@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -28,9 +28,9 @@ from headway.bench.load.report import Report
 from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, summarize
 from headway.bench.offline.profile import profile_table, run_profile
 from headway.bench.offline.report import as_json, as_table, compare, draw, steal_line
-from headway.bench.options import SamplingOptions, flag_of, option_about
+from headway.bench.options import SamplingOptions, option_about
 from headway.build import load_model
-from headway.cli.options import with_settings
+from headway.cli.options import with_options, with_settings
 from headway.cli.progress import progress_bar
 from headway.clock import SystemClock
 from headway.config import Config
@@ -47,7 +47,7 @@ def _root() -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OfflineOptions(SamplingOptions):
     """Options of `bench offline` that are not settings."""
 
@@ -82,44 +82,13 @@ class OfflineOptions(SamplingOptions):
     )
 
     def __post_init__(self) -> None:
-        # Without arguments, super() does not work in a dataclass with slots.
-        SamplingOptions.__post_init__(self)
+        super().__post_init__()
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
         if not 0 <= self.seed < _MAX_SEED:
             raise ConfigError(f"--seed must be from 0 to {_MAX_SEED - 1}, got {self.seed}")
         if self.seed and self.sampling_params().is_greedy:
             raise ConfigError("--seed needs --temperature above 0")
-
-
-def _with_options(
-    options: type[Any], first: inspect.Parameter
-) -> Callable[[Callable[[Any, Any], None]], Callable[..., None]]:
-    """Add one flag per field of `options` to a command."""
-
-    def decorate(command: Callable[[Any, Any], None]) -> Callable[..., None]:
-        def run(**given: Any) -> None:
-            command(given.pop(first.name), options(**given))
-
-        hints = get_type_hints(options)
-        parameters = [first]
-        for spec in fields(options):
-            flag = spec.metadata["flag"] or flag_of(spec.name)
-            option = typer.Option(
-                flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
-            )
-            annotation = Annotated[hints[spec.name], option]
-            parameters.append(
-                inspect.Parameter(
-                    spec.name, first.kind, default=spec.default, annotation=annotation
-                )
-            )
-        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        run.__annotations__ = {item.name: item.annotation for item in parameters}
-        run.__doc__ = command.__doc__
-        return run
-
-    return decorate
 
 
 @app.command("offline")
@@ -132,7 +101,7 @@ def _with_options(
     max_num_batched_tokens=512,
     enable_prefix_caching=False,
 )
-@_with_options(OfflineOptions, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY))
+@with_options(OfflineOptions, inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY))
 def offline(config: Config, options: OfflineOptions) -> None:
     """Run a fixed workload in this process, in one or several batching modes.
 
@@ -195,7 +164,7 @@ _URL = inspect.Parameter(
 
 
 @app.command("serve")
-@_with_options(LoadOptions, _URL)
+@with_options(LoadOptions, _URL)
 def serve(url: str, options: LoadOptions) -> None:
     """Send requests to any server with the OpenAI API, and measure the responses.
 

@@ -62,6 +62,36 @@ def with_settings(
     return decorate
 
 
+def with_options(
+    options: type[Any], first: inspect.Parameter
+) -> Callable[[Callable[[Any, Any], None]], Callable[..., None]]:
+    """Add one flag per field of `options` to a command."""
+
+    def decorate(command: Callable[[Any, Any], None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            command(given.pop(first.name), options(**given))
+
+        hints = get_type_hints(options)
+        parameters = [first]
+        for spec in fields(options):
+            flag = spec.metadata["flag"] or flag_of(spec.name)
+            option = typer.Option(
+                flag, help=spec.metadata["about"], rich_help_panel=spec.metadata["panel"]
+            )
+            annotation = Annotated[hints[spec.name], option]
+            parameters.append(
+                inspect.Parameter(
+                    spec.name, first.kind, default=spec.default, annotation=annotation
+                )
+            )
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        run.__annotations__ = {item.name: item.annotation for item in parameters}
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
 def _flags_of(section: str, defaults: Mapping[str, object]) -> list[inspect.Parameter]:
     cls = SECTIONS[section]
     hints = get_type_hints(cls)

@@ -71,19 +71,17 @@ def read_trace(path: Path) -> Trace:
     lines = read_text(path).splitlines()
     first = lines[0] if lines else ""
     if first.startswith("{"):
-        return _trace(_read_rows(path, enumerate(lines, 1), _mooncake_row), MOONCAKE_BUCKET_S)
-    if all(column in first for column in _AZURE_COLUMNS):
+        rows, bucket_s = _read_rows(path, enumerate(lines, 1), _mooncake_row), MOONCAKE_BUCKET_S
+    elif all(column in first for column in _AZURE_COLUMNS):
         named = enumerate(csv.DictReader(lines), 2)
-        return _trace(_read_rows(path, named, _azure_row), 0.0)
-    raise ConfigError(
-        f"{path} is not a trace; accepted: CSV with the columns {', '.join(_AZURE_COLUMNS)}, or "
-        "JSON lines with timestamp, input_length, output_length and hash_ids"
-    )
-
-
-def _trace(rows: list[TraceRow], bucket_s: float) -> Trace:
+        rows, bucket_s = _read_rows(path, named, _azure_row), 0.0
+    else:
+        raise ConfigError(
+            f"{path} is not a trace; accepted: CSV with the columns {', '.join(_AZURE_COLUMNS)}, "
+            "or JSON lines with timestamp, input_length, output_length and hash_ids"
+        )
     if not rows:
-        raise ConfigError("the trace has no requests")
+        raise ConfigError(f"the trace {path} has no requests")
     rows.sort(key=lambda row: row.at)
     start = rows[0].at
     return Trace(tuple(replace(row, at=row.at - start) for row in rows), bucket_s)

@@ -130,6 +130,7 @@ class _StreamChoice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    id: str | None = None
     choices: list[_StreamChoice] = []
     usage: _StreamUsage | None = None
     error: Any = None
@@ -199,6 +200,8 @@ class StreamReader:
             raise HttpFailure(f"error in the stream: {_message_of(event.error)}")
         if event.usage is not None:
             self._usage = event.usage
+        if self.record.request_id is None:
+            self.record.request_id = event.id
         return event
 
     def _text(self, choice: _StreamChoice) -> str | None:

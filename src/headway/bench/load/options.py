@@ -16,106 +16,19 @@ from headway.bench.load.measure import Plan, Sweep
 from headway.bench.load.openai import Target
 from headway.bench.load.runner import RunLimits
 from headway.bench.load.stats import parse_targets
+from headway.bench.load.workload import WorkloadOptions, workload_of
 from headway.bench.options import SamplingOptions, flag_of, option_about
 from headway.errors import ConfigError
-from headway.workload import (
-    Bounds,
-    Content,
-    Replay,
-    Scale,
-    Synthetic,
-    Workload,
-    parse_arrivals,
-    parse_lengths,
-    parse_prefixes,
-    parse_rates,
-    parse_tenants,
-    parse_vocabulary,
-    read_trace,
-)
+from headway.workload import Workload, parse_rates
 
 DEFAULT_NUM_REQUESTS = 100
-WORK, REPLAY, ASK, RUN, RESULTS = ("Workload", "Replay", "Requests", "Run", "Results")
+ASK, RUN, RESULTS = "Requests", "Run", "Results"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions(SamplingOptions):
+@dataclass(frozen=True)
+class LoadOptions(SamplingOptions, WorkloadOptions):
     """Options of `bench serve`; `about` in the metadata of a field is its help."""
 
-    arrivals: str = field(
-        default="poisson:1",
-        metadata=option_about(
-            WORK,
-            "Arrivals, in requests per second: closed:N, poisson:RATE, gamma:RATE,cv=CV or "
-            "onoff:RATE_WHILE_ON,on=S,off=S.",
-        ),
-    )
-    prompt_tokens: str = field(
-        default="uniform:32,256",
-        metadata=option_about(
-            WORK,
-            "Prompt lengths in tokens: fixed:N, uniform:LOW,HIGH, lognormal:MU,SIGMA,min=N,max=N, "
-            "list:N,N,... or empirical:FILE,scale=F,min=N,max=N.",
-        ),
-    )
-    output_tokens: str = field(
-        default="lognormal:4.0,0.9,min=8,max=256",
-        metadata=option_about(WORK, "Output lengths in tokens, in the same forms."),
-    )
-    tenants: str = field(
-        default="1",
-        metadata=option_about(
-            WORK, "NUMBER,zipf=EXPONENT: number of tenants, with Zipf weights; sent as `user`."
-        ),
-    )
-    prefixes: str = field(
-        default="0",
-        metadata=option_about(
-            WORK,
-            "SHARE,count=N,tokens=L: this share of prompts starts with one of N prefixes of L "
-            "tokens of its tenant.",
-        ),
-    )
-    vocab: str = field(
-        default="100,20000",
-        metadata=option_about(WORK, "LOW,HIGH: range of the token ids of prompts."),
-    )
-    seed: int = field(
-        default=0,
-        metadata=option_about(
-            WORK, "Random seed; a new seed gives new prompts, which no prefix cache has."
-        ),
-    )
-    rate: float | None = field(
-        default=None,
-        metadata=option_about(
-            WORK, "Mean requests per second; replaces the rate of the arrivals or the trace."
-        ),
-    )
-    trace: Path | None = field(
-        default=None,
-        metadata=option_about(
-            REPLAY, "Azure (CSV) or Mooncake (JSON lines) trace: its arrivals and lengths."
-        ),
-    )
-    time_scale: float = field(
-        default=1.0, metadata=option_about(REPLAY, "Factor for the times of the trace.")
-    )
-    length_scale: float = field(
-        default=1.0, metadata=option_about(REPLAY, "Factor for the lengths of the trace.")
-    )
-    max_prompt_tokens: int | None = field(
-        default=None,
-        metadata=option_about(
-            REPLAY, "Most prompt tokens of a trace request; longer prompts are cut."
-        ),
-    )
-    max_output_tokens: int | None = field(
-        default=None,
-        metadata=option_about(
-            REPLAY, "Most output tokens of a trace request; longer outputs are cut."
-        ),
-    )
     model: str | None = field(
         default=None, metadata=option_about(ASK, "Model name; default: the first in /v1/models.")
     )
@@ -199,33 +112,6 @@ def plan_of(options: LoadOptions) -> Plan:
     )
 
 
-def workload_of(options: LoadOptions) -> Workload:
-    """Return the workload of the options."""
-    _check_sources(options)
-    content = Content(
-        parse_vocabulary(options.vocab),
-        parse_tenants(options.tenants),
-        parse_prefixes(options.prefixes),
-    )
-    workload: Workload
-    if options.trace is None:
-        workload = Synthetic(
-            parse_arrivals(options.arrivals),
-            parse_lengths(options.prompt_tokens, "prompt"),
-            parse_lengths(options.output_tokens, "output"),
-            content,
-        )
-    else:
-        scale = Scale(
-            options.time_scale,
-            options.length_scale,
-            Bounds(1, options.max_prompt_tokens),
-            Bounds(1, options.max_output_tokens),
-        )
-        workload = Replay(read_trace(options.trace), scale, content)
-    return workload if options.rate is None else workload.with_rate(options.rate)
-
-
 def sweep_of(options: LoadOptions, workload: Workload) -> Sweep | None:
     """Return the sweep of the options; None without one."""
     if options.sweep is None:
@@ -259,22 +145,6 @@ def as_plain(options: LoadOptions) -> dict[str, object]:
     """Return the options for a report, without keys."""
     plain = {name: value for name, value in asdict(options).items() if name != "api_key"}
     return {name: str(v) if isinstance(v, Path) else v for name, v in plain.items()}
-
-
-_OF_A_TRACE = ("time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens")
-_INSTEAD_OF_A_TRACE = ("arrivals", "prompt_tokens", "output_tokens")
-
-
-def _check_sources(options: LoadOptions) -> None:
-    """Refuse options that would have no effect."""
-    has_trace = options.trace is not None
-    idle = _INSTEAD_OF_A_TRACE if has_trace else _OF_A_TRACE
-    defaults = LoadOptions()
-    given = [flag_of(name) for name in idle if getattr(options, name) != getattr(defaults, name)]
-    if given:
-        raise ConfigError(f"{', '.join(given)} {'excludes' if has_trace else 'needs'} --trace")
-    if options.rate is not None and options.time_scale != defaults.time_scale:
-        raise ConfigError("--rate and --time-scale exclude each other")
 
 
 def _check_least(least: int, **values: int | None) -> None:

@@ -47,6 +47,8 @@ class LoadRecord:
     has_usage: bool = False
     """Whether the server reported output tokens; else events were counted."""
     finish_reason: str | None = None
+    request_id: str | None = None
+    """Id that the server gave the request."""
 
     @property
     def outcome(self) -> Outcome:

@@ -61,6 +61,8 @@ class LoadRun:
     """Result of a run; partial if the run is interrupted."""
 
     records: list[LoadRecord] = field(default_factory=list[LoadRecord])
+    started_at: float = 0.0
+    """Time of the system clock from which the times of the records count."""
     elapsed_s: float = 0.0
     cpu_share: float = 0.0
     """CPU time of the client over wall time; near 1 the client is the bottleneck."""
@@ -84,6 +86,7 @@ async def run_load(
     run = LoadRun() if run is None else run
     client = HttpClient(target.origin)
     sender = _Sender(client, target, limits, run, progress or (lambda done, total: None))
+    run.started_at = sender.clock.started_at
     items = islice(workload.items(seed), limits.num_requests)
     cpu_s, meter = time.process_time(), StealMeter()
     try:
@@ -104,10 +107,10 @@ class _RelativeClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._started_at = clock.now()
+        self.started_at = clock.now()
 
     def now(self) -> float:
-        return self._clock.now() - self._started_at
+        return self._clock.now() - self.started_at
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class _Sender:
     limits: RunLimits
     run: LoadRun
     progress: Progress
-    clock: Clock = field(default_factory=lambda: _RelativeClock(SystemClock()))
+    clock: _RelativeClock = field(default_factory=lambda: _RelativeClock(SystemClock()))
     num_done: int = 0
 
     def now(self) -> float:
