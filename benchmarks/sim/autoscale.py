@@ -26,7 +26,7 @@ from benchmarks.sim.routing import CAPACITY, CONFIG
 from headway.routing import Router
 from headway.routing.autoscale import Autoscaler
 from headway.sim import SMOLLM2_135M, percentile
-from headway.sim.fleet import FleetRecord, VirtualFleet
+from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
 
 TICK_S = 1.0
 MAX_ENGINES = 16
@@ -55,7 +55,7 @@ class ScaledFleet:
         self._target = arguments.target
         self._until_s = 60.0 * arguments.minutes
         first = [SMOLLM2_135M] * max(1, fixed)
-        self.fleet = VirtualFleet([Router()], first, CONFIG, CAPACITY, seed)
+        self.fleet = VirtualFleet([Router()], first, EngineSpec(CONFIG, CAPACITY), seed)
         self._scaler = Autoscaler()
         self._num_starting = 0
         self._loads: list[float] = []

@@ -23,7 +23,7 @@ from headway.fleet.router.shared import SharedRouter
 from headway.routing import PredictedTtft, Router
 from headway.routing.router import AllEngines
 from headway.sim import SMOLLM2_135M, percentile
-from headway.sim.fleet import DELAY_S, FleetRecord, VirtualFleet
+from headway.sim.fleet import DELAY_S, EngineSpec, FleetRecord, VirtualFleet
 
 NUM_ENGINES = 8
 CAPACITY = Capacity(num_blocks=1000, block_size=16, max_model_len=4096)
@@ -165,7 +165,7 @@ class FleetRig:
         )
         routers = [self._make_router() for _ in range(setup.num_frontends)]
         profiles = [SMOLLM2_135M.scaled(slowness)] * NUM_ENGINES
-        self.fleet = VirtualFleet(routers, profiles, config, CAPACITY, seed)
+        self.fleet = VirtualFleet(routers, profiles, EngineSpec(config, CAPACITY), seed)
         self.fleet.on_event, self.fleet.on_finish = self._count, self._send_next
         self.fleet.on_refuse = self._refuse
         self._owners: dict[str, FleetTenant] = {}

@@ -37,7 +37,7 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.routing import RULES, PredictedTtft, Router
 from headway.sim import percentile
-from headway.sim.fleet import VirtualFleet
+from headway.sim.fleet import EngineSpec, VirtualFleet
 
 CAPACITY = Capacity(num_blocks=2000, block_size=16, max_model_len=4096)
 CONFIG = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, scheduling_policy="fair")
@@ -94,7 +94,7 @@ def measure(run: Run) -> Outcome:
     """Run a load on a fleet."""
     load = run.load
     profiles = load.profiles(run.num_engines)
-    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, CONFIG, CAPACITY, load.seed)
+    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, EngineSpec(CONFIG, CAPACITY), load.seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]

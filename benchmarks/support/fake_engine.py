@@ -18,12 +18,14 @@ from headway.core.events import Sink
 from headway.core.executor import Capacity, Ticket
 from headway.core.plan import Sample, ScheduledRequest, StepPlan, StepResult, TokenLogprobs
 from headway.core.scheduler import Scheduler
+from headway.core.slo.steptime import shape_of
 from headway.engine.process.journal import JournaledExecutor
 from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import STACKS_SIGNAL
 from headway.executors.fake import HIDDEN_SIZE, FakeExecutor
 from headway.sim import SMOLLM2_135M
+from headway.sim.steps import DrawStep
 
 CAPACITY = Capacity(num_blocks=256, block_size=16, max_model_len=2048)
 VOCAB_SIZE = 275
@@ -56,13 +58,15 @@ class LetterExecutor(FakeExecutor):
         num_blocks, max_model_len = settings.num_blocks, settings.max_model_len
         super().__init__(replace(CAPACITY, num_blocks=num_blocks, max_model_len=max_model_len))
         self._settings = settings
-        self._profile = SMOLLM2_135M.scaled(settings.slowness) if settings.slowness else None
-        self._draw = random.Random(os.getpid())
+        self._draw_step: DrawStep | None = None
+        if settings.slowness:
+            profile = SMOLLM2_135M.scaled(settings.slowness)
+            self._draw_step = profile.start(random.Random(os.getpid()))
 
     def submit(self, plan: StepPlan) -> Ticket:
         ticket = super().submit(plan)
-        if self._profile is not None:
-            step_s = self._profile.draw_s(plan, self._draw)
+        if self._draw_step is not None:
+            step_s = self._draw_step(shape_of(plan)).elapsed_s
             result = self._results[plan.step_id]
             self._results[plan.step_id] = replace(result, elapsed_s=step_s)
         for item in plan.scheduled:
@@ -78,7 +82,7 @@ class LetterExecutor(FakeExecutor):
         if ticket.step_id == self._settings.fails_at_step:
             raise RuntimeError("secret detail of the failure")
         result = super().collect(ticket)
-        time.sleep(self._settings.step_s if self._profile is None else result.elapsed_s)
+        time.sleep(self._settings.step_s if self._draw_step is None else result.elapsed_s)
         return result
 
     def _sample(self, item: ScheduledRequest) -> Sample | None:

@@ -6,14 +6,14 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.routing import Router
 from headway.sim import SMOLLM2_135M
-from headway.sim.fleet import FleetRecord, VirtualFleet
+from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
 
 CAPACITY = Capacity(num_blocks=500, block_size=16, max_model_len=1024)
 
 
 def test_requests_of_a_drained_engine_end_and_later_ones_go_elsewhere() -> None:
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256)
-    fleet = VirtualFleet([Router()], [SMOLLM2_135M] * 3, config, CAPACITY)
+    fleet = VirtualFleet([Router()], [SMOLLM2_135M] * 3, EngineSpec(config, CAPACITY))
     for number in range(60):
         prompt = [100 + number] * 64
         fleet.send(FleetRecord(f"r{number}", prompt, 20, arrived_at=number / 30))

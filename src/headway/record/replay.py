@@ -6,7 +6,7 @@ outcomes of steps, so that the prefix cache has the same hits and requests end w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -196,6 +196,13 @@ class ReplayedEngine:
         self._decoding: set[int] = set()
         self.num_steps = 0
         """Planned steps so far."""
+        self.on_events: Callable[[Sequence[Event]], None] = lambda _events: None
+        """Called with the events of every call."""
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """The step that was planned last."""
+        return self._results.plan
 
     @property
     def core(self) -> EngineCore:
@@ -298,6 +305,7 @@ class ReplayedEngine:
             if isinstance(event, Finished | Refused):
                 self._cache.hashes.pop(event.request_id, None)
                 self._cache.tails.pop(event.request_id, None)
+        self.on_events(events)
 
 
 def find_difference(reader: RecordingReader, replay: ReplayedEngine) -> Difference | None:

@@ -26,10 +26,10 @@ from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import NO_TERMS, Terms
 from headway.routing import EngineLimits, NoEngineInTime, Router
-from headway.sim.steps import STOP_TOKEN, CannedExecutor, StepProfile, TimedExecutor
+from headway.sim.steps import STOP_TOKEN, TOKEN, CannedExecutor, StepTimes, TimedExecutor
 
 DELAY_S = 0.001
-"""Time that a message takes between router and engine."""
+"""Time that a message takes between router and engine, on a network."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,34 +51,56 @@ class FleetRecord:
     is_refused: bool = False
     frontend: int = 0
     priority: int = 0
+    max_tokens: int = 0
+    """Most output tokens that the client asked for; 0: as many as there are."""
+    output_ids: Sequence[int] = ()
+    """Output tokens, where later prompts have them; else all are alike."""
+    num_emitted: int = 0
+    is_decoding: bool = False
+    """Whether the engine that has the request has emitted a token of it."""
+    num_resent: int = 0
+    """How often the engine of the request was killed."""
 
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     def make_request(self) -> Request:
-        """Return a new request with this prompt and output."""
+        """Return a new request with this prompt, and the output so far."""
         return Request(
             id=self.id,
-            token_ids=list(self.token_ids),
-            params=SamplingParams(max_tokens=self.num_output, stop_token_ids=(STOP_TOKEN,)),
+            token_ids=[*self.token_ids, *self.output_until(self.num_emitted)],
+            num_prompt_tokens=len(self.token_ids),
+            params=SamplingParams(
+                max_tokens=self.max_tokens or self.num_output, stop_token_ids=(STOP_TOKEN,)
+            ),
             seed=0,
             arrived_at=self.arrived_at,
             priority=self.priority,
             terms=self.terms,
         )
 
+    def output_until(self, end: int) -> Sequence[int]:
+        """Return the first output tokens."""
+        return self.output_ids[:end] if self.output_ids else [TOKEN] * end
+
 
 class _Engine:
     """An engine core of the fleet, and the requests on their way to it."""
 
     def __init__(
-        self, name: str, core: EngineCore, executor: TimedExecutor, events: list[Event]
+        self,
+        name: str,
+        core: EngineCore,
+        executor: TimedExecutor,
+        canned: CannedExecutor,
+        events: list[Event],
     ) -> None:
         self.name = name
         self.core = core
         self.executor = executor
-        self.joining: list[Request] = []
+        self.canned = canned
+        self.joining: list[FleetRecord] = []
         self.is_stepping = False
         self.events = events
         """What the core has emitted since the last report."""
@@ -86,16 +108,25 @@ class _Engine:
         self.has_left = False
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What the engines of a fleet are made with."""
+
+    scheduler: SchedulerConfig
+    capacity: Capacity
+    enable_prefix_caching: bool = True
+
+
 class VirtualFleet:
-    """Engines of unequal speed, and frontends with a router each; a message takes DELAY_S."""
+    """Engines of unequal speed, and frontends with a router each; a message takes `delay_s`."""
 
     def __init__(
         self,
         routers: Sequence[Router],
-        profiles: Sequence[StepProfile],
-        config: SchedulerConfig,
-        capacity: Capacity,
+        profiles: Sequence[StepTimes],
+        spec: EngineSpec,
         seed: int = 0,
+        delay_s: float = DELAY_S,
     ) -> None:
         self.routers = routers
         """Routers of the frontends."""
@@ -110,21 +141,22 @@ class VirtualFleet:
         self._engines: dict[str, _Engine] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._config = config
-        self._capacity = capacity
+        self._spec = spec
         self._seed = seed
+        self._delay_s = delay_s
         for profile in profiles:
             self.add_engine(profile)
 
-    def add_engine(self, profile: StepProfile) -> None:
+    def add_engine(self, profile: StepTimes) -> None:
         """Add an engine with these step times, now."""
-        number, capacity, config = len(self._engines), self._capacity, self._config
-        executor = TimedExecutor(CannedExecutor(capacity), profile, 1000 * self._seed + number)
+        number, capacity, config = len(self._engines), self._spec.capacity, self._spec.scheduler
+        canned = CannedExecutor(capacity)
+        executor = TimedExecutor(canned, profile, 1000 * self._seed + number)
         events: list[Event] = []
-        scheduler = Scheduler(config, capacity, True)
+        scheduler = Scheduler(config, capacity, self._spec.enable_prefix_caching)
         core = EngineCore(scheduler, executor, self.clock, events.extend)
         name = f"engine-{number}"
-        self._engines[name] = _Engine(name, core, executor, events)
+        self._engines[name] = _Engine(name, core, executor, canned, events)
         limits = EngineLimits(
             capacity.num_blocks,
             capacity.block_size,
@@ -158,6 +190,32 @@ class VirtualFleet:
         for router in self.routers:
             router.engine_lost(engine.name, self.clock.now())
 
+    def kill_engine(self, name: str) -> None:
+        """Have an engine end at once; its requests arrive again, with their output so far."""
+        engine, now = self._engines[name], self.clock.now()
+        if engine.has_left:
+            return
+        engine.has_left = engine.is_draining = True
+        lost = [
+            one
+            for router in self.routers
+            for view in router.engines
+            if view.name == name
+            for one in view.sent
+        ]
+        for router in self.routers:
+            router.engine_lost(name, now)
+        for record in [self.records[request_id] for request_id in lost]:
+            record.num_resent += 1
+            record.is_decoding = False
+            self.routers[record.frontend].arrive(record.make_request(), now, is_resent=True)
+        self.tick()
+
+    @property
+    def live_engines(self) -> list[str]:
+        """Names of the engines that take requests."""
+        return [one.name for one in self._engines.values() if not one.is_draining]
+
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Have something happen at a time."""
         heappush(self._agenda, (max(time, self.clock.now()), next(self._numbers), action))
@@ -189,27 +247,42 @@ class VirtualFleet:
             record.engine, record.waited_s = sending.engine, sending.waited_s
             record.predicted_cached = sending.num_cached
             engine = self._engines[sending.engine]
-            self.at(now + DELAY_S, partial(self._join, engine, record.make_request()))
+            self.at(now + self._delay_s, partial(self._join, engine, record))
         self.on_tick()
 
-    def _join(self, engine: _Engine, request: Request) -> None:
-        engine.joining.append(request)
+    def _join(self, engine: _Engine, record: FleetRecord) -> None:
+        if engine.has_left:
+            return  # killed while the request was on its way
+        engine.joining.append(record)
         if not engine.is_stepping:
             self._begin(engine)
 
     def _begin(self, engine: _Engine) -> None:
-        for request in engine.joining:
-            engine.core.add(request)
+        for record in engine.joining:
+            if record.output_ids or record.max_tokens > record.num_output:
+                self._expect(engine, record)
+            engine.core.add(record.make_request(), record.num_resent > 0)
         engine.joining.clear()
         engine.is_stepping = engine.core.begin_step() is not None
         if engine.is_stepping:
             self.at(self.clock.now() + engine.executor.step_s, partial(self._end, engine))
 
+    def _expect(self, engine: _Engine, record: FleetRecord) -> None:
+        """Have an engine sample the output of a request, and end it where it ended."""
+        num_prompt = len(record.token_ids)
+        if record.output_ids:
+            engine.canned.outputs[record.id] = num_prompt, record.output_ids
+        if record.max_tokens > record.num_output:
+            # The last token is sampled when all tokens before it are known.
+            engine.canned.stop_at[record.id] = num_prompt + record.num_output - 1
+
     def _end(self, engine: _Engine) -> None:
+        if engine.has_left:
+            return
         engine.core.end_step()
         events = list(engine.events)
         engine.events.clear()
-        self.at(self.clock.now() + DELAY_S, partial(self._report, engine, events))
+        self.at(self.clock.now() + self._delay_s, partial(self._report, engine, events))
         self._begin(engine)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
@@ -228,6 +301,7 @@ class VirtualFleet:
                 record = self.records[event.request_id]
                 self._take(record, event, now)
                 if isinstance(event, Finished):
+                    engine.canned.forget(record.id)
                     ended.append(record)
         self._leave_if_idle(engine)
         self.tick()
@@ -247,10 +321,14 @@ class VirtualFleet:
         if isinstance(event, Admitted) and not event.is_resumed:
             record.num_cached = event.num_cached_tokens
             router.admitted(record.id, event.num_cached_tokens)
-        elif isinstance(event, TokensEmitted) and record.first_token_at is None:
-            record.first_token_at = now
-            router.first_token(record.id)
+        elif isinstance(event, TokensEmitted):
+            record.num_emitted += len(event.token_ids)
+            if record.first_token_at is None:
+                record.first_token_at = now
+            if not record.is_decoding:
+                record.is_decoding = True
+                router.first_token(record.id)
         elif isinstance(event, Finished):
             record.finished_at = now
-            router.finished(record.id, [7] * event.num_output_tokens)
+            router.finished(record.id, record.output_until(event.num_output_tokens))
         self.on_event(record, event)

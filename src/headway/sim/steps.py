@@ -1,21 +1,44 @@
-"""Step profiles, and executors that compute no tokens."""
+"""Step durations, and executors that compute no tokens."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from headway.core.executor import Capacity, Executor, Ticket
-from headway.core.plan import Sample, StepPlan, StepResult
-from headway.core.slo.steptime import StepCost, shape_of
+from headway.core.plan import Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.slo.steptime import StepCost, StepShape, shape_of
 
-STOP_TOKEN = 0
-_SAMPLE, _STOP = Sample((7,)), Sample((STOP_TOKEN,))
+STOP_TOKEN, TOKEN = 0, 7
+_SAMPLE, _STOP = Sample((TOKEN,)), Sample((STOP_TOKEN,))
+
+
+class StepTime(NamedTuple):
+    """Duration of one step."""
+
+    elapsed_s: float
+    """Seconds in the executor, which the scheduler is told."""
+    overhead_s: float = 0.0
+    """Seconds of the engine process besides: planning, updating, reporting, taking commands."""
+
+
+DrawStep = Callable[[StepShape], StepTime]
+"""Returns the duration of the next step of an engine."""
+
+
+class StepTimes(Protocol):
+    """Durations of the steps of one model on one machine."""
+
+    def start(self, rng: random.Random) -> DrawStep:
+        """Return the durations of one engine, drawn with `rng`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Step durations of one model on one machine."""
+    """Step durations with independent noise."""
 
     cost: StepCost
     noise: float = 0.0
@@ -36,9 +59,11 @@ class StepProfile:
         )
         return replace(self, cost=scaled)
 
-    def draw_s(self, plan: StepPlan, rng: random.Random) -> float:
-        """Return the duration of a step with this plan, drawn with noise."""
-        seconds = self.cost.predict(shape_of(plan))
+    def start(self, rng: random.Random) -> DrawStep:
+        return lambda shape: StepTime(self._draw_s(shape, rng))
+
+    def _draw_s(self, shape: StepShape, rng: random.Random) -> float:
+        seconds = self.cost.predict(shape)
         if self.noise:
             seconds *= rng.lognormvariate(0.0, self.noise)
         if self.slow_share and rng.random() < self.slow_share:
@@ -62,30 +87,42 @@ SMOLLM2_135M = StepProfile(
 
 
 class CannedExecutor:
-    """Samples the same token always, and STOP_TOKEN at set lengths."""
+    """Samples the same token always, or set outputs, and STOP_TOKEN at set lengths."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self.stop_at: dict[str, int] = {}
         """Request id -> number of tokens at which the request samples STOP_TOKEN."""
+        self.outputs: dict[str, tuple[int, Sequence[int]]] = {}
+        """Request id -> number of prompt tokens, and output tokens."""
         self._results: dict[int, StepResult] = {}
 
     def capacity(self) -> Capacity:
         return self._capacity
 
+    def forget(self, request_id: str) -> None:
+        """Drop what is set for a request."""
+        self.stop_at.pop(request_id, None)
+        self.outputs.pop(request_id, None)
+
     def submit(self, plan: StepPlan) -> Ticket:
-        stop_at = self.stop_at
+        stop_at, outputs = self.stop_at, self.outputs
         outcomes = tuple(
             [
                 None if not item.has_sample
                 else _STOP if item.start + len(item.token_ids)
                 >= stop_at.get(item.request_id, self._capacity.max_model_len)
-                else _SAMPLE
+                else _SAMPLE if item.request_id not in outputs
+                else self._sample_output(item)
                 for item in plan.scheduled
             ]
         )  # fmt: skip
         self._results[plan.step_id] = StepResult(plan.step_id, outcomes, 0.0)
         return Ticket(plan.step_id)
+
+    def _sample_output(self, item: ScheduledRequest) -> Sample:
+        num_prompt, output = self.outputs[item.request_id]
+        return Sample((output[item.start + len(item.token_ids) - num_prompt],))
 
     def collect(self, ticket: Ticket) -> StepResult:
         return self._results.pop(ticket.step_id)
@@ -95,24 +132,26 @@ class CannedExecutor:
 
 
 class TimedExecutor:
-    """Wraps an executor and reports step durations of a profile."""
+    """Wraps an executor and reports drawn step durations."""
 
-    def __init__(self, inner: Executor, profile: StepProfile, seed: int = 0) -> None:
+    def __init__(self, inner: Executor, times: StepTimes, seed: int = 0) -> None:
         self._inner = inner
-        self._profile = profile
-        self._rng = random.Random(f"steps/{seed}")
+        self._draw = times.start(random.Random(f"steps/{seed}"))
+        self._elapsed_s = 0.0
         self.step_s = 0.0
-        """Duration of the last submitted step."""
+        """Duration of the last submitted step on the clock, with its overhead."""
 
     def capacity(self) -> Capacity:
         return self._inner.capacity()
 
     def submit(self, plan: StepPlan) -> Ticket:
-        self.step_s = self._profile.draw_s(plan, self._rng)
+        drawn = self._draw(shape_of(plan))
+        self._elapsed_s = drawn.elapsed_s
+        self.step_s = drawn.elapsed_s + drawn.overhead_s
         return self._inner.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        return replace(self._inner.collect(ticket), elapsed_s=self.step_s)
+        return replace(self._inner.collect(ticket), elapsed_s=self._elapsed_s)
 
     def close(self) -> None:
         self._inner.close()
