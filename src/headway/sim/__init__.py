@@ -1,13 +1,23 @@
-"""The simulator: the real engine core on a virtual clock, without a model.
+"""The simulator: the real engine core and router on a virtual clock, without a model.
 
-Owns the virtual engine, step profiles and request records. Must not import tensors or a server. In
-reading order:
+Owns virtual engines and fleets, step times, profiles, predictions and plans. Must not import
+tensors or a server. In reading order:
 
-    steps.py       step profiles, and executors that compute no tokens
+    steps.py       step times, and executors that compute no tokens
     engine.py      VirtualEngine: an EngineCore on a virtual clock
     records.py     one record per request
     simulation.py  Simulation: a run of recorded requests
     fleet.py       VirtualFleet: several engine cores behind a router
+    profile.py     profiles: measured step times, overhead and delays
+    observed.py    steps and requests of a recorded engine
+    fitting.py     fits a profile to them
+    recorded.py    the requests of a recording as a load
+    serving.py     a load on simulated engines, as clients see it
+    figures.py     figures over several runs, with intervals
+    planning.py    how much load engines carry, how many a load needs
+    settings.py    settings of a simulation as text
+    tables.py      figures as rows
+    page.py        parts of an HTML report
 """
 
 from headway.sim.engine import VirtualEngine

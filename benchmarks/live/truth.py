@@ -1,0 +1,233 @@
+"""Serves loads with the real model and compares them with simulations of the same requests.
+
+    headway profile "$model" -o machine.json
+    python -m benchmarks.live.truth "$model" machine.json [--seconds 30] [--repeats 2] [--runs 20]
+
+A cell is a workload, a load relative to what the profile says is the most, and a policy. Each cell
+is simulated first, from the profile alone, and then served `--repeats` times with the same requests
+over HTTP. Errors are those of the simulated median against the mean of the served runs. A served
+figure is covered if the simulated 90 % interval has it. Spread is the largest by the smallest
+served figure, less 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from headway.bench.load.http import Origin
+from headway.bench.load.measure import name_model
+from headway.bench.load.openai import Target
+from headway.bench.load.own_server import OwnServer
+from headway.bench.load.records import LoadRecord, Outcome
+from headway.bench.load.runner import LoadRun, RunLimits, run_load
+from headway.bench.steal import StealMeter
+from headway.sim.figures import Figures, Interval, Runs, predict, summarize
+from headway.sim.planning import saturated_rate
+from headway.sim.profile import read_profile
+from headway.sim.serving import Limits, ServedRequest, Setup
+from headway.sim.settings import change_settings
+from headway.workload import (
+    Content,
+    Poisson,
+    Synthetic,
+    parse_lengths,
+    parse_prefixes,
+    parse_tenants,
+    parse_vocabulary,
+)
+
+LOADS = (0.3, 0.5, 0.7, 0.9, 1.3)
+POLICIES = ("fair", "fcfs")
+SEED = 1000
+NUM_WARM_UP = 8
+FIGURES: dict[str, Callable[[Figures], float]] = {
+    "tokens/s": lambda one: one.output_tokens_per_s,
+    "TTFT p50": lambda one: one.ttft_s[50],
+    "TPOT p50": lambda one: one.tpot_s[50],
+    "TTFT p99": lambda one: one.ttft_s[99],
+    "TPOT p99": lambda one: one.tpot_s[99],
+}
+
+
+def _workload(prompt: str, output: str, tenants: str = "1", prefixes: str = "0") -> Synthetic:
+    content = Content(
+        parse_vocabulary("100,20000"), parse_tenants(tenants), parse_prefixes(prefixes)
+    )
+    return Synthetic(
+        Poisson(1.0), parse_lengths(prompt, "prompt"), parse_lengths(output, "output"), content
+    )
+
+
+WORKLOADS = {
+    "chat": _workload("uniform:32,256", "lognormal:4.0,0.9,min=8,max=256"),
+    "long prompts": _workload("lognormal:5.9,0.6,min=64,max=1200", "uniform:8,64"),
+    "long outputs": _workload("uniform:8,64", "uniform:100,300", "4,zipf=1.0"),
+    "prefixes": _workload(
+        "uniform:280,400", "uniform:16,96", "3,zipf=1.0", "0.8,count=2,tokens=256"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load, simulated and served."""
+
+    name: str
+    simulated: dict[str, Interval]
+    served: dict[str, list[float]]
+    steal: float
+
+    def error(self, figure: str) -> float:
+        """Return the error of the simulated median, relative to the served mean."""
+        return self.simulated[figure].middle / fmean(self.served[figure]) - 1.0
+
+    def spread(self, figure: str) -> float:
+        values = self.served[figure]
+        return max(values) / min(values) - 1.0
+
+    def num_covered(self, figure: str) -> int:
+        interval = self.simulated[figure]
+        return sum(interval.low <= value <= interval.high for value in self.served[figure])
+
+
+def _convert(record: LoadRecord) -> ServedRequest:
+    """Return what a client saw, in the form of a simulated request."""
+    is_done = record.outcome is Outcome.COMPLETED
+    return ServedRequest(
+        record.tenant,
+        record.scheduled_at,
+        record.num_prompt_tokens,
+        record.num_output_tokens,
+        record.first_token_at if is_done else None,
+        record.ended_at if is_done else None,
+        record.num_cached_tokens or 0,
+        record.outcome is Outcome.REFUSED,
+    )
+
+
+def serve(
+    model: str, flags: Sequence[str], workload: Synthetic, seconds: float, seed: int
+) -> Figures:
+    """Start a server, serve a load after a few uncounted requests; return what clients saw."""
+    # Each key is a tenant.
+    num_tenants = workload.content.tenants.num
+    keys = tuple(f"truth-{number}" for number in range(num_tenants)) if num_tenants > 1 else ()
+    key_flags = [part for key in keys for part in ("--api-key", key)]
+    with tempfile.TemporaryDirectory() as folder:
+        server = OwnServer.start(model, Path(folder), [*flags, *key_flags])
+        try:
+            run = asyncio.run(_send(server.origin, keys, workload, seconds, seed))
+        finally:
+            server.stop()
+    return summarize([_convert(one) for one in run.records])
+
+
+async def _send(
+    origin: Origin, keys: tuple[str, ...], workload: Synthetic, seconds: float, seed: int
+) -> LoadRun:
+    target = Target(origin, await name_model(origin, keys, None), api_keys=keys)
+    await run_load(target, workload.with_rate(20.0), RunLimits(NUM_WARM_UP), seed + 500_000)
+    return await run_load(target, workload, RunLimits(duration_s=seconds), seed)
+
+
+def _run_cell(
+    arguments: argparse.Namespace, name: str, load: float, policy: str, seed: int
+) -> Cell:
+    profile = read_profile(arguments.profile)
+    setup = change_settings(Setup.of(profile), [f"policy={policy}"])
+    most = saturated_rate(setup, WORKLOADS[name], Runs(3, SEED))
+    workload = WORKLOADS[name].with_rate(load * most.middle)
+    runs = Runs(arguments.runs, seed, draws_requests=False)
+    prediction = predict(setup, workload, Limits(duration_s=arguments.seconds), runs)
+    served: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    meter = StealMeter()
+    for _ in range(arguments.repeats):
+        flags = ["--scheduling-policy", policy, *arguments.serve_flag]
+        figures = serve(arguments.model, flags, workload, arguments.seconds, seed)
+        for figure, of in FIGURES.items():
+            served[figure].append(of(figures))
+    steal = meter.read()
+    return Cell(
+        f"{name}, {load:g}, {policy}",
+        {figure: prediction.interval(of) for figure, of in FIGURES.items()},
+        served,
+        0.0 if steal is None else steal.share,
+    )
+
+
+def _print_cell(cell: Cell) -> None:
+    parts: list[str] = []
+    for figure in FIGURES:
+        unit = 1.0 if figure == "tokens/s" else 1e3
+        found = cell.simulated[figure]
+        parts.append(
+            f"{figure} {unit * fmean(cell.served[figure]):.4g} simulated "
+            f"{unit * found.middle:.4g} ({unit * found.low:.4g} - {unit * found.high:.4g}) "
+            f"{100 * cell.error(figure):+.1f} %"
+        )
+    print(f"{cell.name}, steal {100 * cell.steal:.1f} %:\n    " + "\n    ".join(parts), flush=True)
+
+
+def _print_summary(cells: Sequence[Cell], repeats: int) -> None:
+    print("\nfigure      median error   p90 error   bias   spread of served   covered")
+    num_covered = 0
+    for figure in FIGURES:
+        errors = sorted(abs(cell.error(figure)) for cell in cells)
+        covered = sum(cell.num_covered(figure) for cell in cells)
+        num_covered += covered
+        print(
+            f"{figure:10} {100 * median(errors):9.1f} % "
+            f"{100 * errors[min(len(errors) - 1, int(0.9 * len(errors)))]:10.1f} % "
+            f"{100 * median(cell.error(figure) for cell in cells):+8.1f} % "
+            f"{100 * median(cell.spread(figure) for cell in cells):10.1f} % "
+            f"{100 * covered / (repeats * len(cells)):14.0f} %"
+        )
+    total = repeats * len(cells) * len(FIGURES)
+    print(f"covered in all: {num_covered} of {total}, {100 * num_covered / total:.0f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("model")
+    parser.add_argument("profile", type=Path)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser.add_argument("--serve-flag", action="append", default=[])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    cells: list[Cell] = []
+    names = [name.strip() for name in arguments.workloads.split(",")]
+    loads = [float(load) for load in arguments.loads.split(",")]
+    for number, (name, load) in enumerate((name, load) for name in names for load in loads):
+        policy = POLICIES[number % len(POLICIES)]
+        cells.append(_run_cell(arguments, name, load, policy, SEED + number))
+        _print_cell(cells[-1])
+    _print_summary(cells, arguments.repeats)
+    if arguments.json is not None:
+        plain = [
+            {
+                "cell": cell.name,
+                "steal": cell.steal,
+                "served": cell.served,
+                "simulated": {
+                    name: [found.low, found.middle, found.high]
+                    for name, found in cell.simulated.items()
+                },
+            }
+            for cell in cells
+        ]
+        arguments.json.write_text(json.dumps(plain, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Measures the simulator: a million requests over a thousand engines, of which some are killed.
+
+    python -m benchmarks.sim.million [--requests 1000000] [--engines 1000] [--loads 0.3 0.7 1.1]
+
+Real engine cores and the real router on a virtual clock, with the step times of a profile. A load
+is relative to what the engines can serve. Every 10 s an engine is killed, and another one starts.
+Prints wall minutes, the most memory of the process, simulated steps, and requests that were lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+
+from headway.sim.figures import Runs, summarize
+from headway.sim.planning import saturated_rate
+from headway.sim.profile import find_profile
+from headway.sim.serving import Limits, Setup, serve_load
+from headway.workload import Poisson, Synthetic, Uniform
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--profile", default="smollm2-135m-2-cores")
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--engines", type=int, default=1000)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.7, 1.1])
+    parser.add_argument("--kill-every", type=float, default=10.0)
+    arguments = parser.parse_args()
+    one = Setup.of(find_profile(arguments.profile))
+    workload = Synthetic(Poisson(1.0), Uniform(16, 240), Uniform(8, 56))
+    most = arguments.engines * saturated_rate(one, workload, Runs(3)).middle
+    setup = replace(one, num_engines=arguments.engines, kill_every_s=arguments.kill_every)
+    print(f"{arguments.engines} engines can serve {most:.0f} requests/s", flush=True)
+    for load in arguments.loads:
+        began_at = perf_counter()
+        served = serve_load(setup, workload.with_rate(load * most), Limits(arguments.requests))
+        minutes = (perf_counter() - began_at) / 60
+        memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        figures = summarize(served.requests)
+        num_lost = sum(not (one.finished_at or one.is_refused) for one in served.requests)
+        span_s = max(one.finished_at or -inf for one in served.requests)
+        print(
+            f"load {load:g}: {minutes:.1f} minutes, {memory_gb:.1f} GB, {served.num_steps:,} steps "
+            f"({served.num_steps / minutes / 60:,.0f} a second), {span_s:.0f} simulated s, "
+            f"{served.num_kills} kills, {num_lost} requests lost; TTFT p50 "
+            f"{1e3 * figures.ttft_s[50]:.0f}, p99 {1e3 * figures.ttft_s[99]:.0f} ms",
+            flush=True,
+        )
+        del served, figures
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""`headway plan`: how much load engines carry within a target, and how many a load needs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import inf
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headway.bench.load.workload import WorkloadOptions, workload_of
+from headway.bench.options import option_about
+from headway.cli.files import write_text
+from headway.cli.options import with_options
+from headway.cli.simulate import ENGINES, RUN, EngineOptions
+from headway.errors import ConfigError
+from headway.sim.figures import Runs
+from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table
+from headway.sim.planning import (
+    KNEE_SHARE,
+    CarriedRate,
+    EnginesNeeded,
+    Goal,
+    Study,
+    carried_rate,
+    engines_needed,
+)
+from headway.sim.profile import find_profile
+from headway.sim.serving import Setup
+from headway.sim.tables import number
+
+TARGETS = "Targets"
+CURVE_MAX = 3.0
+"""Largest latency relative to its target that the picture shows."""
+PROFILE_KEY = "profile"
+COLUMNS = ("", "one engine carries", "likely", "saturates at", "engines", "per million tokens")
+
+
+@dataclass(frozen=True)
+class PlanOptions(EngineOptions):
+    """Options of `headway plan`."""
+
+    ttft: float = field(
+        default=inf, metadata=option_about(TARGETS, "Target for the time to first token, seconds.")
+    )
+    tpot: float = field(
+        default=inf,
+        metadata=option_about(TARGETS, "Target for the time per output token, seconds."),
+    )
+    e2e: float = field(
+        default=inf, metadata=option_about(TARGETS, "Target for the time to the end, seconds.")
+    )
+    percentile: int = field(
+        default=99, metadata=option_about(TARGETS, "Percentile that must be within the targets.")
+    )
+    spare: int = field(
+        default=1,
+        metadata=option_about(ENGINES, "Engines that may be lost while the targets are kept."),
+    )
+    price: float | None = field(
+        default=None, metadata=option_about(ENGINES, "Price of an engine for an hour.")
+    )
+    what_if: list[str] | None = field(
+        default=None,
+        metadata=option_about(
+            ENGINES,
+            "KEY=VALUE,...: plan again with other settings (as --set), another workload "
+            "(output_tokens=fixed:64) or another profile (profile=FILE); repeatable. Parts of a "
+            "value are separated by ';' instead of ','.",
+        ),
+    )
+    num_requests: int = field(
+        default=400, metadata=option_about(RUN, "Requests of each run, per engine.")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spare < 0:
+            raise ConfigError(f"--spare must be at least 0, not {self.spare}")
+        if self.price is not None and not self.price > 0:
+            raise ConfigError(f"--price must be above 0, not {self.price:g}")
+        if self.num_requests < 100:
+            raise ConfigError(f"--num-requests must be at least 100, not {self.num_requests}")
+
+    @property
+    def goal(self) -> Goal:
+        return Goal(self.percentile, self.ttft, self.tpot, self.e2e)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one variant of the engines and the load gives."""
+
+    name: str
+    carried: CarriedRate
+    needed: EnginesNeeded
+    num_spare: int
+    price: float | None
+
+    @property
+    def num_engines(self) -> int:
+        return self.needed.num_engines + self.num_spare
+
+    @property
+    def price_per_million(self) -> float | None:
+        if self.price is None:
+            return None
+        return 1e6 * self.num_engines * self.price / 3600.0 / self.needed.output_tokens_per_s
+
+    def row(self) -> tuple[str, ...]:
+        price = self.price_per_million
+        return (
+            self.name,
+            number(self.carried.sure),
+            number(self.carried.likely),
+            number(self.carried.saturated.middle),
+            f"{self.needed.num_engines} + {self.num_spare}",
+            "-" if price is None else number(price),
+        )
+
+
+_PROFILE = inspect.Parameter(
+    "profile",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        str,
+        typer.Argument(help="File written by `headway profile`, or the name of a shipped profile."),
+    ],
+)
+
+
+@with_options(PlanOptions, _PROFILE)
+def plan(profile: str, options: PlanOptions) -> None:
+    """Say how many engines a load needs within targets.
+
+    Says also how much load one engine carries, and where it saturates. The load is given as for
+    `headway bench serve`: --rate, lengths, tenants, prefixes or a trace. A target counts as kept if
+    it is kept at the far end of the range of the runs.
+    """
+    goal = options.goal
+    console, errors = Console(), Console(stderr=True)
+    variants = [("as given", profile, options)]
+    variants += [_variant(text, profile, options) for text in options.what_if or []]
+    plans: list[_Plan] = []
+    for name, of_profile, of_options in variants:
+        errors.print(f"planning: {name}", highlight=False, style="dim")
+        plans.append(
+            _make_plan(name, of_profile, of_options, lambda text: errors.print(
+                f"  {text}", highlight=False, style="dim", soft_wrap=True
+            ))
+        )  # fmt: skip
+    rate = _rate_of(options)
+    lines = _describe(plans[0], goal, rate)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    if len(plans) > 1:
+        console.print(_grid(plans))
+    if options.json is not None:
+        write_text(options.json, json.dumps(_document(plans, goal, rate), indent=1))
+    if options.html is not None:
+        write_text(options.html, _page(plans, goal, lines))
+        typer.echo(f"page: {options.html}")
+
+
+def _rate_of(options: PlanOptions) -> float:
+    rate = workload_of(options).mean_rate
+    if rate is None:
+        raise ConfigError("a plan needs arrivals with a rate: poisson, gamma, onoff or a trace")
+    return rate
+
+
+def _make_plan(name: str, profile: str, options: PlanOptions, note: Callable[[str], None]) -> _Plan:
+    setup = options.change(Setup.of(find_profile(profile)))
+    study = Study(
+        setup,
+        workload_of(options),
+        options.goal,
+        options.num_requests,
+        Runs(options.runs, options.seed),
+        note,
+    )
+    rate = _rate_of(options)
+    carried = carried_rate(study)
+    needed = engines_needed(study, rate, carried)
+    return _Plan(name, carried, needed, options.spare, options.price)
+
+
+def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, PlanOptions]:
+    """Return the profile and options of a what-if."""
+    changes: dict[str, Any] = {}
+    settings = list(options.set or [])
+    known = {one.name for one in fields(WorkloadOptions)}
+    for part in text.split(","):
+        key, sign, value = part.strip().partition("=")
+        if not sign:
+            raise ConfigError(f"--what-if takes KEY=VALUE,..., not {text!r}")
+        value = value.replace(";", ",")
+        if key == PROFILE_KEY:
+            profile = value
+        elif key in known:
+            old = getattr(options, key)
+            changes[key] = type(old)(value) if isinstance(old, int | float) else value
+        else:
+            settings.append(f"{key}={value}")
+    return text, profile, replace(options, set=settings, **changes)
+
+
+def _describe(found: _Plan, goal: Goal, rate: float) -> list[str]:
+    carried, needed = found.carried, found.needed
+    saturated, ratio = carried.saturated, needed.ratio
+    lines = [
+        f"One engine carries {carried.sure:.3g} requests/s with {goal.text}; likely "
+        f"{carried.likely:.3g}. It saturates at {saturated.middle:.3g} ({saturated.low:.3g} - "
+        f"{saturated.high:.3g}); above {KNEE_SHARE * saturated.low:.3g} latency rises steeply.",
+        f"{rate:.3g} requests/s need {needed.num_engines} "
+        f"{'engine' if needed.num_engines == 1 else 'engines'}, {needed.regime}: "
+        f"p{goal.percent} at {ratio.middle:.2f} ({ratio.low:.2f} - {ratio.high:.2f}) of the "
+        f"target. With {found.num_spare} spare: {found.num_engines}.",
+    ]
+    price = found.price_per_million
+    if price is not None:
+        lines.append(f"A million output tokens cost {number(price)}, spares included.")
+    return lines
+
+
+def _grid(plans: Sequence[_Plan]) -> Table:
+    grid = Table(*COLUMNS, box=None)
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for one in plans:
+        grid.add_row(*one.row())
+    return grid
+
+
+def _document(plans: Sequence[_Plan], goal: Goal, rate: float) -> dict[str, object]:
+    return {
+        "goal": goal.text,
+        "requests_per_s": rate,
+        "plans": [
+            {
+                "name": one.name,
+                "carried_requests_per_s": one.carried.sure,
+                "likely_requests_per_s": one.carried.likely,
+                "saturated_requests_per_s": [
+                    one.carried.saturated.low,
+                    one.carried.saturated.middle,
+                    one.carried.saturated.high,
+                ],
+                "engines": one.needed.num_engines,
+                "spare_engines": one.num_spare,
+                "regime": str(one.needed.regime),
+                "price_per_million_output_tokens": one.price_per_million,
+            }
+            for one in plans
+        ],
+    }
+
+
+def _page(plans: Sequence[_Plan], goal: Goal, lines: Sequence[str]) -> str:
+    parts = [paragraph(line, "verdict") for line in lines]
+    parts.append(heading("Latency of one engine relative to its target"))
+    curves = [
+        Curve(
+            one.name,
+            [(rate, min(found.middle, 1e6)) for rate, found in one.carried.curve],
+            [min(found.low, 1e6) for _, found in one.carried.curve],
+            [min(found.high, 1e6) for _, found in one.carried.curve],
+        )
+        for one in plans
+    ]
+    saturated = plans[0].carried.saturated
+    marks = [(plans[0].carried.sure, "carried"), (saturated.middle, "saturated")]
+    chart = Chart(
+        "requests/s",
+        f"p{goal.percent} over target",
+        curves,
+        marks,
+        [(1.0, "target")],
+        CURVE_MAX,
+    )
+    parts += [draw(chart), table(COLUMNS, [one.row() for one in plans])]
+    parts.append(
+        paragraph("Bands are the range of 90 % of the runs. Engines: needed + spare.", "note")
+    )
+    return page("Headway: capacity plan", parts)

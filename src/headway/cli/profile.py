@@ -1,0 +1,189 @@
+"""`headway profile`: measure what steps and requests take on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from headway._version import __version__
+from headway.bench.load.measure import name_model
+from headway.bench.load.openai import Target
+from headway.bench.load.own_server import OwnServer
+from headway.bench.load.records import LoadRecord, Outcome
+from headway.bench.load.runner import LoadRun, RunLimits, run_load
+from headway.bench.steal import StealMeter
+from headway.cli.progress import progress_bar
+from headway.errors import ConfigError
+from headway.executors.hardware import probe_hardware
+from headway.record.reader import find_recordings
+from headway.sim.fitting import (
+    MeasuredDelay,
+    Provenance,
+    fit_profile,
+    group_delays,
+)
+from headway.sim.observed import ObservedEngine, ObservedStep, read_observed
+from headway.sim.profile import MachineProfile, write_profile
+from headway.workload import Bounds, ClosedLoop, Lognormal, Synthetic
+
+NUM_CLIENTS = (1, 3, 8, 20, 48, 80)
+"""Clients of the loads; the last one more than run at once by default."""
+PROMPTS = Lognormal(4.8, 1.0, Bounds(8, 1500))
+OUTPUTS = Lognormal(3.7, 0.7, Bounds(8, 160))
+NUM_PASSES = 3
+MIN_SECONDS = 30.0
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a folder, or a Hugging Face id.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")],
+    seconds: Annotated[
+        float, typer.Option(help="Time to send requests; their answers take half as long again.")
+    ] = 180.0,
+    serve_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Flag for `headway serve`, such as --max-num-seqs=32; repeatable."),
+    ] = None,
+) -> None:
+    """Measure what steps and requests take on this machine with a model.
+
+    Starts a server on a free port, sends loads of several sizes in turn, and fits step times,
+    overhead and delays to what it did. Nothing else should run meanwhile.
+    """
+    if seconds < MIN_SECONDS:
+        raise ConfigError(f"--seconds must be at least {MIN_SECONDS:.0f}, not {seconds:g}")
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output.parent} is not a folder")
+    flags = serve_flag or []
+    with tempfile.TemporaryDirectory(prefix="headway-profile-") as name:
+        folder = Path(name)
+        meter = StealMeter()
+        server = OwnServer.start(model, folder, ["--record", str(folder), *flags])
+        try:
+            with progress_bar("measuring, seconds") as progress:
+                passes = asyncio.run(_run_passes(server, seconds, progress))
+        finally:
+            server.stop()
+        steal = meter.read()
+        typer.echo("fitting", err=True)
+        observed = [read_observed(path) for path in find_recordings([folder])]
+    if len(observed) != 1:
+        raise ConfigError(
+            "the engine was restarted during the measurement: the profile would have a pause in it"
+        )
+    origin = Provenance(
+        model=Path(model).name,
+        machine=_describe_machine(),
+        headway=__version__,
+        command=" ".join(["headway profile", Path(model).name, *flags]),
+        date=datetime.now(UTC).date().isoformat(),
+        start_s=server.start_s,
+        steal=0.0 if steal is None else steal.share,
+    )
+    (engine,) = observed
+    steps = [[_steps_in(engine, run) for run in runs] for runs in passes]
+    delays = [one for runs in passes for run in runs for one in _delays(engine, run)]
+    found = fit_profile(engine.header, steps, group_delays(delays), origin)
+    write_profile(output, found)
+    typer.echo(describe(found))
+    typer.echo(f"written: {output}")
+
+
+async def _run_passes(
+    server: OwnServer, seconds: float, progress: Callable[[int, int], None]
+) -> list[list[LoadRun]]:
+    """Run every load in every pass."""
+    target = Target(server.origin, await name_model(server.origin, (), None))
+    each_s = seconds / (NUM_PASSES * len(NUM_CLIENTS))
+    seeds = iter(range(1_000_000))
+    # The first requests find cold caches.
+    await run_load(target, _load_of(4), RunLimits(8), next(seeds))
+    passes: list[list[LoadRun]] = []
+    for number in range(NUM_PASSES):
+        runs: list[LoadRun] = []
+        for position, num_clients in enumerate(NUM_CLIENTS):
+            done_s = (number * len(NUM_CLIENTS) + position) * each_s
+            progress(int(done_s), int(seconds))
+            limits = RunLimits(duration_s=each_s)
+            runs.append(await run_load(target, _load_of(num_clients), limits, next(seeds)))
+        passes.append(runs)
+    return passes
+
+
+def _load_of(num_clients: int) -> Synthetic:
+    return Synthetic(ClosedLoop(num_clients), PROMPTS, OUTPUTS)
+
+
+def _steps_in(observed: ObservedEngine, run: LoadRun) -> list[ObservedStep]:
+    end = run.started_at + run.elapsed_s
+    return [one for one in observed.steps if run.started_at <= one.began_at < end]
+
+
+def _delays(observed: ObservedEngine, run: LoadRun) -> list[MeasuredDelay]:
+    """Return the delays of the completed requests of a run.
+
+    When the engine is busy it takes a request at the end of its step. Its wait for that is part of
+    the simulation, so the way from the API process to the engine is taken from idle moments.
+    """
+    completed = [one for one in run.records if one.outcome is Outcome.COMPLETED]
+    pairs = [
+        (record, observed.requests[record.request_id])
+        for record in completed
+        if record.request_id in observed.requests
+    ]
+    idle = [seen.entry.now - seen.entry.arrived_at for _, seen in pairs if seen.is_added_idle]
+    usual_s = median(idle) if idle else 0.0
+    delays: list[MeasuredDelay] = []
+    for record, seen in pairs:
+        if record.first_token_at is None or seen.first_token_at is None:
+            continue
+        sent_at = run.started_at + record.scheduled_at
+        handed_over_s = seen.entry.now - seen.entry.arrived_at if seen.is_added_idle else usual_s
+        delays.append(
+            MeasuredDelay(
+                _num_in_flight(run.records, record.scheduled_at),
+                max(0.0, seen.entry.arrived_at - sent_at + handed_over_s),
+                max(0.0, run.started_at + record.first_token_at - seen.first_token_at),
+            )
+        )
+    return delays
+
+
+def _num_in_flight(records: Sequence[LoadRecord], at: float) -> int:
+    return sum(
+        one.scheduled_at <= at and (one.ended_at is None or one.ended_at > at) for one in records
+    )
+
+
+def _describe_machine() -> str:
+    hardware = probe_hardware()
+    return f"{hardware.num_cores} cores, kernels {hardware.kernels}, {platform.machine()}"
+
+
+def describe(found: MachineProfile) -> str:
+    """Return the main figures of a profile as text."""
+    fit = found.fit
+    at_knots = ", ".join(
+        f"{knot}: {1e3 * fit.coefficients[number]:.1f}" for number, knot in enumerate(fit.knots)
+    )
+    per_decode_s, per_context_s, per_attended_s = fit.coefficients[len(fit.knots) :]
+    return "\n".join(
+        [
+            f"{found.model} on {found.machine}: {found.num_steps} steps",
+            f"a step by rows, ms: {at_knots}",
+            f"and {1e6 * per_decode_s:.0f} us a decode, {1e6 * per_context_s:.2f} us a context "
+            f"token, {1e9 * per_attended_s:.0f} ns an attended token",
+            f"overhead {1e3 * found.overhead_s:.2f} ms a step and "
+            f"{1e6 * found.overhead_per_row_s:.0f} us a request in it",
+            f"speed differs by {100 * found.drift:.1f} % between passes; "
+            f"steal {100 * found.steal:.1f} %; ready after {found.start_s:.1f} s",
+        ]
+    )

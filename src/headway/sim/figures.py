@@ -1,0 +1,152 @@
+"""Figures of simulated loads, over several runs, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.core.slo.targets import met
+from headway.core.terms import Targets
+from headway.errors import ConfigError
+from headway.sim.serving import Limits, ServedLoad, ServedRequest, Setup, serve_load
+from headway.workload import Workload
+
+PERCENTS = (50, 95, 99)
+LOW, HIGH = 0.05, 0.95
+"""Ends of an interval: quantiles over the runs."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Latencies and throughput of one load; as `headway bench serve` counts them."""
+
+    num_requests: int
+    num_completed: int
+    num_refused: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_s: dict[int, float]
+    tpot_s: dict[int, float]
+    e2e_s: dict[int, float]
+    """Percentiles; infinite without a completed request."""
+    cached_share: float
+    good_share: float | None = None
+    """Share of the requests that met all targets; None without targets."""
+
+
+def summarize(requests: Sequence[ServedRequest], targets: Targets | None = None) -> Figures:
+    """Return the figures of these requests."""
+    done = [one for one in requests if one.finished_at is not None]
+    ends = [one.finished_at for one in done if one.finished_at is not None]
+    elapsed_s = max(ends) - min(one.scheduled_at for one in requests) if ends else inf
+    num_prompt = sum(one.num_prompt_tokens for one in done)
+    is_good = [
+        targets is not None and met(targets, one.ttft_s, one.tpot_s, one.e2e_s) for one in done
+    ]
+    return Figures(
+        num_requests=len(requests),
+        num_completed=len(done),
+        num_refused=sum(one.is_refused for one in requests),
+        requests_per_s=len(done) / elapsed_s,
+        output_tokens_per_s=sum(one.num_output_tokens for one in done) / elapsed_s,
+        ttft_s=_percentiles([one.ttft_s for one in done]),
+        tpot_s=_percentiles([one.tpot_s for one in done]),
+        e2e_s=_percentiles([one.e2e_s for one in done]),
+        cached_share=sum(one.num_cached_tokens for one in done) / num_prompt if num_prompt else 0.0,
+        good_share=None if targets is None else sum(is_good) / max(1, len(requests)),
+    )
+
+
+def by_tenant(
+    requests: Sequence[ServedRequest], targets: Targets | None = None
+) -> dict[str, Figures]:
+    """Return the figures of each tenant; empty without tenants."""
+    names = sorted({one.tenant for one in requests if one.tenant is not None})
+    return {
+        name: summarize([one for one in requests if one.tenant == name], targets) for name in names
+    }
+
+
+def _percentiles(values: Sequence[float | None]) -> dict[int, float]:
+    present = sorted(value for value in values if value is not None)
+    return {percent: quantile(present, percent / 100.0) for percent in PERCENTS}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of ordered values, linear between two; infinite without values."""
+    if not ordered:
+        return inf
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Median of a figure over the runs, and the range of 90 % of them."""
+
+    low: float
+    middle: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Interval:
+        ordered = sorted(values)
+        return Interval(quantile(ordered, LOW), quantile(ordered, 0.5), quantile(ordered, HIGH))
+
+    def scaled(self, factor: float) -> Interval:
+        return Interval(factor * self.low, factor * self.middle, factor * self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Several runs of one load, each on a machine drawn anew."""
+
+    loads: tuple[ServedLoad, ...]
+    figures: tuple[Figures, ...]
+
+    def interval(self, figure: Callable[[Figures], float]) -> Interval:
+        """Return a figure over the runs."""
+        return Interval.of([figure(one) for one in self.figures])
+
+    @property
+    def extrapolated_share(self) -> float:
+        """Share of the steps that are larger than every measured one."""
+        num_steps = sum(one.num_steps for one in self.loads)
+        return sum(one.num_extrapolated for one in self.loads) / max(1, num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How often a load is simulated, and what differs between runs."""
+
+    count: int = 10
+    seed: int = 0
+    draws_requests: bool = True
+    """Whether each run has other requests; the machine is drawn anew in any case."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"at least 1 run is needed, not {self.count}")
+
+
+def predict(
+    setup: Setup,
+    workload: Workload,
+    limits: Limits,
+    runs: Runs,
+    targets: Targets | None = None,
+    progress: Progress | None = None,
+) -> Prediction:
+    """Simulate a load several times."""
+    loads: list[ServedLoad] = []
+    for number in range(runs.count):
+        machine_seed = runs.seed + number
+        request_seed = machine_seed if runs.draws_requests else runs.seed
+        loads.append(serve_load(setup, workload, limits, request_seed, machine_seed))
+        if progress is not None:
+            progress(number + 1, runs.count)
+    return Prediction(tuple(loads), tuple(summarize(one.requests, targets) for one in loads))

@@ -1,0 +1,165 @@
+"""Steps and requests of a recorded engine: what profiles are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.core.events import Event, Finished, Forked, TokensEmitted
+from headway.core.slo.steptime import StepShape, shape_of
+from headway.errors import RecordingError
+from headway.record.entries import (
+    AbortEntry,
+    AddEntry,
+    BeginEntry,
+    EndEntry,
+    Entry,
+    RecordingHeader,
+)
+from headway.record.reader import RecordingReader
+from headway.record.replay import ReplayedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStep:
+    """One step of the engine."""
+
+    began_at: float
+    shape: StepShape
+    num_scheduled: int
+    elapsed_s: float
+    """Seconds in the executor."""
+    overhead_s: float
+    """Seconds besides, up to the next step if the engine had work for it."""
+
+
+@dataclass(slots=True)
+class ObservedRequest:
+    """One sample at the engine; times are those of the engine's clock."""
+
+    entry: AddEntry
+    hashes: bytearray
+    """Hashes of its full blocks, output included, one after the other."""
+    is_added_idle: bool
+    """Whether the engine had nothing to do, and took the request at once."""
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    num_output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ObservedEngine:
+    """What a recording says about an engine."""
+
+    header: RecordingHeader
+    steps: list[ObservedStep] = field(default_factory=list[ObservedStep])
+    requests: dict[str, ObservedRequest] = field(default_factory=dict[str, ObservedRequest])
+
+
+def read_observed(path: Path) -> ObservedEngine:
+    """Replay a recording; return its steps and requests."""
+    reader = RecordingReader.open(path)
+    observer = _Observer(reader.header)
+    for entry in reader.entries():
+        if not observer.take(entry):
+            raise RecordingError(
+                f"{path}: the replay differs in step {observer.num_steps}; see `headway replay`"
+            )
+    return observer.observed
+
+
+class _Observer:
+    """Takes notes while a recording is replayed."""
+
+    def __init__(self, header: RecordingHeader) -> None:
+        self.observed = ObservedEngine(header)
+        self._replay = ReplayedEngine(header)
+        self._replay.on_events = self._take_events
+        self._now = 0.0
+        self._is_idle = True
+        self._began_at = 0.0
+        self._shape, self._num_scheduled = StepShape(), 0
+        self._ended: EndEntry | None = None
+        """End of the last step, until the time after it is known."""
+
+    @property
+    def num_steps(self) -> int:
+        return self._replay.num_steps
+
+    def take(self, entry: Entry) -> bool:
+        """Repeat a call and note what it shows; return whether the plan is the recorded one."""
+        if isinstance(entry, AddEntry | AbortEntry | BeginEntry | EndEntry):
+            self._now = entry.now
+        if isinstance(entry, EndEntry):
+            self._note_hashes(entry)
+        if self._replay.apply(entry) is not None:
+            return False
+        match entry:
+            case AddEntry():
+                self._note_request(entry)
+            case BeginEntry(digest=digest) if digest:
+                self._begin()
+            case EndEntry():
+                self._end(entry)
+            case _:
+                pass
+        return True
+
+    def _note_request(self, entry: AddEntry) -> None:
+        if not entry.is_refused and not entry.is_resent:
+            hashes = bytearray(entry.hashes)
+            self.observed.requests[entry.id] = ObservedRequest(entry, hashes, self._is_idle)
+        self._is_idle = False
+
+    def _begin(self) -> None:
+        if self._ended is not None:
+            self._note_step(self._ended, self._now)
+        plan = self._replay.plan
+        if plan is not None:
+            self._began_at = self._now
+            self._shape, self._num_scheduled = shape_of(plan), len(plan.scheduled)
+        self._is_idle = False
+
+    def _note_hashes(self, entry: EndEntry) -> None:
+        plan = self._replay.plan
+        if plan is None:
+            return
+        for position, hashes in entry.hashes:
+            request = self.observed.requests.get(plan.scheduled[position].request_id)
+            if request is not None:
+                request.hashes += hashes
+
+    def _end(self, entry: EndEntry) -> None:
+        self._ended = entry
+        if not self._replay.core.has_work:
+            self._note_step(entry, entry.now)
+            self._is_idle = True
+
+    def _note_step(self, ended: EndEntry, until: float) -> None:
+        """Note the last step; its overhead ends at `until`."""
+        overhead_s = max(0.0, until - self._began_at - ended.elapsed_s)
+        self.observed.steps.append(
+            ObservedStep(
+                self._began_at, self._shape, self._num_scheduled, ended.elapsed_s, overhead_s
+            )
+        )
+        self._ended = None
+
+    def _take_events(self, events: Sequence[Event]) -> None:
+        requests = self.observed.requests
+        for event in events:
+            if isinstance(event, Forked) and (parent := requests.get(event.parent_id)) is not None:
+                hashes = bytearray(parent.entry.hashes)
+                requests[event.request_id] = ObservedRequest(parent.entry, hashes, False)
+            elif isinstance(event, TokensEmitted | Finished):
+                request = requests.get(event.request_id)
+                if request is not None:
+                    self._note_output(request, event)
+
+    def _note_output(self, request: ObservedRequest, event: TokensEmitted | Finished) -> None:
+        if isinstance(event, Finished):
+            request.finished_at = self._now
+            request.num_output_tokens = event.num_output_tokens
+        elif request.first_token_at is None:
+            request.first_token_at = self._now

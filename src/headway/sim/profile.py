@@ -1,0 +1,212 @@
+"""Profiles: what steps and requests take on one machine with one model, and how sure that is.
+
+A profile is measured on a server under load (`headway profile`), so that its step times have the
+API process and the clients on the same cores. It is a JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+
+import msgspec
+
+from headway.config import SchedulerConfig
+from headway.core.executor import Capacity
+from headway.core.slo.steptime import StepShape
+from headway.errors import ConfigError
+from headway.sim.steps import DrawStep, StepTime
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "profiles"
+NEIGHBOUR_SHARE = 6
+"""One of so many runs of residuals fits a step: those of the steps of nearest length."""
+MIN_NEIGHBOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """Seconds of a step by its shape.
+
+    The linear layers take a time that depends on the rows of the step (decodes and prefill tokens),
+    linear between knots; the rest is proportional to decodes, context and attended tokens.
+    """
+
+    knots: tuple[int, ...]
+    coefficients: tuple[float, ...]
+    """Seconds at each knot, then per decode, per context token and per attended token."""
+    refits: tuple[tuple[float, ...], ...] = ()
+    """Coefficients of other samples of the same steps; their spread is that of the fit."""
+
+    def predict(self, shape: StepShape) -> float:
+        """Return the expected seconds of a step."""
+        return sum([value * self.coefficients[at] for at, value in features(shape, self.knots)])
+
+    def draw(self, rng: random.Random) -> StepFit:
+        """Return one of the refits."""
+        return StepFit(self.knots, rng.choice(self.refits)) if self.refits else self
+
+
+def features(shape: StepShape, knots: Sequence[int]) -> list[tuple[int, float]]:
+    """Return the features of a step that are not 0, as (position, value).
+
+    Rows beyond the last knot continue its slope.
+    """
+    decodes, prefill_tokens, context, attended = shape
+    rows = decodes + prefill_tokens
+    upper = min(max(bisect_left(knots, rows), 1), len(knots) - 1)
+    low, high = knots[upper - 1], knots[upper]
+    share = max(0.0, (rows - low) / (high - low))
+    first = len(knots)
+    return [
+        (upper - 1, 1.0 - share),
+        (upper, share),
+        (first, decodes),
+        (first + 1, context),
+        (first + 2, attended),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualRun:
+    """Measured by predicted seconds of consecutive steps."""
+
+    predicted_s: float
+    """Mean of the predictions."""
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds between client and engine, with up to so many requests in flight."""
+
+    max_in_flight: int
+    to_engine_s: tuple[float, ...]
+    to_client_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineProfile:
+    """One machine with one model, as measured."""
+
+    model: str
+    machine: str
+    headway: str
+    command: str
+    date: str
+    scheduler: SchedulerConfig
+    capacity: Capacity
+    enable_prefix_caching: bool
+    fit: StepFit
+    residuals: tuple[ResidualRun, ...]
+    """By predicted seconds."""
+    drift: float
+    """Standard deviation of the logarithm of the speed between passes of the measurement."""
+    overhead_s: float
+    overhead_per_row_s: float
+    """Seconds of the engine process per step and per scheduled request."""
+    delays: tuple[Delays, ...]
+    """By requests in flight."""
+    start_s: float
+    """Seconds from the start of the server to the first answer."""
+    largest: StepShape
+    """Largest value of each property of the measured steps."""
+    num_steps: int
+    steal: float
+    """Share of the CPU time that the host took during the measurement."""
+    format: int = FORMAT
+
+    def times(self, rng: random.Random) -> MeasuredTimes:
+        """Return step times of one simulated run: coefficients and speed drawn once."""
+        return MeasuredTimes(self, self.fit.draw(rng), exp(rng.gauss(0.0, self.drift)))
+
+    def expected(self) -> MeasuredTimes:
+        """Return step times with the best coefficients and the mean speed."""
+        return MeasuredTimes(self, self.fit, 1.0)
+
+    def delays_with(self, num_in_flight: int) -> Delays:
+        """Return the delays with this many requests in flight."""
+        limits = [one.max_in_flight for one in self.delays]
+        return self.delays[min(bisect_left(limits, num_in_flight), len(limits) - 1)]
+
+    def is_beyond(self, shape: StepShape) -> bool:
+        """Return whether a step is larger than every measured one in some property."""
+        return any(value > most for value, most in zip(shape, self.largest, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """Step times of a profile, with residuals in runs as they were measured."""
+
+    profile: MachineProfile
+    fit: StepFit
+    speed: float
+    """Factor of all step times."""
+
+    def start(self, rng: random.Random) -> DrawStep:
+        profile, fit = self.profile, self.fit
+        means = [run.predicted_s for run in profile.residuals]
+        num_near = max(MIN_NEIGHBOURS, len(means) // NEIGHBOUR_SHARE)
+        left: list[float] = []
+
+        def draw(shape: StepShape) -> StepTime:
+            predicted_s = fit.predict(shape)
+            if not left and means:
+                first = bisect_right(means, predicted_s) - num_near // 2
+                first = max(0, min(first, len(means) - num_near))
+                run = profile.residuals[min(first + rng.randrange(num_near), len(means) - 1)]
+                left.extend(reversed(run.ratios))
+            ratio = left.pop() if left else 1.0
+            rows = shape.num_decodes + (shape.num_prefill_tokens > 0)
+            overhead_s = profile.overhead_s + profile.overhead_per_row_s * rows
+            return StepTime(self.speed * ratio * predicted_s, self.speed * overhead_s)
+
+        return draw
+
+
+_decode = msgspec.json.Decoder(MachineProfile).decode
+
+
+def write_profile(path: Path, profile: MachineProfile) -> None:
+    """Write a profile as JSON, one field per line."""
+    plain = msgspec.to_builtins(profile)
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in plain.items()]
+    try:
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_profile(path: Path) -> MachineProfile:
+    """Read a profile; ConfigError if the file is none."""
+    try:
+        profile = _decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path} is not a profile written by `headway profile`: {error}"
+        ) from error
+    if profile.format != FORMAT:
+        raise ConfigError(
+            f"{path} has format {profile.format}, this release reads {FORMAT}: measure it again"
+        )
+    return profile
+
+
+def find_profile(name: str) -> MachineProfile:
+    """Read a profile by its path, or one that Headway ships by its name."""
+    path = Path(name)
+    if path.exists() or path.suffix:
+        return read_profile(path)
+    shipped = {one.stem: one for one in sorted(SHIPPED.glob("*.json"))}
+    if name not in shipped:
+        raise ConfigError(
+            f"no file and no shipped profile {name!r}; shipped are: {', '.join(shipped) or 'none'}"
+        )
+    return read_profile(shipped[name])

@@ -1,0 +1,83 @@
+"""Settings of a simulation as text: `max_num_seqs=32`, `b.weight=2`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+import msgspec
+
+from headway.config import SchedulerConfig
+from headway.core.executor import Capacity
+from headway.core.terms import Targets, Terms
+from headway.errors import ConfigError
+from headway.sim.fleet import EngineSpec
+from headway.sim.serving import Setup, TermChange
+
+POLICY = "policy"
+"""Short for scheduling_policy."""
+_TERMS = ("weight", "max_kv_share", "is_spot", "tier")
+_TERM_FORM = "TENANT.FIELD=VALUE, such as b.weight=2"
+
+
+def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
+    """Return a setup with settings changed, given as KEY=VALUE."""
+    spec = setup.spec
+    for change in changes:
+        key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
+        spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
+    return replace(setup, spec=spec)
+
+
+def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
+    if key in _names(SchedulerConfig):
+        return replace(spec, scheduler=_change(spec.scheduler, key, value))
+    if key in _names(Capacity):
+        return replace(spec, capacity=_change(spec.capacity, key, value))
+    if key == "enable_prefix_caching":
+        return _change(spec, key, value)
+    known = sorted([POLICY, "enable_prefix_caching", *_names(SchedulerConfig), *_names(Capacity)])
+    raise ConfigError(f"unknown setting {key!r}; one of {', '.join(known)}")
+
+
+def parse_term_changes(changes: Sequence[str]) -> dict[str, TermChange]:
+    """Return what changes in the terms of tenants, given as TENANT.FIELD=VALUE."""
+    found: dict[str, TermChange] = {}
+    for change in changes:
+        name, value = _split(change, _TERM_FORM)
+        tenant, _, field = name.rpartition(".")
+        if not tenant:
+            raise ConfigError(f"{change!r} is not {_TERM_FORM}")
+        old = found.get(tenant, TermChange())
+        if field in _TERMS:
+            found[tenant] = replace(old, terms={**old.terms, field: _convert(Terms, field, value)})
+        elif field in _names(Targets):
+            targets = {**old.targets, field: _convert(Targets, field, value)}
+            found[tenant] = replace(old, targets=targets)
+        else:
+            known = ", ".join([*_TERMS, *_names(Targets)])
+            raise ConfigError(f"unknown term {field!r} of a tenant; one of {known}")
+    return found
+
+
+def _split(change: str, form: str) -> tuple[str, str]:
+    key, sign, value = change.partition("=")
+    if not sign or not key or not value:
+        raise ConfigError(f"{change!r} is not {form}")
+    return key, value
+
+
+def _names(cls: type[Any]) -> list[str]:
+    return [one.name for one in fields(cls)]
+
+
+def _change(old: Any, key: str, value: str) -> Any:
+    return replace(old, **{key: _convert(type(old), key, value)})
+
+
+def _convert(cls: type[Any], key: str, value: str) -> Any:
+    try:
+        return msgspec.convert(value, get_type_hints(cls)[key], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{key}={value}: {error}") from error

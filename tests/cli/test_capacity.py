@@ -1,0 +1,84 @@
+"""`headway simulate` and `headway plan` as a person meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.sim.profile import write_profile
+from tests.cli.test_cli import headway
+from tests.sim.support import make_profile
+
+LOAD = ("--rate", "12", "--prompt-tokens", "uniform:20,60", "--output-tokens", "uniform:5,15")
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profile") / "machine.json"
+    write_profile(path, make_profile(drift=0.05))
+    return str(path)
+
+
+def test_simulate_prints_a_table_with_ranges_and_a_verdict(profile: str, tmp_path: Path):
+    page, document = tmp_path / "page.html", tmp_path / "figures.json"
+    done = headway(
+        "simulate", profile, *LOAD, "--engines", "2", "--runs", "3", "--num-requests", "60",
+        "--tenants", "2", "--set", "policy=fcfs", "--html", str(page), "--json", str(document),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "TTFT p99, ms" in done.stdout
+    assert "verdict: stable" in done.stdout
+    assert "tenant-1" in done.stdout
+    figures = json.loads(document.read_text())["figures"]
+    ttft = figures["ttft_p50"]
+    assert ttft["low"] <= ttft["median"] <= ttft["high"]
+    html = page.read_text()
+    assert "<svg" in html
+    assert "http" not in html  # nothing from elsewhere
+
+
+def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
+    page, document = tmp_path / "page.html", tmp_path / "plan.json"
+    done = headway(
+        "plan", profile, *LOAD, "--rate", "90", "--ttft", "0.3", "--percentile", "95",
+        "--runs", "2", "--num-requests", "100", "--price", "0.5",
+        "--what-if", "max_num_seqs=4", "--html", str(page), "--json", str(document),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "90 requests/s need" in done.stdout
+    given, smaller = json.loads(document.read_text())["plans"]
+    assert given["engines"] >= 2
+    assert smaller["carried_requests_per_s"] < given["carried_requests_per_s"]
+    assert given["price_per_million_output_tokens"] > 0
+    assert "<svg" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate"], "a profile is needed"),
+        (["simulate", "nowhere.json"], "cannot read nowhere.json"),
+        (["simulate", "PROFILE", "--set", "colour=red"], "unknown setting 'colour'"),
+        (["simulate", "PROFILE", "--html", "/nowhere/page.html"], "/nowhere is not a folder"),
+        (["simulate", "--from", "nowhere"], "nowhere"),
+        (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
+        (["plan", "PROFILE", "--arrivals", "closed:4", "--ttft", "1"], "a rate"),
+        (["plan", "PROFILE", "--ttft", "0.001", "--runs", "2"], "cannot be kept"),
+        (["profile", "nowhere.gguf", "-o", "/nowhere/machine.json"], "/nowhere is not a folder"),
+    ],
+)
+def test_a_mistake_is_named(profile: str, arguments: list[str], message: str):
+    done = headway(*[profile if one == "PROFILE" else one for one in arguments])
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_trace_is_named(profile: str, tmp_path: Path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    done = headway("simulate", profile, "--trace", str(trace))
+    assert done.returncode != 0
+    assert str(trace) in done.stderr

@@ -1,0 +1,150 @@
+"""Profiles: fits that find known step times, files, and shapes beyond what was measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from headway.core.slo.steptime import StepShape
+from headway.errors import ConfigError
+from headway.sim.fitting import (
+    MeasuredDelay,
+    fit_overhead,
+    fit_steps,
+    group_delays,
+    measure_drift,
+    residual_runs,
+)
+from headway.sim.observed import ObservedStep
+from headway.sim.profile import StepFit, find_profile, read_profile, write_profile
+from tests.sim.support import COEFFICIENTS, KNOTS, make_profile
+
+TRUE = StepFit(KNOTS, COEFFICIENTS)
+
+
+def draw_steps(num: int, noise: float, seed: int = 1) -> list[ObservedStep]:
+    rng = random.Random(seed)
+    steps: list[ObservedStep] = []
+    for number in range(num):
+        decodes = rng.choice((0, 1, 2, 4, 8, 16, 32, 64))
+        tokens = rng.choice((0, 0, 16, 64, 256, 448)) or (0 if decodes else 16)
+        shape = StepShape(
+            decodes, tokens, decodes * rng.randrange(10, 800), tokens * rng.randrange(1, 400)
+        )
+        seconds = TRUE.predict(shape) * rng.lognormvariate(-noise * noise / 2, noise)
+        steps.append(ObservedStep(0.02 * number, shape, decodes, seconds, 0.001 + 0.0001 * decodes))
+    return steps
+
+
+def test_a_fit_predicts_the_mean_of_noisy_steps():
+    fit = fit_steps(draw_steps(4000, noise=0.3))
+    for shape in (
+        StepShape(1, 0, 100, 0),
+        StepShape(32, 0, 8000, 0),
+        StepShape(16, 256, 4000, 40_000),
+    ):
+        assert fit.predict(shape) == pytest.approx(TRUE.predict(shape), rel=0.05)
+
+
+def test_the_sum_of_predictions_is_that_of_the_steps():
+    steps = draw_steps(1500, noise=0.4, seed=3)
+    fit = fit_steps(steps)
+    predicted = sum(fit.predict(one.shape) for one in steps)
+    assert predicted == pytest.approx(sum(one.elapsed_s for one in steps), rel=1e-6)
+
+
+def test_refits_spread_as_fits_to_other_steps_do():
+    shape = StepShape(8, 64, 2000, 10_000)
+    fit = fit_steps(draw_steps(1500, noise=0.3, seed=4))
+    refits = [StepFit(fit.knots, one).predict(shape) for one in fit.refits]
+    others = [fit_steps(draw_steps(1500, 0.3, seed)).predict(shape) for seed in range(20, 28)]
+
+    def spread(values: list[float]) -> float:
+        return fmean((one - fmean(values)) ** 2 for one in values) ** 0.5
+
+    assert 0.4 < spread(refits) / spread(others) < 2.5
+
+
+def test_residuals_keep_the_order_in_which_steps_were_slow():
+    steps = draw_steps(400, noise=0.0)
+    slow = [
+        ObservedStep(one.began_at, one.shape, one.num_scheduled, 2 * one.elapsed_s, 0.0)
+        for one in steps[100:150]
+    ]
+    runs = residual_runs([*steps[:100], *slow, *steps[150:]], TRUE)
+    assert sorted({ratio for run in runs for ratio in run.ratios}) == [1.0, 2.0]
+    assert sum(set(run.ratios) == {2.0} for run in runs) == 1
+
+
+def test_overhead_has_a_part_per_step_and_one_per_request():
+    constant_s, per_row_s = fit_overhead(draw_steps(500, noise=0.1))
+    assert (constant_s, per_row_s) == pytest.approx((0.001, 0.0001), rel=0.01)
+
+
+def test_drift_is_how_much_passes_differ():
+    def scaled(factor: float) -> list[list[ObservedStep]]:
+        steps = draw_steps(200, noise=0.0)
+        return [[ObservedStep(0.0, one.shape, 1, factor * one.elapsed_s, 0.0) for one in steps]]
+
+    assert measure_drift([scaled(1.0), scaled(1.0)], TRUE) == pytest.approx(0.0, abs=1e-9)
+    assert measure_drift([scaled(1.0), scaled(1.1)], TRUE) == pytest.approx(0.067, abs=0.002)
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(ConfigError, match="299 steps were measured"):
+        fit_steps(draw_steps(299, noise=0.1))
+
+
+def test_delays_are_those_of_as_many_requests_in_flight():
+    delays = group_delays([MeasuredDelay(1, 0.1, 0.2), MeasuredDelay(30, 0.3, 0.4)])
+    assert [one.max_in_flight for one in delays] == [1, 32]
+    profile = make_profile()
+    assert profile.delays_with(1).to_engine_s == (0.002,)
+    assert profile.delays_with(2).to_engine_s == (0.004,)
+    assert profile.delays_with(1000).to_engine_s == (0.004,)
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path):
+    path = tmp_path / "machine.json"
+    write_profile(path, make_profile())
+    assert read_profile(path) == make_profile()
+
+
+def test_a_step_beyond_the_measured_ones_is_told():
+    profile = make_profile()
+    assert not profile.is_beyond(StepShape(64, 512, 20_000, 200_000))
+    assert profile.is_beyond(StepShape(1, 0, 20_001, 0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a profile"),
+        (b"{}", "not a profile"),
+        (b"\xff\x00", "not a profile"),
+        (b'{"format": 1, "model": 3}', "not a profile"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path, content: bytes, message: str):
+    path = tmp_path / "machine.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_profile(path)
+
+
+def test_a_profile_of_another_format_is_refused(tmp_path: Path):
+    path = tmp_path / "machine.json"
+    write_profile(path, make_profile())
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(ConfigError, match="format 99"):
+        read_profile(path)
+
+
+def test_a_missing_profile_is_named():
+    with pytest.raises(ConfigError, match="no file and no shipped profile 'nowhere'"):
+        find_profile("nowhere")
+    with pytest.raises(ConfigError, match="cannot read"):
+        find_profile("nowhere.json")

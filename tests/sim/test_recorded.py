@@ -1,0 +1,85 @@
+"""Recordings as loads: the same outputs and the same prefix hits under other settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.core.terms import Terms
+from headway.errors import ConfigError
+from headway.sim.observed import ObservedEngine, read_observed
+from headway.sim.recorded import RecordedItem, load_of
+from headway.sim.serving import Limits, Setup, serve_load
+from headway.sim.settings import parse_term_changes
+from tests.record.support import Recorder, harness_class, recorded
+from tests.sim.support import make_profile
+
+TENANT = Terms(tenant="b", cache_group="b")
+
+
+def record_conversation(folder: Path) -> ObservedEngine:
+    """Two turns of a conversation, a prompt with two samples, and a request of another tenant."""
+    engine_class = harness_class(recorder := Recorder(folder))
+    with recorded(engine_class()) as engine:
+        first = engine.add("first", list(range(100, 121)), max_tokens=12)
+        engine.run()
+        engine.clock.advance_to(5.0)
+        engine.add("second", [*first.token_ids, *range(7)], max_tokens=9)
+        engine.run()
+        engine.clock.advance_to(8.0)
+        engine.add("two", list(range(40, 50)), max_tokens=3, n=2)
+        engine.add("other", list(range(100, 121)), max_tokens=4, terms=TENANT)
+        engine.run()
+    return read_observed(recorder.path)
+
+
+def make_setup(observed: ObservedEngine) -> Setup:
+    setup = Setup.of(make_profile())
+    spec = replace(
+        setup.spec, scheduler=observed.header.scheduler, capacity=observed.header.capacity
+    )
+    return replace(setup, spec=spec)
+
+
+def test_outputs_arrivals_and_tenants_are_the_recorded_ones(tmp_path: Path):
+    load = load_of(record_conversation(tmp_path))
+    items = [one for one in load.workload.requests if isinstance(one, RecordedItem)]
+    assert load.num_left_out == 0
+    assert [(len(one.prompt_token_ids), one.num_output_tokens, one.tenant) for one in items] == [
+        (21, 12, None),
+        (40, 9, None),
+        (10, 3, None),
+        (21, 4, "b"),
+        (10, 3, None),
+    ]
+    assert [one.at for one in items] == [0.0, 5.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_prompts_that_repeat_an_output_hit_the_cache_as_they_did(tmp_path: Path, num_engines: int):
+    observed = record_conversation(tmp_path)
+    setup = replace(make_setup(observed), num_engines=num_engines)
+    served = serve_load(setup, load_of(observed).workload, Limits(5)).requests
+    # 21 + 12 tokens were known, the last of them was not computed: 8 blocks of 4 are full.
+    assert [one.num_cached_tokens for one in served[:2]] == [0, 32]
+    other = next(one for one in served if one.tenant == "b")
+    assert other.num_cached_tokens == 0  # another cache group
+    assert all(one.finished_at is not None for one in served)
+
+
+def test_terms_of_a_recorded_tenant_can_be_changed(tmp_path: Path):
+    observed = record_conversation(tmp_path)
+    changes = parse_term_changes(["b.ttft_s=0.0001"])
+    setup = replace(make_setup(observed), term_changes=changes)
+    served = serve_load(setup, load_of(observed).workload, Limits(5)).requests
+    assert [one.is_refused for one in served if one.tenant == "b"] == [True]
+
+
+def test_a_recording_without_outputs_is_refused(tmp_path: Path):
+    engine_class = harness_class(recorder := Recorder(tmp_path))
+    with recorded(engine_class()) as engine:
+        engine.add("first", list(range(21)), max_tokens=12)
+    with pytest.raises(ConfigError, match="no request that ended"):
+        load_of(read_observed(recorder.path))

@@ -1,0 +1,180 @@
+"""Simulated loads and plans: known times, no time of the host, no lost request."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.sim.figures import Interval, Runs, predict, summarize
+from headway.sim.planning import (
+    Goal,
+    Regime,
+    Study,
+    carried_rate,
+    engines_needed,
+    judge,
+    regime_of,
+    saturated_rate,
+)
+from headway.sim.serving import Limits, ServedLoad, Setup, serve_load
+from headway.sim.settings import change_settings, parse_term_changes
+from headway.workload import ClosedLoop, Listed, Poisson, Synthetic, Uniform, WorkItem
+from tests.sim.support import make_profile
+
+SETUP = Setup.of(make_profile())
+
+
+def load(rate: float) -> Synthetic:
+    return Synthetic(Poisson(rate), Uniform(20, 60), Uniform(5, 15))
+
+
+def times_of(served: ServedLoad) -> list[tuple[float | None, float | None]]:
+    return [(one.first_token_at, one.finished_at) for one in served.requests]
+
+
+def test_one_request_takes_its_steps_overheads_and_delays():
+    items = (WorkItem(tuple(range(100, 116)), 3),)
+    (one,) = serve_load(SETUP, Listed(items), Limits(1)).requests
+    # 16 rows of 16 attended tokens on average, then decodes of one row.
+    prefill_s = 0.014 + 1e-7 * sum(range(1, 17)) + 0.001 + 0.0001
+    decode_s = 0.010 + 0.0001 + 0.001 + 0.0001
+    assert one.ttft_s == pytest.approx(0.002 + prefill_s + 0.003, rel=0.02)
+    assert one.tpot_s == pytest.approx(decode_s, rel=0.02)
+
+
+def test_the_same_seeds_give_the_same_times():
+    profile = make_profile(drift=0.1, ratios=(0.9, 1.1, 1.0))
+    first, again, other = (
+        serve_load(Setup.of(profile), load(20.0), Limits(60), 1, machine) for machine in (5, 5, 6)
+    )
+    assert times_of(first) == times_of(again)
+    assert times_of(first) != times_of(other)
+
+
+def test_no_time_of_the_host_reaches_the_virtual_clock(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_args: object) -> float:
+        raise AssertionError("the simulation read the host's clock")
+
+    expected = times_of(serve_load(SETUP, load(20.0), Limits(60)))
+    for name in ("time", "monotonic", "perf_counter", "process_time", "sleep", "time_ns"):
+        monkeypatch.setattr(time, name, refuse)
+    assert times_of(serve_load(SETUP, load(20.0), Limits(60))) == expected
+    fleet = replace(SETUP, num_engines=3)
+    assert len(serve_load(fleet, load(60.0), Limits(60)).requests) == 60
+
+
+def test_a_closed_loop_has_as_many_requests_in_flight_as_clients():
+    served = serve_load(
+        SETUP, Synthetic(ClosedLoop(4), Uniform(20, 60), Uniform(5, 15)), Limits(40)
+    )
+    ends = [(one.scheduled_at, 1) for one in served.requests]
+    ends += [(one.finished_at or 0.0, -1) for one in served.requests]
+    most = level = 0
+    for _, change in sorted(ends):
+        level += change
+        most = max(most, level)
+    assert most == 4
+    assert len(served.requests) == 40
+
+
+@pytest.mark.parametrize("num_engines", [1, 4])
+def test_every_request_ends_though_engines_are_killed(num_engines: int):
+    setup = replace(SETUP, num_engines=num_engines, kill_every_s=0.7)
+    served = serve_load(setup, load(8.0 * num_engines), Limits(80))
+    assert served.num_kills >= 3
+    assert all(one.finished_at is not None for one in served.requests)
+    calm = serve_load(replace(setup, kill_every_s=None), load(8.0 * num_engines), Limits(80))
+    assert summarize(served.requests).e2e_s[99] > summarize(calm.requests).e2e_s[99]
+
+
+def test_a_request_that_fits_no_context_is_named():
+    items = (WorkItem(tuple(range(2000)), 100),)
+    with pytest.raises(ConfigError, match="longest context is 2048"):
+        serve_load(SETUP, Listed(items), Limits(1))
+
+
+def test_the_rate_that_is_carried_keeps_the_target_and_more_does_not():
+    goal = Goal(95, ttft_s=0.15)
+    study = Study(SETUP, load(1.0), goal, 150, Runs(4))
+    carried = carried_rate(study)
+    assert carried.sure <= carried.likely <= carried.saturated.middle
+    assert study.ratio(carried.sure).high <= 1.0
+    assert study.ratio(1.3 * carried.likely).middle > 1.0
+    needed = engines_needed(study, 3 * carried.sure, carried)
+    assert needed.num_engines in (3, 4)
+    assert needed.ratio.high <= 1.0
+
+
+def test_a_target_that_cannot_be_kept_is_refused():
+    with pytest.raises(ConfigError, match="cannot be kept"):
+        carried_rate(Study(SETUP, load(1.0), Goal(99, ttft_s=0.005), 100, Runs(2)))
+    with pytest.raises(ConfigError, match="a target is needed"):
+        Goal(99)
+
+
+def test_a_load_is_judged_by_what_can_be_served():
+    most = saturated_rate(SETUP, load(1.0), Runs(3))
+    assert regime_of(0.5 * most.low, most) is Regime.STABLE
+    assert regime_of(0.9 * most.low, most) is Regime.NEAR_THE_KNEE
+    assert regime_of(1.1 * most.high, most) is Regime.OVERLOADED
+    closed = Synthetic(ClosedLoop(2), Uniform(20, 60), Uniform(5, 15))
+    runs = Runs(2)
+    assert judge(SETUP, closed, predict(SETUP, closed, Limits(30), runs), runs) is None
+
+
+def test_requests_faster_than_can_be_served_wait_ever_longer():
+    most = saturated_rate(SETUP, load(1.0), Runs(3)).middle
+    over = serve_load(SETUP, load(2 * most), Limits(400)).requests
+    waits = [one.ttft_s or 0.0 for one in over]
+    assert sum(waits[300:]) > 3 * sum(waits[:100])
+
+
+def test_an_interval_is_of_the_runs():
+    assert Interval.of([3.0, 1.0, 2.0]).middle == 2.0
+    assert Interval.of([5.0]) == Interval(5.0, 5.0, 5.0)
+
+
+def test_settings_change_scheduler_and_cache():
+    changed = change_settings(SETUP, ["policy=fcfs", "num_blocks=50", "prefill_cap=100"])
+    assert changed.spec.scheduler.scheduling_policy == "fcfs"
+    assert changed.spec.capacity.num_blocks == 50
+    assert changed.spec.scheduler.prefill_cap == 100
+    assert not change_settings(SETUP, ["enable_prefix_caching=false"]).spec.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("max_num_seqs", "not KEY=VALUE"),
+        ("max_num_seqs=many", "max_num_seqs=many"),
+        ("max_num_sequences=3", "unknown setting 'max_num_sequences'; one of"),
+        ("max_num_seqs=0", "max_num_seqs"),
+    ],
+)
+def test_a_wrong_setting_is_named(change: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        change_settings(SETUP, [change])
+
+
+@pytest.mark.parametrize("change", ["weight=2", "b.weight", "b.colour=red", "b.weight=heavy"])
+def test_a_wrong_term_is_named(change: str):
+    with pytest.raises(ConfigError, match="weight"):
+        parse_term_changes([change])
+
+
+def test_a_tenant_with_more_weight_waits_less():
+    items = tuple(
+        WorkItem(tuple(range(100 + number, 140 + number)), 20, 0.0, f"tenant-{number % 2}")
+        for number in range(120)
+    )
+
+    def mean_ttft(tenant: str, weight: float) -> float:
+        changes = parse_term_changes([f"tenant-0.weight={weight}"])
+        served = serve_load(replace(SETUP, term_changes=changes), Listed(items), Limits(120))
+        waits = [one.ttft_s or 0.0 for one in served.requests if one.tenant == tenant]
+        return sum(waits) / len(waits)
+
+    assert mean_ttft("tenant-0", 4.0) < 0.8 * mean_ttft("tenant-0", 1.0)
