@@ -9,8 +9,10 @@ Must not import offline. In reading order:
     stats.py    percentiles, goodput
     sweep.py    rates up to the knee
     measure.py  warm-up, run, sweep
+    workload.py  options of a workload
     options.py  options of the command
     text.py     tables
     plot.py     plots
     report.py   JSON, CSV, console
+    own_server.py  a server of this installation, to be measured
 """
