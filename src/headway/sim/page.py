@@ -118,7 +118,8 @@ def draw(chart: Chart) -> str:
         return paragraph("nothing to draw", "note")
     y_max = chart.y_max if chart.y_max is not None else max(ys)
     x_low = min(one for one in xs if one > 0) if chart.is_log_x else min(0.0, *xs)
-    x_of = _Scale(x_low, max(xs), LEFT, WIDTH - RIGHT, chart.is_log_x)
+    x_high = max([*xs, *(x for x, _ in chart.x_marks)])
+    x_of = _Scale(x_low, x_high, LEFT, WIDTH - RIGHT, chart.is_log_x)
     y_of = _Scale(0.0, y_max, HEIGHT - BOTTOM, TOP, False)
     parts = [*_axes(chart, x_of, y_of), *_marks(chart, x_of, y_of)]
     for number, line in enumerate(chart.lines):

@@ -203,6 +203,7 @@ def carried_rate(study: Study) -> CarriedRate:
     # A run is too short to show that the queue grows without end.
     highest = saturated.high
 
+    ratio(highest)  # for the curve: how steep it is
     kept, missed = lowest, highest
     while missed / kept > RATE_TOLERANCE:
         middle = (kept + missed) / 2
