@@ -87,7 +87,8 @@ class SamplingParams:
         _check_int("top_k", self.top_k, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+                f"min_tokens ({self.min_tokens}) is larger than the {self.max_tokens} tokens that "
+                "the output may have",
                 "min_tokens",
             )
         if self.logprobs is not None:

@@ -10,7 +10,8 @@ import pytest
 
 from headway.server.app import BATCH_PATHS, UNSUPPORTED_PATHS
 from headway.server.schema.chat import ChatRequest
-from headway.server.schema.request import DEFAULT_LIMITS, TOKEN_ID
+from headway.server.schema.request import DEFAULT_LIMITS
+from headway.server.schema.sampling import TOKEN_ID
 from tests.server.schema.test_request import REFUSED_BY_BOTH
 from tests.server.test_contract import (
     BOTH,

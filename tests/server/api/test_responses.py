@@ -204,6 +204,19 @@ async def test_formats_and_log_probabilities(local) -> None:
         assert len(scores[0]["top_logprobs"]) == 2
 
 
+async def test_sampling_fields_of_vllm(local) -> None:
+    async with serving(local, "one. two. three.") as made:
+        answer = await ask(made, ignore_eos=True, max_output_tokens=20)
+        assert answer["usage"]["output_tokens"] == 20 and answer["status"] == "incomplete"
+        await ask(made, structured_outputs={"choice": ["a", "b"]})
+        assert made.process.added[-1].params.grammar
+        # Last: the engine may still have a request that a stop string has ended, by the same id.
+        asked = {"input": "hi", "stop": [". t"], "min_tokens": 6, "presence_penalty": 0.5}
+        answer = (await made.public.post(PATH, json=asked)).json()
+        assert plain(answer["output"][0]) == ("message", "completed", "one. two")
+        assert answer["presence_penalty"] == 0.5
+
+
 async def test_an_error_after_the_start_is_the_end(local) -> None:
     async with serving(local, [97, 98, None]) as made:
         response = await made.public.post(PATH, json={"input": "hi", "stream": True})
@@ -320,6 +333,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "stream_options.include_obfuscation",
     ),
     "metadata": ({"metadata": {"a": 1}}, "metadata"),
+    "stop strings": ({"stop": ["x"] * 17}, "stop"),
+    "least tokens": ({"min_tokens": 4, "max_output_tokens": 3}, "min_tokens"),
+    "end ignored": ({"ignore_eos": 1}, "ignore_eos"),
+    "ids outside of the vocabulary": ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+    "two formats": (
+        {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"choice": ["a"]}},
+        "structured_outputs",
+    ),
+    "format beside tools": (
+        {**tool(), "structured_outputs": {"choice": ["a"]}},
+        "structured_outputs",
+    ),
+    "no reasoning to bound": ({"thinking_token_budget": 5}, "thinking_token_budget"),
     "messages": ({"messages": []}, "messages"),
 }
 

@@ -13,7 +13,9 @@ from headway.errors import InvalidRequestError
 from headway.server.schema.chat import ChatRequest
 from headway.server.schema.completions import CompletionRequest
 from headway.server.schema.fields import unsupported_fields
-from headway.server.schema.request import parse
+from headway.server.schema.request import DEFAULT_LIMITS, parse
+from headway.server.schema.responses import ResponsesRequest, read_responses
+from headway.server.schema.sampling import SamplingFields
 from headway.text.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -25,6 +27,10 @@ def chat(**fields: Any) -> ChatRequest:
 
 def completion(**fields: Any) -> CompletionRequest:
     return parse(CompletionRequest, json.dumps({"prompt": "hi", **fields}).encode())
+
+
+def response(**fields: Any) -> ChatRequest:
+    return read_responses(json.dumps({"input": "hi", **fields}).encode(), DEFAULT_LIMITS).payload
 
 
 def refusal(make: Any, **fields: Any) -> InvalidRequestError:
@@ -90,6 +96,9 @@ SHARED = [
 ]
 
 
+OF_RESPONSES = [row for row in SHARED if row[0] in ResponsesRequest.model_fields]
+
+
 @pytest.mark.parametrize(("name", "value", "expected"), SHARED)
 @pytest.mark.parametrize(("make", "max_tokens"), [(chat, None), (completion, 16)])
 def test_honoured_fields(make, max_tokens, name, value, expected) -> None:
@@ -98,7 +107,13 @@ def test_honoured_fields(make, max_tokens, name, value, expected) -> None:
     assert make(**{name: None}).params() == SamplingParams(max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize("make", [chat, completion])
+@pytest.mark.parametrize(("name", "value", "expected"), OF_RESPONSES)
+def test_fields_that_responses_honour_too(name, value, expected) -> None:
+    assert response(**{name: value}).params() == SamplingParams(**{"max_tokens": None, **expected})
+    assert response(**{name: None}).params() == SamplingParams(max_tokens=None)
+
+
+@pytest.mark.parametrize("make", [chat, completion, response])
 def test_targets_replace_those_of_the_tier(make) -> None:
     tier = Terms("alice", "gold", targets=Targets(1.0, None, 30.0))
     assert make().terms(tier) is tier
@@ -192,6 +207,9 @@ def test_refused_fields(make, name, value, param) -> None:
     error = refusal(make, **{name: value})
     assert error.param == param
     assert param in str(error) or param == "stop"
+    if name in SamplingFields.model_fields:
+        error_of_responses = refusal(response, **{name: value})
+        assert (str(error_of_responses), error_of_responses.param) == (str(error), param)
 
 
 UNSUPPORTED_CHAT = [
@@ -244,6 +262,7 @@ def test_every_field_is_tested() -> None:
     refused = {*unsupported_fields(ChatRequest), *unsupported_fields(CompletionRequest)}
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert fields == honoured | own | refused
+    assert set(SamplingFields.model_fields) <= {name for name, _, _ in OF_RESPONSES}
     assert set(unsupported_fields(ChatRequest)) <= {name for name, _, _ in UNSUPPORTED_CHAT}
 
 

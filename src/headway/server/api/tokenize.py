@@ -13,7 +13,8 @@ from headway.server.context import ServerContext, read_body, run_off_loop
 from headway.server.http.encoding import JsonResponse
 from headway.server.http.routing import Routes
 from headway.server.schema.chat import Messages, check_messages
-from headway.server.schema.request import TOKEN_ID, Fields, RequestLimits, decode, parse, validate
+from headway.server.schema.request import Fields, RequestLimits, decode, parse, validate
+from headway.server.schema.sampling import TOKEN_ID
 
 
 class TokenizeRequest(Fields):

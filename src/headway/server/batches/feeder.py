@@ -39,7 +39,8 @@ from headway.server.batches.results import Result, ResultLog
 from headway.server.batches.store import BatchStore
 from headway.server.context import Caller, ServerContext
 from headway.server.http.errors import ApiError, ErrorResponse, translate
-from headway.server.schema.request import TARGET_FIELDS, RequestLimits
+from headway.server.schema.request import RequestLimits
+from headway.server.schema.sampling import TARGET_FIELDS
 from headway.tenancy import Directory, TenantRecord, Tier
 
 logger = logging.getLogger(__name__)

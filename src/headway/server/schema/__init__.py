@@ -5,6 +5,7 @@ Every field is honoured or refused. Must not import api, http or the engine. In 
     fields.py       the base of all bodies; unsupported fields
     structured.py   structured output: response_format, structured_outputs
     tools.py        tools, tool_choice, past calls
+    sampling.py     sampling fields that chat, completions and responses share
     request.py      fields that chat and completions share, parsing, limits
     chat.py         the body of /v1/chat/completions
     completions.py  the body of /v1/completions

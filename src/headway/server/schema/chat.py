@@ -35,6 +35,7 @@ from headway.text.tools.dialect import ChatDialect
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_THINKING_TOKENS = 2**31 - 1
+ThinkingTokens = Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _TEXT_PART = {
@@ -167,7 +168,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str | None, WithJsonSchema({"enum": [*EFFORTS, None]})] = None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)] | None = None
+    thinking_token_budget: ThinkingTokens | None = None
 
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(("none",))] = None
@@ -221,7 +222,8 @@ class ChatRequest(GenerationRequest):
         """Refuse fields that contradict the form of a reply with tool calls."""
         if self.structured_outputs is not None:
             raise InvalidRequestError(
-                "structured_outputs and tools exclude each other; use response_format",
+                "structured_outputs and tools exclude each other; beside tools, a schema is in "
+                "response_format, or in text.format of responses",
                 "structured_outputs",
             )
         for name, is_set in (

@@ -10,13 +10,13 @@ from pydantic import Field, WithJsonSchema
 from headway.core.params import MAX_SAMPLES, SamplingParams
 from headway.errors import InvalidRequestError, NeverFitsError
 from headway.server.schema.request import (
-    TOKEN_ID,
     AnswerOptions,
     GenerationRequest,
     NumLogprobs,
     Only,
     RequestLimits,
 )
+from headway.server.schema.sampling import TOKEN_ID
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64

@@ -22,7 +22,8 @@ from headway.server.schema.conversation import (
     read_parts,
 )
 from headway.server.schema.fields import Fields, Only, RequestLimits, at_most
-from headway.server.schema.request import MaxTokens, SharedFields, parse
+from headway.server.schema.request import MaxTokens, parse
+from headway.server.schema.sampling import SharedFields
 from headway.server.schema.tools import MAX_TOOLS
 
 BILLING_HEADER = "x-anthropic-billing-header"

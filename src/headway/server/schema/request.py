@@ -12,18 +12,9 @@ from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic import Field, ValidationError
 
-from headway.core.params import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_CHARS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIASES,
-    MAX_LOGPROBS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    SamplingParams,
-)
+from headway.core.params import MAX_LOGPROBS, SamplingParams
 from headway.core.terms import Terms
 from headway.errors import InvalidRequestError, NeverFitsError
 from headway.server.schema.fields import (
@@ -33,64 +24,18 @@ from headway.server.schema.fields import (
     RequestLimits,
     decode_object,
 )
-from headway.server.schema.structured import ResponseFormat, StructuredOutputs
-from headway.tenancy.values import MAX_TARGET_MS, MIN_TARGET_MS, Permissions
+from headway.server.schema.sampling import TARGET_FIELDS, SamplingFields
+from headway.server.schema.structured import ResponseFormat
+from headway.tenancy.values import Permissions
 
-MAX_STOP_CHARS = 256
-MAX_SALT_CHARS = 256
-MAX_TOP_K = 2**31 - 1
 MAX_PROMPT_SCORES = 2**18
 """Log-probabilities of prompt tokens in one answer."""
-MAX_INT64 = 2**63 - 1
 _MAX_REASONS = 4
 _UNION_TAGS = ("str", "list[any]")
 """Parts of pydantic's error locations that name the type it tried, not a field."""
 
-_PASSED_ON = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "min_tokens",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "bad_words",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
-"""Fields that SamplingParams has under the same name and checks itself."""
-
-TOKEN_ID = {"type": "integer", "minimum": 0, "format": "token-id"}
-"""The OpenAPI document replaces the format by the size of the model's vocabulary."""
-_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_STOPS = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}
-_NULL = {"type": "null"}
-_LOGIT_BIAS = {
-    "type": "object",
-    "maxProperties": MAX_LOGIT_BIASES,
-    "patternProperties": {"^[0-9]{1,10}$": {"type": "number", "minimum": -100, "maximum": 100}},
-    "additionalProperties": False,
-}
-_STOP_TOKEN_IDS = {"type": "array", "maxItems": MAX_STOP_TOKEN_IDS, "items": TOKEN_ID}
-_ALLOWED = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": MAX_ALLOWED_TOKEN_IDS,
-    "items": TOKEN_ID,
-}
-_BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS}
-_BAD_WORDS = {"type": "array", "maxItems": MAX_BAD_WORDS, "items": _BAD_WORD}
-
 MaxTokens = Annotated[int, Field(ge=1)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-TARGET_FIELDS = ("ttft_ms", "tpot_ms", "deadline_ms")
-TargetMs = Annotated[float, Field(ge=MIN_TARGET_MS, le=MAX_TARGET_MS)]
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -121,67 +66,19 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
 
-class SharedFields(Fields):
-    """Fields that every endpoint which generates text has under the same name."""
-
-    model: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    stream: bool | None = None
-    priority: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
-
-    # Fields of Headway: targets in place of the tier's
-    ttft_ms: TargetMs | None = None
-    tpot_ms: TargetMs | None = None
-    deadline_ms: TargetMs | None = None
-
-    def shared(self) -> dict[str, Any]:
-        """Return these fields by name."""
-        return {name: getattr(self, name) for name in SharedFields.model_fields}
-
-
-class GenerationRequest(SharedFields):
-    """Fields of chat and completions; null means the same as leaving a field out.
-
-    Items of long lists are checked after the length of the list, because pydantic would report each
-    wrong item.
-    """
+class GenerationRequest(SamplingFields):
+    """Fields of chat and completions; null means the same as leaving a field out."""
 
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: Annotated[str | list[Any] | None, WithJsonSchema({"anyOf": [_STOP, _STOPS, _NULL]})] = (
-        None
-    )
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[
-        dict[str, Any] | None, WithJsonSchema({"anyOf": [_LOGIT_BIAS, _NULL]})
-    ] = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
     # Fields of vLLM
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop_token_ids: Annotated[
-        list[Any] | None, WithJsonSchema({"anyOf": [_STOP_TOKEN_IDS, _NULL]})
-    ] = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[list[Any] | None, WithJsonSchema({"anyOf": [_ALLOWED, _NULL]})] = (
-        None
-    )
-    bad_words: Annotated[list[Any] | None, WithJsonSchema({"anyOf": [_BAD_WORDS, _NULL]})] = None
-    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @property
     def answer_options(self) -> AnswerOptions:
@@ -307,7 +204,7 @@ class GenerationRequest(SharedFields):
         self.structured_outputs.refuse_unsupported("structured_outputs.")
         if found is not None:
             raise InvalidRequestError(
-                "response_format and structured_outputs exclude each other; send one of them",
+                "structured_outputs excludes any other format of the output; send one of them",
                 "structured_outputs",
             )
         return self.structured_outputs.to_grammar()
@@ -327,17 +224,13 @@ class GenerationRequest(SharedFields):
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the sampling fields as checked params."""
-        fields: dict[str, Any] = {
-            name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None
-        }
         return SamplingParams(
+            n=self.num_samples,
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=self.num_scored_top,
-            stop=_stop_strings(self.stop),
-            logit_bias=_logit_bias(self.logit_bias),
             grammar=self.grammar(),
-            **fields,
+            **self.sampling_params(),
         )
 
 
@@ -391,33 +284,3 @@ def _path(location: tuple[int | str, ...]) -> str:
             break
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.removeprefix(".")
-
-
-def _stop_strings(stop: str | list[Any] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    for text in stops:
-        if not isinstance(text, str):
-            raise InvalidRequestError("stop must be a string or a list of strings", "stop")
-        if len(text) > MAX_STOP_CHARS:
-            raise InvalidRequestError(
-                f"a string of stop has {len(text)} characters; at most {MAX_STOP_CHARS} are "
-                "allowed",
-                "stop",
-            )
-    return stops
-
-
-def _logit_bias(bias: dict[str, Any] | None) -> dict[int, float]:
-    """Return the biases by token id; in JSON the ids are decimal strings."""
-    bias = bias or {}
-    if len(bias) > MAX_LOGIT_BIASES:
-        raise InvalidRequestError(
-            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIASES} are allowed",
-            "logit_bias",
-        )
-    for key in bias:
-        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise InvalidRequestError(
-                f"logit_bias keys are token ids, got {key[:40]!r}", "logit_bias"
-            )
-    return {int(key): value for key, value in bias.items()}

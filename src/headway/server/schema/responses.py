@@ -9,11 +9,12 @@ from pydantic import Field, WithJsonSchema
 
 from headway.errors import InvalidRequestError
 from headway.server.schema.adapted import Echo, FieldNames, ReadRequest, validate_chat
-from headway.server.schema.chat import EFFORTS, METADATA, ChatRequest
+from headway.server.schema.chat import EFFORTS, METADATA, ChatRequest, ThinkingTokens
 from headway.server.schema.conversation import Conversation, Json, kind_of, read_object
 from headway.server.schema.fields import Fields, Only, RequestLimits, at_most
-from headway.server.schema.request import MaxTokens, NumLogprobs, SharedFields, parse
+from headway.server.schema.request import MaxTokens, NumLogprobs, parse
 from headway.server.schema.response_items import INPUT, read_input
+from headway.server.schema.sampling import SamplingFields
 from headway.server.schema.tools import MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -101,7 +102,7 @@ class ResponseStreamOptions(Fields):
     include_obfuscation: Annotated[Any, Only((False,))] = None
 
 
-class ResponsesRequest(SharedFields):
+class ResponsesRequest(SamplingFields):
     """Items to answer. Every request has its whole conversation; only background ones are kept."""
 
     input: Annotated[Any, WithJsonSchema(INPUT)]
@@ -129,6 +130,7 @@ class ResponsesRequest(SharedFields):
     safety_identifier: str | None = None
     user: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, WithJsonSchema(_OBJECT)] = None
+    thinking_token_budget: ThinkingTokens | None = None
 
     service_tier: Annotated[Any, Only(("auto", "default"))] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
@@ -235,6 +237,7 @@ _SAME = (
     "safety_identifier",
     "user",
     "chat_template_kwargs",
+    "thinking_token_budget",
     "service_tier",
 )
 """Fields that chat has with the same meaning."""
