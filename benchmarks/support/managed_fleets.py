@@ -137,8 +137,8 @@ class ManagedFleet:
         self.client.ask(ControlRequest("upgrade", spec=self.write()))
         self.settle(timeout_s)
 
-    def down(self) -> None:
-        self.client.down(lambda _status: None)
+    def down(self, is_forced: bool = False) -> None:
+        self.client.down(lambda _status: None, is_forced)
 
     def members(self, role: str) -> list[MemberStatus]:
         return [one for one in self.status().members if one.role == role]

@@ -24,6 +24,9 @@ NameArgument = Annotated[
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 PoolOption = Annotated[str, typer.Option("--pool", help="Pool; not needed if there is one.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Without Ray: end what runs here, leave the rest.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 MAX_FAILING_S = 30.0
@@ -106,12 +109,12 @@ def upgrade(file: FileArgument, no_wait: NoWait = False) -> None:
 
 
 @app.command("down")
-def down(name: NameArgument = None) -> None:
+def down(name: NameArgument = None, force: ForceOption = False) -> None:
     """Stop every frontend, every engine and the manager."""
     client = FleetClient(_name(name))
     watch = _Watch(client)
     try:
-        client.down(watch.note)
+        client.down(watch.note, force)
     except KeyboardInterrupt:
         _echo(f"fleet {client.name} goes on stopping; headway fleet status {client.name} shows it")
         raise typer.Exit(130) from None

@@ -34,4 +34,4 @@ def make_fleet(
     yield make
     for fleet in fleets:
         if fleet.client.has_state:
-            fleet.down()
+            fleet.down(is_forced=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -22,7 +24,9 @@ from benchmarks.support.history import History
 from benchmarks.support.managed_fleets import ManagedFleet
 from headway.errors import ConfigError
 from headway.fleet.manage.control import ControlRequest, FleetClient
+from headway.fleet.manage.members import SavedFleet
 from headway.fleet.manage.processes import find_alive, read_record, wait_end
+from headway.fleet.manage.spec import RaySpec
 from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
 from tests.fleet.manage.conftest import MakeFleet
 
@@ -70,6 +74,34 @@ async def test_streams_outlive_hosts_the_manager_and_an_upgrade(make_fleet: Make
     fleet.check_down()
     with pytest.raises(ConfigError, match="is not up; start it with: headway fleet up"):
         fleet.down()
+
+
+def test_down_without_ray_says_what_to_do(make_fleet: MakeFleet) -> None:
+    """Ray is gone, and all hosts with it; the members go on."""
+    fleet = make_fleet(num_engines=1, num_frontends=0)
+    fleet.up()
+    before = fleet.pids("engine")
+    kill_above_members(fleet)
+    shutil.rmtree(fleet.client.folder.machine / "hosts")
+    state = fleet.client.folder.state
+    saved = msgspec.json.decode(state.read_bytes(), type=SavedFleet)
+    spec = msgspec.structs.replace(saved.spec, ray=RaySpec("127.0.0.1:1"))
+    state.write_bytes(msgspec.json.encode(msgspec.structs.replace(saved, spec=spec)))
+    began_at = time.monotonic()
+    with pytest.raises(ConfigError, match=r"no Ray .* start Ray there again .* battery --force"):
+        fleet.down()
+    assert time.monotonic() - began_at < 15.0
+    assert all(psutil.pid_exists(pid) for pid in before) and not fleet.status().is_ending
+    run = subprocess.run(
+        [sys.executable, "-m", "headway", "fleet", "down", "--force"],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert run.returncode == 0 and "fleet battery is down" in run.stderr, run.stderr
+    assert "out of reach" not in run.stderr, "all of it was on this machine"
+    fleet.check_down()
 
 
 def kill_above_members(fleet: ManagedFleet) -> None:

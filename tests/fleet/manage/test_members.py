@@ -347,6 +347,17 @@ def test_a_member_to_stop_whose_host_is_gone_is_left_to_its_lease(world: World) 
     assert engine.name not in world.state.members
 
 
+def test_a_forced_end_gives_up_members_without_hosts_soon(world: World) -> None:
+    members = set(world.state.members)
+    lost = world.engines()[0]
+    del world.hosts[lost.host]
+    world.is_ray_up = False
+    world.state.end(is_forced=True)
+    world.run(GIVE_UP_S / 2)
+    assert world.state.is_over and len(members) > 1
+    assert world.state.abandoned.keys() == {lost.name}, "others were stopped by their hosts"
+
+
 def test_a_manager_that_is_started_again_goes_on(world: World) -> None:
     before = world.pids("")
     saved = msgspec.json.encode(world.state.save())

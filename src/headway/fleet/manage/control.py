@@ -33,6 +33,8 @@ CONNECT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 10.0
 POLL_S = 0.3
 RAY_TIMEOUT_S = 3.0
+HOST_WAIT_S = 3.0
+"""Time for every host to report, which each does twice a second."""
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +45,8 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int | None = None
     member: str = ""
     spec: FleetSpec | None = None
+    is_forced: bool = False
+    """Of down: whether members whose hosts are silent are given up soon."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -58,6 +62,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     admin: str = ""
     pid: int = 0
     problem: str = ""
+    host_age_s: float | None = None
+    """Seconds since its host reported; None if the manager has no report."""
 
 
 class PoolStatus(msgspec.Struct, frozen=True):
@@ -188,19 +194,43 @@ class FleetClient:
                 return status
             time.sleep(POLL_S)
 
-    def down(self, note: Callable[[FleetStatus], None]) -> None:
-        """End the fleet and wait until nothing of it is left; raise ConfigError if it is not up."""
+    def down(self, note: Callable[[FleetStatus], None], is_forced: bool = False) -> None:
+        """End the fleet and wait until nothing of it is left.
+
+        Raise ConfigError if it is not up. Without Ray, members of silent hosts can only be given
+        up; raise ConfigError unless that is forced.
+        """
         if not self.has_state:
             raise ConfigError(self._absent())
         if not self.is_up:
             self._start_manager()
         record = find_alive(self.folder.manager)
-        self.ask(ControlRequest("down"))
+        if not is_forced:
+            self._check_hosts()
+        self.ask(ControlRequest("down", is_forced=is_forced))
         while record is not None and record.is_alive:
             try:
                 note(self.status())
             except ConfigError:
                 wait_end(record, 1.0)
+            time.sleep(POLL_S)
+
+    def _check_hosts(self) -> None:
+        """Raise ConfigError if Ray is out of reach, and hosts of members with it."""
+        address = self.status().ray
+        problem = find_ray_problem(address) if address else ""
+        began_at = time.monotonic()
+        while problem:
+            silent = _silent_since(self.status(), time.monotonic() - began_at)
+            if not silent:
+                return
+            if time.monotonic() - began_at > HOST_WAIT_S:
+                raise ConfigError(
+                    f"no Ray cluster at {address} ({problem}), and no host to stop "
+                    f"{', '.join(silent)}: start Ray there again and repeat headway fleet down "
+                    f"{self.name}; or headway fleet down {self.name} --force ends what runs on "
+                    "this machine, and leaves the rest"
+                )
             time.sleep(POLL_S)
 
     def abandon(self) -> None:
@@ -219,15 +249,30 @@ def check_ray(spec: FleetSpec) -> None:
         raise ConfigError(
             "this fleet is placed by Ray, which is not installed: pip install 'headway[ray]'"
         )
-    host, _, port = spec.ray.address.rpartition(":")
+    address = spec.ray.address
+    if problem := find_ray_problem(address):
+        port = address.rpartition(":")[2]
+        raise ConfigError(
+            f"no Ray cluster at {address} ({problem}): start one with RAY_AUTH_MODE=token ray "
+            f"start --head --port={port}, or leave out `ray:` to run on this machine alone"
+        )
+
+
+def find_ray_problem(address: str) -> str:
+    """Return why nobody listens at the address of a Ray head; empty if somebody does."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), RAY_TIMEOUT_S).close()
     except OSError as error:
-        raise ConfigError(
-            f"no Ray cluster at {spec.ray.address} ({error.strerror or error}): start one with "
-            f"RAY_AUTH_MODE=token ray start --head --port={port}, or leave out `ray:` to run on "
-            "this machine alone"
-        ) from error
+        return error.strerror or str(error)
+    return ""
+
+
+def _silent_since(status: FleetStatus, seconds: float) -> list[str]:
+    """Return the members whose hosts have not reported for so many seconds."""
+    return [
+        one.name for one in status.members if one.host_age_s is None or one.host_age_s > seconds
+    ]
 
 
 def make_key(path: Path) -> None:

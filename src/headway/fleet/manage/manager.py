@@ -198,7 +198,7 @@ class Manager:
         elif request.command == "upgrade" and request.spec is not None:
             state.upgrade(request.spec)
         elif request.command == "down":
-            state.end()
+            state.end(request.is_forced)
         elif request.command != "status":
             raise ConfigError(f"there is no command {request.command[:100]!r}")
         if request.command != "status":
@@ -225,6 +225,7 @@ class Manager:
                 one.admin,
                 one.pid,
                 self._problem_of(one.host, one.problem, now),
+                state.host_age_s(one.host, now),
             )
             for one in state.members.values()
         ]
@@ -250,8 +251,14 @@ class Manager:
             self._placer.problem,
             pools,
             members,
-            state.abandoned,
+            self._abandoned(),
         )
+
+    def _abandoned(self) -> list[str]:
+        """Return the members that nobody stops: those on this machine end with the manager."""
+        here = {one.member for one in find_running(self._folder)} if self._state.abandoned else ()
+        abandoned = self._state.abandoned.items()
+        return [f"{member} on {node}" for member, node in abandoned if member not in here]
 
     def _problem_of(self, host: str, problem: str, now: float) -> str:
         if self._state.is_heard(host, now):

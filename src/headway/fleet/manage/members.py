@@ -37,6 +37,8 @@ DOWN_STOP_S = 10.0
 MAX_RENEW_S = 60.0
 GIVE_UP_S = 30.0
 """Seconds after which a member to stop is left to its lease, if its host is gone."""
+FORCED_GIVE_UP_S = 2.0
+"""The same when the end of the fleet is forced; hosts report twice a second."""
 
 
 class Phase(StrEnum):
@@ -143,8 +145,10 @@ class FleetState:
     is_ending: bool = False
     facts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """What an engine of each pool has said of itself, for frontends while there is none."""
-    abandoned: list[str] = field(default_factory=list[str])
-    """Members that should have stopped, and whose hosts were out of reach."""
+    abandoned: dict[str, str] = field(default_factory=dict[str, str])
+    """Members that should have stopped and whose hosts were out of reach; the machine of each."""
+    is_forced: bool = False
+    """Whether the fleet ends without those hosts, and soon."""
     _hosts: dict[str, _HostView] = field(default_factory=dict[str, _HostView])
     _frontends: dict[str, _FrontendView] = field(default_factory=dict[str, _FrontendView])
     _num_named: int = 0
@@ -255,9 +259,10 @@ class FleetState:
         self.spec = msgspec.structs.replace(spec, manager=self.spec.manager)
         self.generation += 1
 
-    def end(self) -> None:
+    def end(self, is_forced: bool = False) -> None:
         """Have all members stop: frontends first, then engines."""
         self.is_ending = True
+        self.is_forced = self.is_forced or is_forced
 
     @property
     def is_over(self) -> bool:
@@ -317,8 +322,13 @@ class FleetState:
 
     def is_heard(self, host: str, now: float) -> bool:
         """Return whether a host has reported lately."""
+        age_s = self.host_age_s(host, now)
+        return age_s is not None and age_s < MAX_SILENCE_S
+
+    def host_age_s(self, host: str, now: float) -> float | None:
+        """Return the seconds since a host reported; None if it has not."""
         view = self._hosts.get(host)
-        return view is not None and now - view.heard_at < MAX_SILENCE_S
+        return None if view is None else now - view.heard_at
 
     def _member_of(self, host: str) -> Member | None:
         return next((one for one in self.members.values() if one.host == host), None)
@@ -439,9 +449,10 @@ class FleetState:
         elif member.phase is Phase.STOPPING:
             view = self._hosts.get(member.host)
             has_stopped = view is not None and view.stopped == member.name
-            is_lost = now - member.since > GIVE_UP_S and not self.is_heard(member.host, now)
+            give_up_s = FORCED_GIVE_UP_S if self.is_forced else GIVE_UP_S
+            is_lost = now - member.since > give_up_s and not self.is_heard(member.host, now)
             if is_lost and member.pid:
-                self.abandoned.append(f"{member.name} on {member.node or 'an unknown machine'}")
+                self.abandoned[member.name] = member.node or "an unknown machine"
             if has_stopped or is_lost:
                 del self.members[member.name]
                 self._hosts.pop(member.host, None)
