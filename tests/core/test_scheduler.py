@@ -10,7 +10,7 @@ from headway.core import invariants
 from headway.core.events import Admitted, Arrived, Finished, Forked, Preempted, TokensEmitted
 from headway.core.executor import Ticket
 from headway.core.plan import Failure, Sample, StepPlan, StepResult, TokenLogprobs
-from headway.core.request import FinishReason, RequestState
+from headway.core.request import FailureCause, FinishReason, RequestState
 from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
 from tests.support.harness import Harness, expected_output, own_tokens
@@ -178,10 +178,12 @@ def test_a_failure_ends_only_its_own_request_and_says_why():
     engine.add("bad", 5, max_tokens=6)
     engine.add("good", 5, max_tokens=6)
     engine.steps(2)
-    executor.script["bad"] = Failure("out of luck")
+    executor.script["bad"] = Failure("out of luck", FailureCause.GRAMMAR)
     engine.run()
     finish = engine.finish("bad")
     assert (finish.reason, finish.message) == (FinishReason.ERROR, "out of luck")
+    assert finish.failure_cause is FailureCause.GRAMMAR
+    assert engine.finish("good").failure_cause is None
     assert finish.num_output_tokens == 2
     assert engine.output("good") == expected_output(own_tokens("good", 5), 6)
 

@@ -44,9 +44,9 @@ TEMPLATE = (
 
 
 class ScriptExecutor(FakeExecutor):
-    """Says the script, then end of sequence; None in the script is a failure."""
+    """Says the script, then end of sequence; None in the script is a failure, like a Failure."""
 
-    def __init__(self, script: Sequence[int | None], eos_token_id: int) -> None:
+    def __init__(self, script: Sequence[int | Failure | None], eos_token_id: int) -> None:
         super().__init__(CAPACITY)
         self._script = script
         self._eos_token_id = eos_token_id
@@ -59,6 +59,8 @@ class ScriptExecutor(FakeExecutor):
         token_id = self._script[place] if place < len(self._script) else self._eos_token_id
         if token_id is None:
             return Failure("secret detail of the failure")
+        if isinstance(token_id, Failure):
+            return token_id
         if request.params.logprobs is None:
             return Sample((token_id,))
         scores = TokenLogprobs(-0.25, 2, (65, 66, 67), (-0.125, -0.5, float("-inf")))
@@ -151,7 +153,7 @@ class LocalProcess:
 
 async def make_local(
     tokenizer: Tokenizer,
-    script: Sequence[int | None] | str = "abc",
+    script: Sequence[int | Failure | None] | str = "abc",
     policy: str = "fcfs",
     is_started: bool = True,
     clock: Clock | None = None,

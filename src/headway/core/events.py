@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
 from headway.core.plan import TokenLogprobs
-from headway.core.request import FinishReason
+from headway.core.request import FailureCause, FinishReason
 from headway.core.slo.forecast import Forecast
 from headway.core.terms import NO_TERMS, Terms
 
@@ -126,6 +126,8 @@ class Finished:
     """The wait by cause, if the request ended in the waiting queue."""
     kv_block_s: float = 0.0
     """Blocks held times seconds, over the whole life of the request."""
+    failure_cause: FailureCause | None = None
+    """What made a request fail in a step; None if none did."""
 
 
 @dataclass(frozen=True, slots=True)

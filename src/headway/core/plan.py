@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.core.params import SamplingParams
-from headway.core.request import Request
+from headway.core.request import FailureCause, Request
 
 make_tuple = tuple[object, ...].__new__
 """Makes a NamedTuple without its constructor. Used once per running request and step, where it
@@ -136,15 +136,12 @@ class Sample:
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
-GRAMMAR_FAILED = "the grammar cannot go on"
-"""Begins the message of a failure that follows from the request's own grammar."""
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One request failed in a step; the other requests did not."""
 
     message: str
+    cause: FailureCause = FailureCause.ENGINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,14 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"
 
 
+class FailureCause(StrEnum):
+    """What made a request fail."""
+
+    ENGINE = "engine"
+    GRAMMAR = "grammar"
+    """The grammar of the request itself: its client is told."""
+
+
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
     RequestState.RUNNING: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),

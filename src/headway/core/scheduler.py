@@ -518,8 +518,8 @@ class Scheduler:
     ) -> bool:
         """End a request that failed, or whose prompt was all; return whether it ended."""
         if outcome is not None or item.has_sample:
-            message = "the executor sampled nothing" if outcome is None else outcome.message
-            self._running_set.leave(request, FinishReason.ERROR, now, message)
+            failure = outcome or Failure("the executor sampled nothing")
+            self._running_set.leave(request, FinishReason.ERROR, now, failure)
             return True
         if request.num_computed < len(request.token_ids):
             return False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.plan import GRAMMAR_FAILED, Failure, NewRequest
+from headway.core.plan import Failure, NewRequest
+from headway.core.request import FailureCause
 from headway.executors.grammar import Grammars, GrammarState
 from headway.executors.sampling import BadWords, SampleRow, TokenCounts, has_penalties, make_mask
 from headway.executors.step_model import Span
@@ -59,7 +60,8 @@ class TokensSoFar:
         """Why the request cannot go on; None if it can."""
         if self.grammar is None or not self.grammar.error:
             return None
-        return Failure(f"{GRAMMAR_FAILED}: {self.grammar.error}")
+        message = f"the grammar cannot go on: {self.grammar.error}"
+        return Failure(message, FailureCause.GRAMMAR)
 
     def _add(self, token_ids: Sequence[int]) -> None:
         if not self._follows_tokens or not token_ids:

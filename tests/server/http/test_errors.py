@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.plan import Failure
+from headway.core.request import FailureCause
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -107,6 +110,15 @@ async def test_the_unexpected_is_a_500_that_tells_nothing(local, monkeypatch, ca
     assert "secret" not in response.text
     assert "secret" in caplog.text
     assert response.headers["x-request-id"]
+
+
+async def test_only_a_failure_by_the_grammar_is_told_to_the_client(local) -> None:
+    message = "the grammar cannot go on: it is too costly"
+    for cause, status in ((FailureCause.ENGINE, 500), (FailureCause.GRAMMAR, 400)):
+        made = await local([97, Failure(message, cause)])
+        response = await made.client.post("/v1/completions", json={"prompt": "x"})
+        error = check_shape(response, status)
+        assert (error["message"] == message) == (status == 400)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from headway.core import events
 from headway.core.causes import WaitCause
 from headway.core.kv.cache import KVCache
 from headway.core.kv.offload import Offload
+from headway.core.plan import Failure
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.running.admission import Admit
 from headway.core.waiting.accounts import Accounts
@@ -160,7 +161,9 @@ class RunningSet:
             self._waiting.take(request)
         self.leave(request, reason, now)
 
-    def leave(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
+    def leave(
+        self, request: Request, reason: FinishReason, now: float, failure: Failure | None = None
+    ) -> None:
         """Finish a request; the caller removes a running request from `running`."""
         causes = ()
         if request.state is RUNNING:
@@ -176,8 +179,9 @@ class RunningSet:
         request.set_state(RequestState.FINISHED, now)
         block_s = self._kv.take_block_s(request)
         num_output = request.num_output_tokens
+        message, cause = ("", None) if failure is None else (failure.message, failure.cause)
         self.events.append(
-            events.Finished(request.id, now, reason, num_output, message, causes, block_s)
+            events.Finished(request.id, now, reason, num_output, message, causes, block_s, cause)
         )
 
     def largest_holder(self, cause: WaitCause) -> str:

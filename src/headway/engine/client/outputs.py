@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headway.core.events import Finished, TokensEmitted
 from headway.core.params import SamplingParams
 from headway.core.plan import TokenLogprobs
-from headway.core.request import FinishReason
+from headway.core.request import FailureCause, FinishReason
 from headway.engine.client.transcript import Position
 from headway.engine.process.messages import SampleRecord
 from headway.text import OutputText, StopStrings, Tokenizer
@@ -32,6 +32,8 @@ class SampleDelta:
     stop: str | None = None
     """The stop string that ended the sample, or None."""
     message: str = ""
+    """Why the sample failed; empty if it did not."""
+    failure_cause: FailureCause | None = None
     numerics: str = ""
     """Numerics class of the engine that computed it; empty if unknown."""
     skipped_ids: tuple[int, ...] = ()
@@ -124,6 +126,7 @@ class SampleStream:
             finish_reason=reason,
             stop=delta.stop,
             message=event.message,
+            failure_cause=event.failure_cause,
             numerics=self.numerics,
         )
 

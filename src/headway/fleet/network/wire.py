@@ -23,7 +23,7 @@ from headway.engine.process.messages import (
 )
 from headway.engine.supervise.quarantine import MAX_QUARANTINED
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
 MAX_ABORTED_IDS = 65_536

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.params import SamplingParams
-from headway.core.plan import GRAMMAR_FAILED, TokenLogprobs
-from headway.core.request import FinishReason
+from headway.core.plan import TokenLogprobs
+from headway.core.request import FailureCause, FinishReason
 from headway.core.terms import NO_TERMS, Terms
 from headway.core.waiting.policies import PRIORITY_AWARE_POLICIES
 from headway.engine.client.async_engine import AsyncEngine, RequestStream
@@ -175,7 +175,7 @@ class Generation:
 
     def _numbered(self, prompt_index: int, delta: SampleDelta) -> SampleDelta:
         if delta.finish_reason is not None and delta.finish_reason not in _GOOD_ENDS:
-            if delta.message.startswith(GRAMMAR_FAILED):
+            if delta.failure_cause is FailureCause.GRAMMAR:
                 raise InvalidRequestError(delta.message)
             logger.error("request %s: %s %s", self.id, delta.finish_reason, delta.message)
             message = f"the engine could not finish this request ({self.id})"
