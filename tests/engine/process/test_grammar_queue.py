@@ -7,6 +7,7 @@ import threading
 
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
+from headway.core.terms import Terms
 from headway.engine.process.grammar_queue import PREPARE_AFTER_MS, CompiledRequest, GrammarQueue
 from headway.engine.process.messages import AddRequest
 
@@ -32,8 +33,9 @@ class SlowCompiler:
         return None
 
 
-def request(name: str, grammar: str | None = None) -> AddRequest:
-    return AddRequest(name, [1], SamplingParams(grammar=grammar), 0, 0.0)
+def request(name: str, grammar: str | None = None, tenant: str = "") -> AddRequest:
+    params = SamplingParams(grammar=grammar)
+    return AddRequest(name, [1], params, 0, 0.0, terms=Terms(tenant))
 
 
 def take(queue: GrammarQueue) -> list[CompiledRequest]:
@@ -65,14 +67,35 @@ def test_requests_are_added_in_order_even_if_a_grammar_cannot_be_compiled():
     assert [one.command.id for one in taken] == ["a", "b", "c"]
 
 
+def test_many_grammars_of_a_tenant_delay_those_of_another_by_one():
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    for at in range(20):
+        assert queue.add(request(f"hostile-{at}", f"slow {at}", "hostile"))
+    for at in range(2):
+        assert queue.add(request(f"other-{at}", f"small {at}", "other"))
+    compiler.may_go_on.release(4)
+    taken: list[CompiledRequest] = []
+    while len(taken) < 4:
+        taken += take(queue)
+    names = [one.command.id for one in taken]
+    compiler.may_go_on.release(18)
+    assert names == ["hostile-0", "other-0", "hostile-1", "other-1"]
+
+
 def test_an_abort_reaches_a_request_that_waits():
     compiler = SlowCompiler()
     queue = GrammarQueue(compiler)
     queue.add(request("a", "one"))
-    queue.abort("a", FinishReason.STOP)
+    queue.add(request("b", "two"))
+    queue.abort("b", FinishReason.STOP)
     queue.abort("unknown", FinishReason.STOP)
     compiler.may_go_on.release()
-    assert take(queue) == [(request("a", "one"), FinishReason.STOP)]
+    taken: list[CompiledRequest] = []
+    while len(taken) < 2:
+        taken += take(queue)
+    assert taken == [(request("a", "one"), None), (request("b", "two"), FinishReason.STOP)]
+    assert compiler.done == ["one"], "nobody needs the other"
 
 
 def test_an_idle_engine_prepares_once():

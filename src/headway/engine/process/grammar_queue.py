@@ -2,7 +2,7 @@
 
 Compiling takes milliseconds, or much more for a large grammar, and steps must not wait for it. So
 the engine loop adds a request with a grammar to the core only when the grammar is compiled. One
-thread compiles, in the order of arrival.
+thread compiles, for tenants in turn: many slow grammars of one delay the others by one at most.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest
+from headway.engine.process.tenant_turns import TenantTurns
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,10 @@ class GrammarQueue:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._work: SimpleQueue[AddRequest | None] = SimpleQueue()
+        self._work: TenantTurns[AddRequest] = TenantTurns()
+        self._has_work = threading.Condition()
+        """Guards `_work` and `_must_prepare`."""
+        self._must_prepare = False
         self._done: SimpleQueue[AddRequest] = SimpleQueue()
         self._waiting: dict[str, FinishReason | None] = {}
         self._is_prepared = False
@@ -64,7 +68,9 @@ class GrammarQueue:
     def prepare(self) -> None:
         """Have the thread prepare for the first grammar."""
         if not self._is_prepared:
-            self._submit(None)
+            with self._has_work:
+                self._must_prepare = True
+            self._start()
 
     def add(self, command: AddRequest) -> bool:
         """Compile the grammar of a request; return whether the request must wait for it."""
@@ -72,7 +78,9 @@ class GrammarQueue:
         if grammar is None or self._compiler.is_compiled(grammar):
             return False
         self._waiting[command.id] = None
-        self._submit(command)
+        with self._has_work:
+            self._work.add(command.terms.tenant, command)
+        self._start()
         return True
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -81,7 +89,7 @@ class GrammarQueue:
             self._waiting[request_id] = reason
 
     def take(self) -> list[CompiledRequest]:
-        """Return the requests whose grammars are compiled, in the order of arrival."""
+        """Return the requests whose grammars are compiled, those of a tenant in order."""
         try:
             os.read(self._reader, 4096)
         except BlockingIOError:
@@ -92,21 +100,23 @@ class GrammarQueue:
             taken.append(CompiledRequest(command, self._waiting.pop(command.id, None)))
         return taken
 
-    def _submit(self, command: AddRequest | None) -> None:
+    def _start(self) -> None:
+        """Have the thread take the work that was added."""
         self._is_prepared = True
         if self._thread is None:
             # A daemon: it holds nothing that must be closed, and may be in a long compilation.
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
             self._thread.start()
-        self._work.put(command)
+        with self._has_work:
+            self._has_work.notify()
 
     def _run(self) -> None:
         while True:
-            command = self._work.get()
+            command = self._next()
             try:
                 if command is None:
                     self._compiler.prepare()
-                elif command.params.grammar is not None:
+                elif command.params.grammar is not None and not self._waiting.get(command.id):
                     self._compiler.matcher(command.params.grammar)
             except Exception as error:
                 # The request fails in its first step, with the error.
@@ -114,3 +124,15 @@ class GrammarQueue:
             if command is not None:
                 self._done.put(command)
                 os.write(self._writer, b"\0")
+
+    def _next(self) -> AddRequest | None:
+        """Wait for work; return the next request, or None to prepare."""
+        with self._has_work:
+            while True:
+                if self._must_prepare:
+                    self._must_prepare = False
+                    return None
+                found = self._work.take()
+                if found is not None:
+                    return found[1]
+                self._has_work.wait()
