@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from benchmarks.support.servers import RunningServer
-from tests.server.api import test_messages, test_responses
+from tests.server.api import test_answer, test_logprobs, test_messages, test_responses
 from tests.server.test_structured import client_of
 
 pytestmark = pytest.mark.model
@@ -58,6 +58,35 @@ async def test_the_official_client_runs_a_tool_loop(model_server: RunningServer)
             model=model, input=history, tools=[TOOL], max_output_tokens=8
         )
         assert again.output_text and again.usage and again.usage.output_tokens == 8
+
+
+async def test_streams_have_the_log_probabilities_of_whole_answers(
+    model_server: RunningServer,
+) -> None:
+    function = {"name": TOOL["name"], "parameters": PARAMETERS}
+    limits = {"temperature": 0, "top_logprobs": 2}
+    async with client_of(model_server) as client:
+        for choice in ("none", "auto", "required"):
+            asked: Any = {"messages": [{"role": "user", "content": QUESTION}], "logprobs": True}
+            asked |= {**limits, "max_tokens": 40, "tool_choice": choice}
+            asked["tools"] = [{"type": "function", "function": function}]
+            whole = (await client.post("/v1/chat/completions", json=asked)).json()
+            path = "/v1/chat/completions"
+            streamed = await client.post(path, json={**asked, "stream": True})
+            events = test_answer.events_of(streamed.text)
+            scores = whole["choices"][0]["logprobs"]["content"]
+            assert test_logprobs.streamed_scores(events, 0) == scores
+            assert len(scores) == whole["usage"]["completion_tokens"]
+            asked = {"input": QUESTION, **limits, "max_output_tokens": 40, "tools": [TOOL]}
+            asked["tool_choice"] = choice
+            whole = (await client.post("/v1/responses", json=asked)).json()
+            streamed = await client.post("/v1/responses", json={**asked, "stream": True})
+            events = test_responses.events_of(streamed.text)
+            output = test_responses.check_events(events)["output"]
+            parts = [one["content"] for one in output if one["type"] == "message"]
+            assert parts == [one["content"] for one in whole["output"] if one["type"] == "message"]
+            assert bool(parts) == (choice != "required")
+            assert not parts or len(parts[0][0]["logprobs"]) > 3
 
 
 async def test_the_official_client_comes_back_for_a_response(model_server: RunningServer) -> None:

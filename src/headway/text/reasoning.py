@@ -42,6 +42,11 @@ class ReasoningSplitter:
         self._space = HeldSpace()
         self._has_reasoning = False
 
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the reply so far that may still become its text."""
+        return len(self._pending) if self._state is _SplitState.BEFORE else 0
+
     def feed(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the text that are safe to send."""
         reasoning = ""

@@ -46,6 +46,11 @@ class ReplyParser:
         calls = self._calls
         return calls is not None and calls.num_calls > 0 and not calls.is_in_call
 
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the reply so far that may still become its text."""
+        return self._splitter.num_held + (0 if self._calls is None else self._calls.num_held)
+
     def feed(self, text: str) -> ReplyDelta:
         """Return what is safe to send."""
         reasoning, text = self._splitter.feed(text)

@@ -11,7 +11,7 @@ from headway.core.plan import TokenLogprobs
 from headway.core.request import FailureCause, FinishReason
 from headway.engine.client.transcript import Position
 from headway.engine.process.messages import SampleRecord
-from headway.text import OutputText, StopStrings, Tokenizer
+from headway.text import Detokenizer, OutputText, StopStrings, Tokenizer
 
 REPLAY_TOKENS = 1024
 REPLAY_SCORED_TOKENS = 64
@@ -136,21 +136,28 @@ def sample_streams(
 ) -> list[SampleStream]:
     """Return one SampleStream per sample of a prompt."""
     stops = StopStrings(params.stop, params.include_stop_str_in_output)
-    # Some tokenizers drop a space at the start of a text; the prompt's last tokens prevent that.
-    tail = prompt_token_ids[-PROMPT_TAIL:]
     return [
         SampleStream(
             index,
             OutputText(
-                tokenizer.detokenizer(
-                    params.skip_special_tokens, after=tail, shown_ids=params.shown_token_ids
-                ),
+                output_detokenizer(params, tokenizer, prompt_token_ids),
                 stops.fresh(),
                 params.min_tokens,
             ),
         )
         for index in range(params.n)
     ]
+
+
+def output_detokenizer(
+    params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+) -> Detokenizer:
+    """Return a detokenizer for one sample of a prompt."""
+    # Some tokenizers drop a space at the start of a text; the prompt's last tokens prevent that.
+    tail = prompt_token_ids[-PROMPT_TAIL:]
+    return tokenizer.detokenizer(
+        params.skip_special_tokens, after=tail, shown_ids=params.shown_token_ids
+    )
 
 
 @dataclass(slots=True)

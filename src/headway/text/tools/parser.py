@@ -38,6 +38,9 @@ class HeldSpace:
     def __init__(self) -> None:
         self._spaces: list[str] = []
 
+    def __len__(self) -> int:
+        return sum(map(len, self._spaces))
+
     def feed(self, text: str) -> str:
         """Return the text that is followed by no whitespace alone."""
         body = text.rstrip(SPACES)
@@ -142,6 +145,11 @@ class CallParser:
     def is_in_call(self) -> bool:
         """Whether the last call is not complete."""
         return self.num_calls > 0 and self._state is not _State.AFTER_CALL
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text so far that may still become text of the reply."""
+        return 0 if self.num_calls else len(self._space) + len(self._pending)
 
     def feed(self, text: str) -> ReplyDelta:
         deltas: list[ReplyDelta] = []

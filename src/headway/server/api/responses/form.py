@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.core.request import FinishReason
+from headway.engine.client.outputs import output_detokenizer
 from headway.server.api.generate.answer import CallPart, ChoicePart, EventStamp, GenerationJob
 from headway.server.api.generate.generation import Generation
 from headway.server.api.generate.logprobs import TokenNames, chat_logprobs
@@ -18,10 +19,12 @@ from headway.server.api.responses.items import (
     Item,
     TextItem,
 )
+from headway.server.api.responses.text_tokens import TextTokens
 from headway.server.context import ServerContext
 from headway.server.http import sse
 from headway.server.http.errors import REQUEST_CANCELLED, ErrorResponse
 from headway.server.schema.responses import custom_names
+from headway.text.reply import TEXT_ONLY, ReplyParser
 
 IGNORED_HEADER = "x-headway-ignored-tools"
 FAILED, CANCELLED, QUEUED = "failed", "cancelled", "queued"
@@ -45,6 +48,9 @@ class ResponseForm:
         """Items that are closed, as the answer has them."""
         self._finish_reason: str | None = None
         self._num_events = 0
+        self._text_tokens = _find_text_tokens(context, job)
+        self._scores: list[Json] = []
+        """Log-probabilities of the message that no item has yet."""
 
     def begin(self, index: int, stamp: EventStamp) -> bytes:
         del index, stamp
@@ -103,16 +109,13 @@ class ResponseForm:
     def _add(self, piece: ChoicePart) -> list[Json]:
         """Return the events of a part of the reply."""
         events: list[Json] = []
+        self._scores += self._scores_of(piece)
         if piece.reasoning:
             events += self._open_text(is_reasoning=True)
             events += self._grow(piece.reasoning, [])
-        is_message = bool(piece.text) or (self._is_in_message and not piece.calls)
-        if is_message:
+        if piece.text or self._is_in_message:
             events += self._open_text(is_reasoning=False)
-            tokens = [] if piece.tokens is None else piece.tokens
-            names = TokenNames(self._context.engine.tokenizer)
-            scores = chat_logprobs(tokens, names)["content"]
-            events += self._grow(piece.text, scores)
+            events += self._grow(piece.text, self._take_scores())
         for call in piece.calls:
             if call.name is not None:
                 events += self._open_call(call, call.name)
@@ -121,6 +124,20 @@ class ResponseForm:
                 events += self._placed(item.add(call.arguments))
         self._finish_reason = piece.finish_reason or self._finish_reason
         return events
+
+    def _scores_of(self, piece: ChoicePart) -> list[Json]:
+        """Return the log-probabilities of the tokens in the message, as far as they are known."""
+        tokens = piece.tokens or []
+        if self._text_tokens is not None:
+            tokens = self._text_tokens.push(tokens)
+            if piece.finish_reason is not None:
+                tokens += self._text_tokens.finish()
+        names = TokenNames(self._context.engine.tokenizer)
+        return chat_logprobs(tokens, names)["content"]
+
+    def _take_scores(self) -> list[Json]:
+        scores, self._scores = self._scores, []
+        return scores
 
     @property
     def _is_in_message(self) -> bool:
@@ -153,7 +170,10 @@ class ResponseForm:
 
     def _finish(self) -> list[Json]:
         """Return the events that close the last item; an answer has at least a message."""
-        opening = [] if self._items else self._open_text(is_reasoning=False)
+        opening: list[Json] = []
+        if not self._items:
+            opening = self._open_text(is_reasoning=False)
+            self._grow("", self._take_scores())
         return opening + self._close(self._status)
 
     def _close(self, status: str) -> list[Json]:
@@ -218,6 +238,16 @@ class ResponseForm:
             "output_tokens_details": {"reasoning_tokens": num_reasoning},
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _find_text_tokens(context: ServerContext, job: GenerationJob) -> TextTokens | None:
+    """Return what finds the tokens of the message; None if all are, or nobody asks for them."""
+    params = job.spec.params
+    if job.reply == TEXT_ONLY or params.logprobs is None:
+        return None
+    parser = ReplyParser(job.reply, params.grammar)
+    tokenizer = context.engine.tokenizer
+    return TextTokens(parser, output_detokenizer(params, tokenizer, job.spec.prompts[0]))
 
 
 def _failure(error: ErrorResponse) -> Json:
