@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
+from benchmarks.support.pings import Pinger
 from benchmarks.support.schemas import chain, nested, optional, random_schema
 from benchmarks.support.servers import start_model_server
 
@@ -197,38 +198,34 @@ async def check_hostile(
     client: httpx.AsyncClient, report: Report, count: int
 ) -> tuple[list[float], list[float]]:
     """Return the times of /ping beside ordinary requests, and beside these and hostile ones."""
-    pings: list[float] = []
+    # As text: JSON of lone surrogates is what a client may send too.
+    contents = [json.dumps(body(number, **make_hostile(number))) for number in range(count)]
     is_over = False
-
-    async def ping() -> None:
-        while not is_over:
-            sent_at = time.perf_counter()
-            await client.get("/ping")
-            pings.append(time.perf_counter() - sent_at)
-            await asyncio.sleep(0.002)
 
     async def chat() -> None:
         while not is_over:
             await client.post(CHAT, json=body(1, max_tokens=50))
 
     async def work(number: int) -> None:
-        # As text: JSON of lone surrogates is what a client may send too.
-        content = json.dumps(body(number, **make_hostile(number)))
         headers = {"Content-Type": "application/json"}
-        answer = await client.post(CHAT, content=content, headers=headers)
+        answer = await client.post(CHAT, content=contents[number], headers=headers)
         report.counts[f"hostile grammars answered {answer.status_code}"] += 1
         if answer.status_code not in (200, 400):
             report.errors.append(f"hostile {number}: {answer.status_code} {answer.text[:200]}")
 
-    tasks = [asyncio.create_task(ping()), asyncio.create_task(chat())]
+    chatting = asyncio.create_task(chat())
     # The first grammar of a process costs more than any other: it reads the vocabulary.
     await client.post(CHAT, json=body(0, structured_outputs={"choice": ["a"]}, max_tokens=2))
+    url = str(client.base_url)
+    pinger = Pinger(url)
     await asyncio.sleep(15)
-    alone, pings = pings, []
+    alone = await asyncio.to_thread(pinger.end)
+    pinger = Pinger(url)
     await in_parallel(count, work)
+    beside = await asyncio.to_thread(pinger.end)
     is_over = True
-    await asyncio.gather(*tasks)
-    return alone, pings
+    await chatting
+    return alone, beside
 
 
 def print_counts(report: Report) -> None:
