@@ -34,6 +34,7 @@ _RAY_VARIABLES = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 """Beginnings of the variables that Ray sets for its workers."""
 MODES = ("auto", "latency", "throughput", "fixed")
 FAILOVERS = ("identical", "any")
+LOG_FORMATS = ("text", "json")
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama", "mistral", "qwen-xml", "generic")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 ROUTINGS = ("ttft", "cache-aware", "least-loaded", "round-robin")
@@ -211,6 +212,9 @@ class ServerConfig:
         "Field of a message that has the reasoning: reasoning_content or reasoning.",
     )
     log_interval_s: float = setting(10.0, "Seconds between two statistics lines in the log.")
+    access_log: bool = setting(
+        False, "Log a line for each answered request: path, status, time, ids; never its content."
+    )
     max_body_bytes: int = setting(4 * 1024**2, "Largest request body, in bytes.")
     max_num_queued_reqs: int = setting(
         256,
@@ -307,6 +311,16 @@ class RecordConfig:
                 f"record_total_bytes ({self.record_total_bytes}) must be at least twice "
                 f"record_file_bytes ({self.record_file_bytes})"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """The log of every process."""
+
+    log_format: str = setting("text", "Lines of the log: text, or json with one object each.")
+
+    def __post_init__(self) -> None:
+        _check_one_of(self, "log_format", LOG_FORMATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +463,7 @@ class Config:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     recording: RecordConfig = field(default_factory=RecordConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    logs: LogConfig = field(default_factory=LogConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

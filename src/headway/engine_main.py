@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import logging
 import select
 import shutil
 import sys
@@ -33,19 +32,20 @@ from headway.engine.process.journal import JournaledExecutor
 from headway.engine.process.loop import EngineLoop, Progress, ignore_stop_signals
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.start import STACKS_SIGNAL
+from headway.logs import set_up_logging
 
 
 def main(wrap: Callable[[Executor], Executor] = lambda executor: executor) -> int:
     """Run until a Shutdown command; return the exit code. `wrap` may wrap the executor."""
     ignore_stop_signals()
     faulthandler.register(STACKS_SIGNAL)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
     arguments = _parse_arguments()
     line = sys.stdin.readline()
     if not line:  # the API process ended before it had settings
         _remove_folder(arguments.address)
         return 0
     config = msgspec.json.decode(line, type=Config)
+    set_up_logging(config.logs.log_format, "engine")
     loop = EngineLoop(arguments.address)
 
     def factory(sink: Sink, progress: Progress) -> tuple[EngineCore, EngineInfo]:

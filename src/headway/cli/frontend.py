@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import typer
 
 from headway.cli.options import with_settings
 from headway.config import Config
+from headway.logs import set_up_logging
 
 
-@with_settings("server", "ledger", "batches", "cluster", "frontend", "routing")
+@with_settings("server", "logs", "ledger", "batches", "cluster", "frontend", "routing")
 def frontend(config: Config) -> None:
     """Serve the OpenAI API over engines on the network.
 
@@ -18,7 +17,7 @@ def frontend(config: Config) -> None:
     engines; only its tokenizer and chat template are read. Several frontends share one `headway
     router`.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging(config.logs.log_format, "server")
     from headway.build_fleet import run_frontend
 
     raise typer.Exit(run_frontend(config))

@@ -20,6 +20,7 @@ PANELS = {
     "supervision": "Engine process",
     "recording": "Recording",
     "server": "Server",
+    "logs": "Log",
     "ledger": "Ledger",
     "batches": "Batches",
     "cluster": "Cluster",

@@ -6,7 +6,6 @@ Reads plain arguments only. Whatever else there is, help and mistakes included, 
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,15 +14,17 @@ from typing import get_origin, get_type_hints
 from headway.config import SECTIONS, Config, load_config
 from headway.engine.supervise.start import EngineStart
 from headway.errors import ConfigError
+from headway.logs import set_up_logging
 
 SERVE_SECTIONS = (
-    *("model", "cache", "scheduler", "supervision", "recording", "server", "ledger", "batches"),
+    *("model", "cache", "scheduler", "supervision", "recording", "server", "logs", "ledger"),
+    "batches",
 )
 
 
 def serve(config: Config, engine: EngineStart | None) -> int:
     """Serve until a signal; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging(config.logs.log_format, "server")
     # What is imported lives to the end; collections would take a tenth of the time. The server
     # turns them on again before it starts.
     gc.disable()

@@ -40,6 +40,7 @@ from headway.server.api.tokenize import tokenize_router
 from headway.server.batches.feeder import BatchFeeder
 from headway.server.batches.store import BatchStore
 from headway.server.context import ServerContext
+from headway.server.http.access_log import AccessLog
 from headway.server.http.edge import Edge
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
 from headway.server.http.hosts import HostPolicy
@@ -177,6 +178,7 @@ def _app(
         # A mount, not a list of protected paths, which could omit a path.
         routes=[*probes, Mount("", app=access.protect(guarded, hosts))],
         middleware=[
+            *([Middleware(AccessLog)] if access.config.access_log else []),
             Middleware(Edge),
             Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes, by_path=body_limits),
         ],

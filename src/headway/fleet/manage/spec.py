@@ -23,9 +23,9 @@ MAX_SETTINGS = 64
 MAX_TEXT = 1024
 DEFAULT_LEASE_S = 600.0
 ENGINE_SECTIONS = (
-    *("model", "cache", "scheduler", "supervision", "recording", "listener", "orphans"),
+    *("model", "cache", "scheduler", "supervision", "recording", "logs", "listener", "orphans"),
 )
-FRONTEND_SECTIONS = ("server", "ledger", "frontend", "routing")
+FRONTEND_SECTIONS = ("server", "logs", "ledger", "frontend", "routing")
 TAKEN = frozenset(
     {"model", "listen", "lease_s", "engine", "discover", "host", "port", "admin_port", "reuse_port"}
 )

@@ -3,6 +3,7 @@
 Must not import api, schema or the engine. In reading order:
 
     limits.py        bounds on connections, headers, bodies and slow readers
+    access_log.py    the log of answered requests
     edge.py          request ids, and the answer to unexpected exceptions
     hosts.py         accepted Host headers
     proxies.py       trusted gateway headers
