@@ -520,6 +520,18 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", **os.environ}
 
 
+def notify_address() -> str | None:
+    """Return the socket on which the service manager (systemd) listens; None without one."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
+def watchdog_s() -> float | None:
+    """Return how long the service manager waits for a sign of life; None: it does not."""
+    is_ours = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    limit_us = os.environ.get("WATCHDOG_USEC", "")
+    return int(limit_us) / 1e6 if is_ours and limit_us.isdecimal() and int(limit_us) else None
+
+
 def weights_cache_dir(section: ModelConfig) -> str | None:
     """Return the folder of packed weights; None if the user wants none."""
     if section.weights_cache == "none":

@@ -3,6 +3,7 @@
 Must not import build, cli or bench, nor any tensor library. In reading order:
 
     serve.py        runs the apps until a signal, then drains
+    service_manager.py  tells systemd when the server is ready, stops and is alive
     listeners.py    binds the ports and checks the settings before loading
     descriptors.py  how many connections the limit of open files allows
     loading.py      loads the model in a thread while probes are answered

@@ -29,6 +29,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.clock import SystemClock
+from headway.config import notify_address, watchdog_s
 from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import HeadwayError
 from headway.observe.metrics.stats_log import StatsLog
@@ -37,6 +38,7 @@ from headway.server.app import Apps, loading_apps
 from headway.server.descriptors import ConnectionShare
 from headway.server.http.limits import Timeouts, bounded_protocol
 from headway.server.listeners import ListenSockets
+from headway.server.service_manager import ServiceManager
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +165,7 @@ class _ServerRun:
         self._clock = SystemClock()
         self._config = listeners.access.config
         self._listeners = listeners
+        self._manager = ServiceManager(notify_address(), watchdog_s())
         self._watch = listeners.access.tenants.watch
         self._reload = asyncio.Event()
         self._stop = asyncio.Event()
@@ -189,6 +192,7 @@ class _ServerRun:
                 asyncio.create_task(self._stop.wait()),
                 asyncio.create_task(_repeat(_collect_garbage)),
                 asyncio.create_task(_repeat(self._follow_files)),
+                asyncio.create_task(self._manager.show_life(self._is_alive)),
             ]
             making = asyncio.ensure_future(make_parts())
             try:
@@ -245,6 +249,10 @@ class _ServerRun:
         gc.freeze()
         return parts
 
+    def _is_alive(self) -> bool:
+        """Whether no new process is needed, as /health/live says it."""
+        return self._parts is None or not self._parts.engine.has_given_up
+
     def _loading_status(self) -> str:
         return "draining" if self._stop.is_set() else "loading"
 
@@ -267,6 +275,7 @@ class _ServerRun:
         while not next(iter(self._servers)).started:
             await asyncio.sleep(READY_S)
         logger.info("ready on %s", url)
+        self._manager.say_ready(url)
         await asyncio.Event().wait()
 
     async def _refuse_expired(self, parts: ServerParts) -> None:
@@ -359,6 +368,7 @@ class _ServerRun:
         self._stop.set()
         if self._num_signals == 1:
             logger.info("draining; a second signal stops the server at once")
+            self._manager.say_stopping()
             return
         self._exit_code = 128 + number
         for server in self._servers:
