@@ -532,6 +532,14 @@ def watchdog_s() -> float | None:
     return int(limit_us) / 1e6 if is_ours and limit_us.isdecimal() and int(limit_us) else None
 
 
+def completion_words() -> list[str] | None:
+    """Return the words after `headway` that a shell wants completed; None if it wants nothing."""
+    if "_HEADWAY_COMPLETE" not in os.environ:
+        return None
+    words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return words.split()[1:]
+
+
 def weights_cache_dir(section: ModelConfig) -> str | None:
     """Return the folder of packed weights; None if the user wants none."""
     if section.weights_cache == "none":

@@ -64,6 +64,25 @@ def test_version_and_help_import_nothing_that_takes_long(flag: str):
     assert not {"typer", "click", "rich", "msgspec", "numpy"} & set(modules)
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("headway ser", "serve"), ("headway serve --log-f", "--log-format")],
+)
+def test_a_shell_completes_subcommands_and_flags(words: str, offered: str):
+    number = str(len(words.split()) - 1)
+    asked = {"_HEADWAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    code = "import sys; sys.argv = ['headway']; from headway.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **asked},
+    )
+    assert done.stdout.split() == [offered]
+
+
 def test_an_unknown_subcommand_is_refused():
     result = headway("severe", "x.gguf")
     assert result.returncode == 2

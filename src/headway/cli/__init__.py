@@ -42,8 +42,10 @@ def main() -> None:
             if config is not None:
                 sys.exit(serve(config, engine))
         from headway.cli.app import make_app  # takes long
+        from headway.config import completion_words
 
-        make_app(arguments)(obj=engine)
+        words = completion_words()
+        make_app(arguments if words is None else words)(obj=engine)
     except HeadwayError as error:
         sys.stderr.write(f"headway: error: {error}\n")
         sys.exit(2)

@@ -23,7 +23,6 @@ def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
         name="headway",
         help=ABOUT,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)

@@ -40,7 +40,12 @@ def answer(arguments: Sequence[str]) -> str | None:
 
 
 def _help() -> str:
-    options = {"--version": "Print the version.", "--help": "Show this message and exit."}
+    options = {
+        "--version": "Print the version.",
+        "--install-completion": "Install completion for this shell.",
+        "--show-completion": "Print the completion for this shell.",
+        "--help": "Show this message and exit.",
+    }
     sections = (("Options", options), ("Commands", SUMMARIES))
     lines = ["Usage: headway [OPTIONS] COMMAND [ARGS]...", "", f"  {ABOUT}"]
     for title, entries in sections:
