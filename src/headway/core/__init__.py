@@ -12,6 +12,7 @@ Headway. In reading order:
     budget.py      token budget of a step, divided between decode and prefill
     executor.py    the port to the executor, which computes a plan
     causes.py      wait causes and preemption methods
+    owners.py      KV blocks by owner
     events.py      events for metrics, streams and the ledger
     scheduler.py   schedule(now) -> StepPlan; update(plan, result, now)
     engine.py      EngineCore: add, abort, begin_step, end_step

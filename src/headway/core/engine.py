@@ -6,9 +6,12 @@ may be added and aborted between the two calls.
 
 from __future__ import annotations
 
+from math import inf
+
 from headway.clock import Clock
 from headway.core.events import Idled, Sink, Stepped
 from headway.core.executor import BlockRecorder, Executor, Ticket
+from headway.core.owners import BlockOwners
 from headway.core.plan import StepPlan
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
@@ -16,6 +19,10 @@ from headway.errors import EngineStalledError
 
 MAX_IDLE_STEPS = 64
 """Most consecutive steps that schedule nothing although requests are present."""
+OWNERS_S = 0.5
+"""Seconds between two counts of KV blocks by owner."""
+MAX_OWNERS = 16
+"""Most tenants in a count of KV blocks."""
 
 
 class EngineCore:
@@ -36,6 +43,7 @@ class EngineCore:
         self._sink = sink
         self._in_flight: tuple[StepPlan, Ticket] | None = None
         self._num_idle_steps = 0
+        self._owners_due_at = -inf
         self._recorder = recorder
         if recorder is not None:
             scheduler.kv.restore(recorder)
@@ -135,4 +143,13 @@ class EngineCore:
             num_blocks=scheduler.kv.pool.num_blocks,
             service_gap=scheduler.accounts.service_gap(now),
             forecast=scheduler.forecast(now),
+            predicted_s=scheduler.pacer.model.predicted_s,
+            owners=self._count_owners(now),
         )
+
+    def _count_owners(self, now: float) -> BlockOwners | None:
+        """Return the KV blocks by owner, twice a second and when nothing runs any more."""
+        if now < self._owners_due_at and len(self.scheduler.running):
+            return None
+        self._owners_due_at = now + OWNERS_S
+        return self.scheduler.kv.block_owners(MAX_OWNERS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.core.causes import CauseTime, PreemptionMethod, WaitCause
+from headway.core.owners import BlockOwners
 from headway.core.plan import TokenLogprobs
 from headway.core.request import FailureCause, FinishReason
 from headway.core.slo.forecast import Forecast
@@ -149,6 +150,10 @@ class Stepped:
     """Largest difference between the service counters of waiting tenants, in weighted tokens."""
     forecast: Forecast | None = None
     """State for SLO admission in other processes."""
+    predicted_s: float = 0.0
+    """Time of this step by the step-time model before it; 0 if there was no prediction."""
+    owners: BlockOwners | None = None
+    """KV blocks by owner, in some of the steps."""
 
 
 @dataclass(frozen=True, slots=True)

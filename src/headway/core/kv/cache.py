@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 
 from headway.core.executor import BlockRecorder, HashedBlock
 from headway.core.kv.pool import BlockPool
@@ -21,6 +22,7 @@ from headway.core.kv.prefix import (
     hash_token,
     hash_tokens,
 )
+from headway.core.owners import BlockOwners
 from headway.core.plan import BlockCopy, StepPlan, make_tuple
 from headway.core.request import Request
 
@@ -99,6 +101,13 @@ class KVCache:
         """Blocks of an earlier engine process that were not used yet; each may be damaged."""
         self._has_tails = False
         """Whether last blocks of requests were among them."""
+
+    def block_owners(self, max_tenants: int) -> BlockOwners:
+        """Return the blocks of the tenants with the most, and those without a table."""
+        tenants = ((name, len(blocks)) for name, blocks in self.blocks_by_tenant.items())
+        most = nlargest(max_tenants, tenants, key=lambda one: one[1])
+        num_kept = sum(len(blocks) for blocks in self.kept_blocks.values())
+        return BlockOwners(self.pool.num_used, dict(most), num_kept, self.pool.num_cached)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that `num_tokens` tokens occupy."""

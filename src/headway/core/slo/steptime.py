@@ -160,6 +160,8 @@ class StepTimeModel:
         self._weights = [1.0] * size
         self._factor = self._slow_factor = 1.0
         self._num_steps = 0
+        self.predicted_s = 0.0
+        """Predicted time of the last observed step, before its time was known."""
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
         self._sorted_errors: list[float] = []
 
@@ -189,10 +191,12 @@ class StepTimeModel:
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Update the fit with a step of this shape that took `elapsed_s`."""
         if not elapsed_s > 0.0:
+            self.predicted_s = 0.0
             return
         features = self._features(shape)
         pairs = zip(self._weights, features, strict=True)
         base_s = max(sum([weight * value for weight, value in pairs]), 1e-9)
+        self.predicted_s = self._factor * base_s if self._num_steps else 0.0
         ratio = elapsed_s / (self._factor * base_s)
         if self._num_steps == 0:  # the first step sets the machine's speed
             self._factor, ratio = ratio, 1.0

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from headway.core.events import Finished, Stepped
+from headway.core.owners import BlockOwners
 from headway.core.running.admission import PeakDemand, refuse_if_never_fits
 from headway.engine.client.forecast_reader import ForecastReader
 from headway.engine.client.link import EngineLink
@@ -43,6 +44,8 @@ class EngineReplica:
         self.aborting: dict[str, Finished] = {}
         """Finish events of samples whose abort the engine has not confirmed, by sample id."""
         self.last_step: Stepped | None = None
+        self.owners: BlockOwners | None = None
+        """The last count of KV blocks by owner."""
         self.is_retired = False
         """Whether the engine gets no further requests."""
         self.has_given_up = False
@@ -114,7 +117,7 @@ class EngineReplica:
         lost = self.streams
         self._streams, self.num_seqs, self.num_tokens = {}, 0, 0
         self.forecast_reader.reset()
-        self.last_step = None
+        self.last_step = self.owners = None
         return lost
 
     # ------------------------------------------------------ calls from the link
@@ -128,6 +131,7 @@ class EngineReplica:
     async def on_report(self, report: EventBatch) -> None:
         if report.stepped:
             self.last_step = report.stepped[-1]
+            self.owners = self.last_step.owners or self.owners
         elif report.idled and self.last_step is not None:
             num_used = report.idled[-1].num_blocks_used
             self.last_step = replace(

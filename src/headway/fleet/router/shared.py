@@ -310,9 +310,9 @@ class SharedRouter(Router):
         super().observe(name, stepped, now)
         if name in self._reported:
             forecast = stepped.forecast
-            # The router process uses the speed only; demand may be large.
+            # The router process uses the speed only; demand and owners may be large.
             speed = None if forecast is None else Forecast(forecast.speed)
-            self._tell(EngineStepped(name, replace(stepped, forecast=speed)))
+            self._tell(EngineStepped(name, replace(stepped, forecast=speed, owners=None)))
 
     def idle(self, name: str, num_blocks_used: int) -> None:
         super().idle(name, num_blocks_used)
