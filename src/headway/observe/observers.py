@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from headway.clock import Clock
 from headway.config import LedgerConfig
@@ -12,9 +13,15 @@ from headway.core.events import Event
 from headway.observe.ledger.ledger import Ledger, open_archive
 from headway.observe.metrics.metrics import Metrics
 from headway.observe.metrics.stats_log import StatsLog
-from headway.observe.requests.table import RequestTable
+from headway.observe.requests.table import Changes, RequestTable
 
 logger = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Reads what the events of a step changed; must not block."""
+
+    def consume(self, changes: Changes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +32,12 @@ class Observers:
     metrics: Metrics
     ledger: Ledger
     stats: StatsLog
+    others: list[Observer] = field(default_factory=list[Observer])
 
     def consume(self, events: Iterable[Event]) -> None:
         """Consume the events of at most one step, in order."""
         changes = self.requests.consume(events)
-        for observer in (self.metrics, self.ledger, self.stats):
+        for observer in (self.metrics, self.ledger, self.stats, *self.others):
             try:
                 observer.consume(changes)
             except Exception:

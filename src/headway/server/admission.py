@@ -162,6 +162,9 @@ class AdmissionController:
 
     def __init__(self, config: ServerConfig, engine: AsyncEngine, clock: Clock) -> None:
         self.is_closed = False
+        """Whether the server stops: it accepts no further request."""
+        self.is_paused = False
+        """Whether an administrator drains the server: it may accept requests again."""
         self.shared_meters: SharedMeters | None = None
         """Counts the quotas over several frontends, if something does."""
         self._config = config
@@ -204,9 +207,10 @@ class AdmissionController:
 
         A body of unknown length counts as the longest, with as many tokens as fit.
         """
-        if self.is_closed:
+        if self.is_closed or self.is_paused:
+            doing = "shutting down" if self.is_closed else "draining"
             raise OverloadedError(
-                "the server is shutting down; send the request to another server",
+                f"the server is {doing}; send the request to another server",
                 CLOSED_RETRY_AFTER_S,
             )
         limit = self._engine.info.capacity.max_model_len

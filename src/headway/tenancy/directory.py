@@ -10,6 +10,7 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from headway.clock import Clock
 from headway.core.terms import Terms
@@ -102,6 +103,15 @@ class Directory:
         # The anonymous tenant is always listed.
         is_alone = len(self._listed) == 2 and record.tenant.name in self._listed
         return self.is_open or record.tenant.is_admin or is_alone
+
+    def listed(self, name: str) -> TenantRecord | None:
+        """Return the record of a tenant that a file names, or that a gateway has named."""
+        return self._listed.get(name) or self._unlisted.get(name)
+
+    def names_with(self, text: str, max_names: int) -> list[str]:
+        """Return names of listed tenants that contain a text, at most `max_names`."""
+        found = (name for name in self._listed if name and text in name)
+        return list(islice(found, max_names))
 
     def find(self, name: str, gateway: str | None) -> TenantRecord | None:
         """Return the record of a tenant, listed or named by this gateway; None if it is gone."""

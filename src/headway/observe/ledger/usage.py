@@ -94,14 +94,24 @@ def row_of(account: RequestAccount, revision: int, price: TokenPrice | None) -> 
 
 def cost_e12(account: RequestAccount, price: TokenPrice | None) -> int:
     """Return the cost: billed prompt tokens, cached tokens at their price, output."""
+    return tokens_cost_e12(
+        account.num_billed_prompt_tokens,
+        account.num_billed_cached_tokens,
+        account.num_output_tokens,
+        price,
+    )
+
+
+def tokens_cost_e12(
+    num_prompt: int, num_cached: int, num_output: int, price: TokenPrice | None
+) -> int:
+    """Return the cost of billed tokens; the cached ones are part of the prompt."""
     if price is None:
         return 0
-    num_cached = account.num_billed_cached_tokens
-    num_uncached = account.num_billed_prompt_tokens - num_cached
     cost = (
-        num_uncached * _exact(price.prompt)
+        (num_prompt - num_cached) * _exact(price.prompt)
         + num_cached * _exact(price.cached_prompt)
-        + account.num_output_tokens * _exact(price.output)
+        + num_output * _exact(price.output)
     )
     return min(round(cost * (COST_UNITS // MILLION)), MAX_COST_E12)
 

@@ -59,6 +59,8 @@ class Metrics:
         self._by_tenant = TenantMetrics(self.registry, self._labels, max_tenants)
         self._by_engine = EngineMetrics(self.registry, self._labels)
         self._num_blocks = 1
+        self.refusal_listeners: list[Callable[[str], None]] = []
+        """Called with the reason of each refusal."""
         self._make_gauges()
         self._make_counters()
         self._make_histograms()
@@ -101,6 +103,8 @@ class Metrics:
     def count_refusal(self, reason: str) -> None:
         """Count a refused request."""
         self._refused.labels(**self._labels, reason=reason).inc()
+        for listener in self.refusal_listeners:
+            listener(reason)
 
     def count_restart(self, reason: str, num_resubmitted: int) -> None:
         """Count an engine restart and the requests resent."""

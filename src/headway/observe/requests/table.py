@@ -105,6 +105,21 @@ class RequestTable:
     def num_live_parts(self) -> int:
         return len(self._parts)
 
+    @property
+    def live_parts(self) -> Iterable[tuple[TrackedRequest, RequestPart]]:
+        """Parts that have not ended, each with its request."""
+        return self._parts.values()
+
+    @property
+    def live_requests(self) -> Iterable[TrackedRequest]:
+        """HTTP requests that have not ended."""
+        return self._live.values()
+
+    def tenant_of(self, part_id: str) -> str | None:
+        """Return the tenant of a live part; None for an unknown part."""
+        found = self._parts.get(part_id)
+        return None if found is None else found[0].terms.tenant
+
     def consume(self, events: Iterable[Event]) -> Changes:
         """Consume the events of at most one step, in order; return what they changed."""
         events = list(events)

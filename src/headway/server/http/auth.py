@@ -6,6 +6,7 @@ avoids it, and a wrong path tells a client without a key no more than a right on
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -28,6 +29,18 @@ _DISABLED = ErrorResponse(
     "permission_error",
     "tenant_disabled",
 )
+_FOR_ADMINS = ErrorResponse(
+    403,
+    "this names tenants and needs an admin's key; set 'admin: true' for it in the tenants file",
+    "permission_error",
+    "admin_only",
+)
+
+
+def check_admin(request: Request, directory: Directory) -> None:
+    """Refuse a tenant that may not see all tenants."""
+    if not directory.may_see_all(request.state.record):
+        raise ApiError(_FOR_ADMINS)
 
 
 class Authentication:

@@ -31,39 +31,45 @@ _UNREADABLE = replace(UNAVAILABLE, message="the ledger cannot be read now; try a
 
 def explanations_router(context: ServerContext) -> Routes:
     """Return the route of this endpoint."""
-    router, finder = Routes(), _Finder()
+    router, finder = Routes(), AccountFinder(context.ledger)
 
     @router.get("/v1/requests/{request_id}/explanation")
     async def get_explanation(request: Request) -> Response:
         request_id: str = request.path_params["request_id"]
         is_admin = getattr(request.state, "is_admin", False)
         tenant = None if is_admin else getattr(request.state, "tenant", "")
-        account = None
-        # Ids are short and printable; any other text need not reach the database.
-        is_id = (
-            len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
-        )
-        if context.ledger is not None and is_id:
-            account = await finder.find(context.ledger, request_id, tenant)
-        if account is None:
-            raise ApiError(_UNKNOWN)
+        account = await finder.find(request_id, tenant)
         return JsonResponse(as_dict(account if is_admin else for_tenant(account)))
 
     return router
 
 
-class _Finder:
+class AccountFinder:
     """Looks up requests in the ledger.
 
     A database may be slow or unreachable. Lookups are few at a time and have their own threads, so
     that the rest of the server does not wait for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._ledger = ledger
         self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "ledger-lookup")
         self._num_busy = 0
 
-    async def find(
+    async def find(self, request_id: str, tenant: str | None) -> RequestAccount:
+        """Return the account of a request, of any tenant if `tenant` is None; or raise 404."""
+        account = None
+        # Ids are short and printable; any other text need not reach the database.
+        is_id = (
+            len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
+        )
+        if self._ledger is not None and is_id:
+            account = await self._find(self._ledger, request_id, tenant)
+        if account is None:
+            raise ApiError(_UNKNOWN)
+        return account
+
+    async def _find(
         self, ledger: Ledger, request_id: str, tenant: str | None
     ) -> RequestAccount | None:
         account = ledger.find(request_id, tenant)

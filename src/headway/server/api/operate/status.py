@@ -9,17 +9,10 @@ from headway._version import __version__
 from headway.observe.metrics.engine_metrics import EngineState
 from headway.observe.metrics.metrics import CONTENT_TYPE
 from headway.server.context import ServerContext
+from headway.server.http.auth import check_admin
 from headway.server.http.encoding import JsonResponse
-from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.routing import Routes
 from headway.tenancy import Directory
-
-_FOR_ADMINS = ErrorResponse(
-    403,
-    "metrics name tenants and need an admin's key; set 'admin: true' for it in the tenants file",
-    "permission_error",
-    "admin_only",
-)
 
 
 def metrics_router(context: ServerContext, directory: Directory) -> Routes:
@@ -28,8 +21,7 @@ def metrics_router(context: ServerContext, directory: Directory) -> Routes:
 
     @router.get("/metrics")
     async def get_metrics(request: Request) -> Response:
-        if not directory.may_see_all(request.state.record):
-            raise ApiError(_FOR_ADMINS)
+        check_admin(request, directory)
         # The size of the cache is known only after the model is loaded.
         if context.engine.is_ready:
             capacity = context.engine.info.capacity
