@@ -5,9 +5,9 @@
 The server has two keys. The script requests each route of both listeners, and some that do not
 exist, over raw connections: with eight methods, several spellings of the path, no key, wrong keys,
 crafted Hosts, and headers that make proxies see another method or path. The expected answer is 401,
-or 400 if the server refuses the request before it checks the key. Only GET of the two probes may
-answer otherwise. With a valid key, a tenant that is no admin may not read /metrics, and a tenant
-may not read, cancel or delete a background response of another.
+or 400 if the server refuses the request before it checks the key. Only GET of the two probes and of
+static files may answer otherwise. With a valid key, a tenant that is no admin may not read /metrics
+or use the dashboard, and a tenant may not read, cancel or delete a background response of another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,24 @@ ROUTES = (
     "/v1/responses", "/v1/responses/resp_0123456789abcdef0123456789abcdef",
     "/v1/responses/resp_0123456789abcdef0123456789abcdef/cancel", "/v1/embeddings",
     "/v1/messages", "/v1/messages/count_tokens", "/", "/docs", "/admin", "/no/such/path",
+    "/dashboard", "/dashboard/static/main.js", "/dashboard/api/stream", "/dashboard/api/requests/x",
+    "/dashboard/api/drain", "/playground",
 )  # fmt: skip
+FILES = ("/dashboard", "/dashboard/static/main.js", "/playground")
+"""Static files, which hold no data: the only routes besides the probes that need no key."""
+FOR_ADMINS = (
+    ("GET", "/metrics"),
+    ("GET", "/dashboard/api/stream"),
+    ("GET", "/dashboard/api/tenants"),
+    ("GET", "/dashboard/api/requests"),
+    ("GET", "/dashboard/api/requests/x"),
+    ("GET", "/dashboard/api/engines"),
+    ("GET", "/dashboard/api/settings"),
+    ("DELETE", "/dashboard/api/requests/x"),
+    ("POST", "/dashboard/api/drain"),
+    ("POST", "/dashboard/api/log-level"),
+)
+"""Routes of the admin listener that a tenant may not use."""
 BACKGROUND = {"input": "hi", "max_output_tokens": 2, "background": True}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HEADERS = {
@@ -111,7 +128,8 @@ def is_right(method: str, path: str, status: int) -> bool:
         return True
     # The path alone determines the route, so an absolute URL is the same request.
     where = path.removeprefix("http://localhost").partition("?")[0]
-    return method == "GET" and unquote(where) in (LIVE, READY) and status == 200
+    is_file = unquote(where).removesuffix("/") in FILES
+    return method == "GET" and (is_file or unquote(where) in (LIVE, READY)) and status == 200
 
 
 def ask_for_others(port: int) -> list[str]:
@@ -150,8 +168,9 @@ def sweep(server: RunningServer) -> dict[str, Any]:
             opened.append(f"{listener}: the right key is refused")
         # There are two tenants, and neither is an admin; the public listener has no such route.
         expected = 403 if listener == "admin" else 404
-        if (status := ask(port, "GET", "/metrics", good)) != expected:
-            opened.append(f"{listener}: /metrics with a tenant's key: {status}")
+        for method, path in FOR_ADMINS:
+            if (status := ask(port, method, path, good)) != expected:
+                opened.append(f"{listener}: {method} {path} with a tenant's key: {status}")
     opened += ask_for_others(server.port)
     return {"attempts": statuses.total(), "statuses": dict(statuses), "opened": opened}
 

@@ -26,6 +26,7 @@ from headway.config import (
     ServerConfig,
     SupervisionConfig,
 )
+from headway.dashboard import make_pages
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import EngineInfo
 from headway.engine.supervise.launcher import EngineProcess
@@ -41,8 +42,9 @@ from headway.server import (
     ServedModel,
     ServerParts,
     Timeouts,
-    create_apps,
+    create_context,
     listen,
+    make_apps,
     run,
     serve,
 )
@@ -117,7 +119,10 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         admission.shared_meters = meters
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         model = ServedModel(("fake",), template)
-        apps = create_apps(engine, admission, access, model, observers, batches)
+        context = create_context(engine, admission, access, model, observers, batches)
+        shown = Config(server=config, ledger=for_ledger, supervision=supervision)
+        pages = make_pages(context, observers, shown, access.tenants.directory)
+        apps = make_apps(context, access, pages)
         return ServerParts(engine, apps, admission, observers.stats, background)
 
     observers.ledger.price_of = lambda _tier: Price()

@@ -146,14 +146,16 @@ def serve_api(
     `background` runs beside the server, and starts again if it fails. `find_meters` is called when
     there is an engine, and returns quotas over several frontends.
     """
+    from headway.dashboard import make_pages
     from headway.observe import Metrics, make_observers
     from headway.server import (
         AdmissionController,
         Loading,
         ServedModel,
         ServerParts,
-        create_apps,
+        create_context,
         listen,
+        make_apps,
         run,
         serve,
     )
@@ -174,7 +176,9 @@ def serve_api(
         admission = AdmissionController(config.server, engine, SystemClock())
         admission.shared_meters = find_meters()
         model, access = ServedModel(names, chat_template), listeners.access
-        apps = create_apps(engine, admission, access, model, observers, batches)
+        context = create_context(engine, admission, access, model, observers, batches)
+        pages = make_pages(context, observers, config, access.tenants.directory)
+        apps = make_apps(context, access, pages)
         work = None if background is None else partial(background, engine)
         return ServerParts(engine, apps, admission, observers.stats, work)
 

@@ -193,8 +193,10 @@ class ServerConfig:
         False,
         "Share the port with other servers of this user; a stop signal then first ends accepting.",
     )
-    admin_host: str = setting("127.0.0.1", "Address of the admin listener, which serves /metrics.")
+    admin_host: str = setting("127.0.0.1", "Address of the admin listener: metrics, dashboard.")
     admin_port: int | None = setting(8001, "Port of the admin listener; none turns it off.")
+    dashboard: bool = setting(True, "Serve the dashboard at /dashboard of the admin listener.")
+    playground: bool = setting(True, "Serve the playground at /playground of the public listener.")
     max_num_samples: int = setting(8, "Most samples (n) per prompt.")
     max_output_tokens_per_request: int = setting(
         131_072, "Most output tokens of one HTTP request, over all prompts and samples."

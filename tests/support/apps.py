@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 
 from headway.clock import SystemClock
-from headway.config import LedgerConfig, ServerConfig
+from headway.config import Config, LedgerConfig, ServerConfig
+from headway.dashboard import make_pages
 from headway.engine.process.messages import all_events
 from headway.observe import Metrics, make_observers
 from headway.server.access import AccessControl
@@ -50,10 +51,15 @@ async def serving(
         started_at=FIXED_TIME,
         tool_call_parser=settings.tool_call_parser,
         reasoning_field=settings.reasoning_field,
+        ledger=observers.ledger,
         new_id=new_id,
         time_of_day=lambda: FIXED_TIME,
     )
-    apps = make_apps(context, AccessControl.of(settings, context.admission.clock))
+    access = AccessControl.of(settings, context.admission.clock)
+    observers.ledger.price_of = access.tenants.directory.price_of
+    shown = Config(server=settings, ledger=LedgerConfig(ledger_url="none"))
+    pages = make_pages(context, observers, shown, access.tenants.directory)
+    apps = make_apps(context, access, pages)
     async with client_of(apps.public) as public, client_of(apps.admin) as admin:
         yield SimpleNamespace(
             public=public,
@@ -63,6 +69,7 @@ async def serving(
             process=made.process,
             metrics=metrics,
             context=context,
+            files=frozenset(one.path for one in (*pages.public_files, *pages.admin_files)),
         )
 
 

@@ -30,7 +30,13 @@ from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
 from headway.executors.fake import HIDDEN_SIZE, FakeExecutor
 from headway.observe import Metrics, make_observers
-from headway.server import AccessControl, AdmissionController, ServedModel, create_apps
+from headway.server import (
+    AccessControl,
+    AdmissionController,
+    ServedModel,
+    create_context,
+    make_apps,
+)
 from headway.server.batches.store import BatchStore
 from headway.text import ChatTemplate, Tokenizer
 
@@ -173,7 +179,8 @@ async def make_local(
     observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
     access = AccessControl.of(settings, admission.clock)
     model = ServedModel(("tiny", "alias/tiny"), template)
-    apps = create_apps(engine, admission, access, model, observers, batches)
+    context = create_context(engine, admission, access, model, observers, batches)
+    apps = make_apps(context, access)
     if is_started:
         await engine.start()
     return SimpleNamespace(

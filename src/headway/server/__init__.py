@@ -24,7 +24,7 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
 
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
-from headway.server.app import Apps, ServedModel, create_apps
+from headway.server.app import Apps, ServedModel, create_context, make_apps
 from headway.server.http.limits import Timeouts
 from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
@@ -39,8 +39,9 @@ __all__ = [
     "ServedModel",
     "ServerParts",
     "Timeouts",
-    "create_apps",
+    "create_context",
     "listen",
+    "make_apps",
     "run",
     "serve",
 ]

@@ -1,7 +1,7 @@
 """The two HTTP applications: their routes and their middleware.
 
 A request passes the edge and the body limit. All routes except GET of the two
-probes, wrong paths included, then check the Host header and the key.
+probes and of the files of pages, wrong paths included, then check the Host header and the key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from starlette.applications import Starlette
@@ -45,7 +45,7 @@ from headway.server.http.edge import Edge
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, install_error_handlers
 from headway.server.http.hosts import HostPolicy
 from headway.server.http.limits import BodyLimit
-from headway.server.http.routing import Routes
+from headway.server.http.routing import NO_PAGES, Pages, Routes
 from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
@@ -86,18 +86,17 @@ class ServedModel:
     chat_template: ChatTemplate
 
 
-def create_apps(
+def create_context(
     engine: AsyncEngine,
     admission: AdmissionController,
     access: AccessControl,
     model: ServedModel,
     observers: Observers,
     batch_store: BatchStore | None = None,
-) -> Apps:
-    """Return the apps around an engine; the caller starts and stops the engine.
+) -> ServerContext:
+    """Return what the handlers share; subscribe the observers to the engine.
 
-    The observers are subscribed to the engine here. Without `batch_store` there are no files and no
-    batches.
+    The caller starts and stops the engine. Without `batch_store` there are no files and no batches.
     """
     context = ServerContext(
         engine,
@@ -117,11 +116,11 @@ def create_apps(
     engine.subscribe_restarts(observers.metrics.count_restart)
     if engine.demand is not None:
         observers.metrics.watch_need(lambda: engine.demand.need if engine.demand else 0.0)
-    return make_apps(context, access)
+    return context
 
 
-def make_apps(context: ServerContext, access: AccessControl) -> Apps:
-    """Return the apps over an existing context."""
+def make_apps(context: ServerContext, access: AccessControl, pages: Pages = NO_PAGES) -> Apps:
+    """Return the apps over an existing context, with the pages of other packages."""
     directory, limits = access.tenants.directory, RequestLimits.of(access.config)
     feeder = _make_feeder(context, access, limits)
     public = (
@@ -140,11 +139,12 @@ def make_apps(context: ServerContext, access: AccessControl) -> Apps:
         *_batch_routers(context, feeder),
         _unsupported_router(),
     )
+    admin = (metrics_router(context, directory), pages.admin)
     health = HealthStatus(context.status, lambda: context.engine.has_given_up)
     make = partial(_app, access, health, context.metrics.count_refusal, _body_limits(context))
     return Apps(
-        make(access.hosts, public),
-        make(access.admin_hosts, (metrics_router(context, directory),)),
+        make(_Listener(access.hosts, public, pages.public_files)),
+        make(_Listener(access.admin_hosts, admin, pages.admin_files)),
         context.grammars.prepare_when_idle,
         None if feeder is None else feeder.run,
     )
@@ -159,7 +159,18 @@ def loading_apps(access: AccessControl, status: Callable[[], str]) -> Apps:
 
     router.add("/{rest:path}", refuse, *METHODS)
     make = partial(_app, access, HealthStatus(status, lambda: False), lambda _reason: None, {})
-    return Apps(make(access.hosts, (router,)), make(access.admin_hosts, (router,)))
+    public, admin = (_Listener(hosts, (router,)) for hosts in (access.hosts, access.admin_hosts))
+    return Apps(make(public), make(admin))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """The routes of one listener, and the host names that it answers to."""
+
+    hosts: HostPolicy
+    routers: Sequence[Routes]
+    files: Routes = field(default_factory=Routes)
+    """Files that need no key: the same for everybody, without data."""
 
 
 def _app(
@@ -167,16 +178,15 @@ def _app(
     health: HealthStatus,
     count_refusal: Callable[[str], None],
     body_limits: Mapping[str, int],
-    hosts: HostPolicy,
-    routers: Sequence[Routes],
+    listener: _Listener,
 ) -> Starlette:
     probes = probe_router(health)
-    # The probes again: only their GET needs no key; their other methods are refused behind it.
-    routers = (probes, health_router(health), version_router(), *routers)
+    # Probes and files again: only their GET needs no key; other methods are refused behind it.
+    routers = (probes, health_router(health), version_router(), listener.files, *listener.routers)
     guarded = Router([route for router in routers for route in router], redirect_slashes=False)
     app = Starlette(
         # A mount, not a list of protected paths, which could omit a path.
-        routes=[*probes, Mount("", app=access.protect(guarded, hosts))],
+        routes=[*probes, *listener.files, Mount("", app=access.protect(guarded, listener.hosts))],
         middleware=[
             *([Middleware(AccessLog)] if access.config.access_log else []),
             Middleware(Edge),

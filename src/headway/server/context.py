@@ -1,4 +1,4 @@
-"""Objects that the handlers share; `create_apps` makes them once for every router."""
+"""Objects that the handlers share; `create_context` makes them once for every router."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ServerContext:
 
     def status(self) -> str:
         """Return whether requests should be sent here, as one word."""
-        if self.admission.is_closed:
+        if self.admission.is_closed or self.admission.is_paused:
             return "draining"
         if self.engine.has_given_up:
             return "failed"

@@ -270,7 +270,10 @@ class _ServerRun:
         for note in engine.info.notes:
             logger.info("%s", note)
         if self._listeners.admin is not None:
-            logger.info("metrics on %s/metrics", _url(self._listeners.admin))
+            admin = _url(self._listeners.admin)
+            logger.info("metrics on %s/metrics", admin)
+            if self._config.dashboard:
+                logger.info("dashboard on %s/dashboard", admin)
         url = _url(self._listeners.public)
         while not next(iter(self._servers)).started:
             await asyncio.sleep(READY_S)

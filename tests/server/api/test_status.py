@@ -44,8 +44,10 @@ async def test_version(local) -> None:
 async def test_each_listener_has_its_own_routes(local) -> None:
     async with serving(local) as made:
         check_error(await made.public.get("/metrics"), 404)
-        for path in ("/v1/models", "/openapi.json", "/tokenize"):
+        for path in ("/v1/models", "/openapi.json", "/tokenize", "/playground"):
             check_error(await made.admin.get(path), 404)
+        for path in ("/dashboard", "/dashboard/api/stream", "/dashboard/api/settings"):
+            check_error(await made.public.get(path), 404)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/resp_1/input_items", "/v1/messages/batches"])

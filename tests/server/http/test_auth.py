@@ -40,13 +40,14 @@ def paths_of(app) -> list[str]:
     return sorted(path.replace("{name:path}", "tiny").replace("{rest:path}", "x") for path in found)
 
 
-async def test_nothing_but_the_probes_answers_without_a_key(local) -> None:
+async def test_nothing_but_probes_and_static_files_answers_without_a_key(local) -> None:
     async with guarded(local) as made:
+        is_open = {"/health/live", "/health/ready", *made.files}
         for client, app in ((made.public, made.apps.public), (made.admin, made.apps.admin)):
             for path in (*paths_of(app), *UNKNOWN):
                 for method in METHODS:
                     response = await client.request(method, path)
-                    if method == "GET" and path in ("/health/live", "/health/ready"):
+                    if method == "GET" and path in is_open:
                         assert response.status_code == 200
                         continue
                     assert response.status_code == 401, (method, path)

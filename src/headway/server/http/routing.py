@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,3 +36,18 @@ class Routes(list[Route]):
             return handler
 
         return add
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Routes that other packages add to the listeners."""
+
+    public_files: Routes = field(default_factory=Routes)
+    """Files of the public listener that need no key; they hold no data."""
+    admin_files: Routes = field(default_factory=Routes)
+    """Files of the admin listener that need no key; they hold no data."""
+    admin: Routes = field(default_factory=Routes)
+    """Routes of the admin listener, behind the key."""
+
+
+NO_PAGES = Pages()
