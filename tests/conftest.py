@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="all cases of the tests that run a choice of them"
     )
+    parser.addoption("--browser", action="store_true", help="the tests that need a browser too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,17 +74,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --full, leave out what is marked so; begin with the real model, which takes longest.
+    """Leave out what is not asked for; begin with the real model, which takes longest.
 
     What begins last decides how long one of two workers is idle at the end.
     """
     items.sort(key=lambda item: item.get_closest_marker("model") is None)
-    if config.getoption("--full"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    for mark in ("full", "browser"):
+        left_out = [item for item in items if item.get_closest_marker(mark)]
+        if left_out and not config.getoption(f"--{mark}"):
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
