@@ -44,7 +44,7 @@ function options(series, { isStacked, top, height, width, onCursor, band, limits
       y: { range: (_plot, _min, max) => [0, Math.max(top ?? 0, (limits.current.most ?? max ?? 0) * 1.05, 1e-3)] },
     },
     axes: [
-      { ...axis, font, size: 26, space: 70, values: (_plot, splits) => splits.map((at) => clock(at).slice(0, 5)) },
+      { ...axis, font, size: 26, space: 70, values: timeLabels },
       { ...axis, font, size: 46, values: (_plot, splits) => splits.map((value) => short(value)) },
     ],
     series: [
@@ -62,6 +62,12 @@ function options(series, { isStacked, top, height, width, onCursor, band, limits
     bands: band ? [{ series: band, fill: `${colorOf(10)}44` }] : [],
     hooks: { setCursor: [(plot) => onCursor(plot.cursor.idx ?? null)] },
   };
+}
+
+// Labels closer than a minute need seconds.
+function timeLabels(_plot, splits) {
+  const numChars = splits.length > 1 && splits[1] - splits[0] < 60 ? 8 : 5;
+  return splits.map((at) => clock(at).slice(0, numChars));
 }
 
 const short = (value) => (value >= 10000 ? `${number(value / 1000)}k` : number(value, value < 1 && value > 0 ? 2 : value % 1 ? 1 : 0));

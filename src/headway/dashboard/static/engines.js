@@ -55,7 +55,7 @@ export function Engines() {
   const restarts = [
     ["time", (one) => clock(one.at)],
     ["reason", (one) => one.reason],
-    ["requests sent again", (one) => number(one.num_resubmitted), true],
+    ["requests sent again", (one) => number(one.num_resubmitted), "n"],
   ];
   return html`<section class="card" aria-label="This server">
       <div class="head"><h1 class="brand">Engines</h1><span class="muted">of this server: ${data?.status ?? "…"}</span></div>

@@ -19,7 +19,7 @@ function Tiles({ now, history }) {
     ["Output tokens/s", whole(now.tokens_per_s)],
     ["Last step", seconds(now.step_s)],
     ["KV blocks in use", percent(now.num_blocks ? now.num_blocks_used / now.num_blocks : null)],
-    ["Goodput", percent(share, 1), judged ? `of ${whole(judged)} in 10 min` : "no targets"],
+    ["Goodput", percent(share, 1), judged ? `of ${whole(judged)}` : "no targets"],
     ["Burn rate", number(burn, 1), `objective ${percent(OBJECTIVE)}`],
     ["Refused", whole(sum(history.refusals.map(([, values]) => sum(values)))), "in 10 min"],
     ["Preempted", whole(sum(history.preemptions.map(([, values]) => sum(values)))), "in 10 min"],
@@ -104,7 +104,7 @@ function Preemptions({ history, times, from }) {
     ["for", (one) => (one.by_tenant === null ? "–" : tenantName(one.by_tenant))],
     ["needed", (one) => causeName(one.cause)],
     ["method", (one) => one.method],
-    ["tokens lost", (one) => whole(one.num_tokens_lost), true],
+    ["tokens lost", (one) => whole(one.num_tokens_lost), "n"],
   ];
   return html`<${Chart} title="Preemptions, by cause" isStacked times=${times} from=${from} format=${whole}
     series=${counts(history.preemptions, causeName)} >
@@ -120,7 +120,7 @@ function Charts({ history }) {
   const restarts = [
     ["time", (one) => clock(one.at)],
     ["reason", (one) => one.reason],
-    ["requests sent again", (one) => whole(one.num_resubmitted), true],
+    ["requests sent again", (one) => whole(one.num_resubmitted), "n"],
   ];
   return html`<div class="grid">
       <${Waiting} history=${history} times=${times} from=${from} />

@@ -32,16 +32,16 @@ export function usePolled(path, everyMs = 2000) {
   return [data, error, () => setCount((before) => before + 1)];
 }
 
-// `columns`: [title, row => cell, isNumber].
+// `columns`: [title, row => cell, kind]; kind is "n" for a number, "wide" for a sentence.
 export function Table({ caption, columns, rows, keyOf, empty = "None." }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<div class="scroll tall" tabindex="0" role="region" aria-label=${caption}>
     <table>
       <caption>${caption}</caption>
-      <thead><tr>${columns.map(([title, , isNumber]) => html`<th scope="col" class=${isNumber ? "n" : ""}>${title}</th>`)}</tr></thead>
+      <thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" class=${kind === "n" ? "n" : ""}>${title}</th>`)}</tr></thead>
       <tbody>
         ${rows.map((row, i) => html`<tr key=${keyOf ? keyOf(row) : i}>
-          ${columns.map(([, cell, isNumber]) => html`<td class=${isNumber ? "n" : "name"}>${cell(row)}</td>`)}
+          ${columns.map(([, cell, kind]) => html`<td class=${kind ?? "name"}>${cell(row)}</td>`)}
         </tr>`)}
       </tbody>
     </table>

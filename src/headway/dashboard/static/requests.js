@@ -10,10 +10,10 @@ const COLUMNS = [
   ["request", (row) => html`<${RequestLink} id=${row.id} />`],
   ["tenant", (row) => tenantName(row.tenant)],
   ["state", (row) => row.reason || row.state],
-  ["time", (row) => seconds(row.age_s), true],
-  ["waited", (row) => seconds(row.wait_s), true],
-  ["prompt tokens", (row) => number(row.num_prompt_tokens), true],
-  ["output tokens", (row) => number(row.num_output_tokens), true],
+  ["time", (row) => seconds(row.age_s), "n"],
+  ["waited", (row) => seconds(row.wait_s), "n"],
+  ["prompt tokens", (row) => number(row.num_prompt_tokens), "n"],
+  ["output tokens", (row) => number(row.num_output_tokens), "n"],
 ];
 
 export function Requests() {
@@ -93,9 +93,9 @@ function Waterfall({ account }) {
   const columns = [
     ["part", (piece) => piece.part || "first"],
     ["what", (piece) => (piece.isRun ? piece.kind : `waited: ${piece.kind}`)],
-    ["from", (piece) => seconds(piece.at), true],
-    ["time", (piece) => seconds(piece.length), true],
-    ["share", (piece) => percent(piece.length / life, 1), true],
+    ["from", (piece) => seconds(piece.at), "n"],
+    ["time", (piece) => seconds(piece.length), "n"],
+    ["share", (piece) => percent(piece.length / life, 1), "n"],
     ["", (piece) => piece.note],
   ];
   return html`<section class="card" aria-label="Waterfall">

@@ -8,7 +8,7 @@ const COLUMNS = [
   ["value", (row) => (row.differs ? html`<mark class="mono">${row.value || "none"}</mark>` : html`<span class="mono">${row.value || "–"}</span>`)],
   ["default", (row) => html`<span class="mono">${row.default || "–"}</span>`],
   ["section", (row) => row.section],
-  ["what it is", (row) => row.about],
+  ["what it is", (row) => row.about, "wide"],
 ];
 
 export function Settings() {

@@ -19,24 +19,24 @@ function quotaText(row) {
 const COLUMNS = [
   ["tenant", (row) => html`${row.isOthers ? html`<i>all others</i>` : tenantName(row.tenant)}${row.is_disabled ? " (disabled)" : ""}`],
   ["tier", (row) => row.tier ?? "–"],
-  ["weight", (row) => number(row.weight, 1), true],
-  ["running", (row) => number(row.num_running), true],
-  ["waiting", (row) => number(row.num_waiting), true],
-  ["arrived", (row) => number(row.counts.arrived ?? 0), true],
-  ["ended", (row) => number(row.counts.finished ?? 0), true],
-  ["prompt tokens", (row) => number(row.counts.prompt_tokens ?? 0), true],
-  ["cached", (row) => (row.counts.prompt_tokens ? percent(row.counts.cached_tokens / row.counts.prompt_tokens) : "–"), true],
-  ["output tokens", (row) => number(row.counts.output_tokens ?? 0), true],
-  ["mean TTFT", (row) => seconds(row.counts.first_tokens ? row.counts.ttft_s / row.counts.first_tokens : null), true],
-  ["waited", (row) => seconds(row.counts.wait_s ?? 0), true],
+  ["weight", (row) => number(row.weight, 1), "n"],
+  ["running", (row) => number(row.num_running), "n"],
+  ["waiting", (row) => number(row.num_waiting), "n"],
+  ["arrived", (row) => number(row.counts.arrived ?? 0), "n"],
+  ["ended", (row) => number(row.counts.finished ?? 0), "n"],
+  ["prompt tokens", (row) => number(row.counts.prompt_tokens ?? 0), "n"],
+  ["cached", (row) => (row.counts.prompt_tokens ? percent(row.counts.cached_tokens / row.counts.prompt_tokens) : "–"), "n"],
+  ["output tokens", (row) => number(row.counts.output_tokens ?? 0), "n"],
+  ["mean TTFT", (row) => seconds(row.counts.first_tokens ? row.counts.ttft_s / row.counts.first_tokens : null), "n"],
+  ["waited", (row) => seconds(row.counts.wait_s ?? 0), "n"],
   ["mostly for", (row) => mainCause(row.counts)],
-  ["preempted", (row) => number(row.counts.preempted ?? 0), true],
+  ["preempted", (row) => number(row.counts.preempted ?? 0), "n"],
   ["targets met", (row) => {
     const judged = (row.counts.met ?? 0) + (row.counts.missed ?? 0);
     return judged ? percent((row.counts.met ?? 0) / judged) : "–";
-  }, true],
+  }, "n"],
   ["quota left", quotaText],
-  ["cost", (row) => (row.counts.cost ? number(row.counts.cost, 6) : "–"), true],
+  ["cost", (row) => (row.counts.cost ? number(row.counts.cost, 6) : "–"), "n"],
 ];
 
 export function Tenants() {
