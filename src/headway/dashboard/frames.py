@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.dashboard.collector import MAX_SHOWN, Collector
-from headway.dashboard.history import Interval, ServerState, TenantLoad
+from headway.dashboard.history import HistoryInterval, ServerState, TenantLoad
 from headway.dashboard.waits import INTERVAL_S, open_waits
 
 _NOTHING = TenantLoad()
@@ -77,7 +77,7 @@ class FrameMaker:
         }
 
 
-def _step_columns(intervals: Sequence[Interval], spans: Sequence[float]) -> dict[str, Any]:
+def _step_columns(intervals: Sequence[HistoryInterval], spans: Sequence[float]) -> dict[str, Any]:
     pairs = list(zip(intervals, spans, strict=True))
     return {
         "num_steps": [one.num_steps for one in intervals],
@@ -92,7 +92,7 @@ def _step_columns(intervals: Sequence[Interval], spans: Sequence[float]) -> dict
     }
 
 
-def _request_columns(intervals: Sequence[Interval]) -> dict[str, Any]:
+def _request_columns(intervals: Sequence[HistoryInterval]) -> dict[str, Any]:
     return {
         "num_arrived": [one.num_arrived for one in intervals],
         "num_finished": [one.num_finished for one in intervals],
@@ -105,7 +105,7 @@ def _request_columns(intervals: Sequence[Interval]) -> dict[str, Any]:
     }
 
 
-def _load_columns(intervals: Sequence[Interval]) -> dict[str, Any]:
+def _load_columns(intervals: Sequence[HistoryInterval]) -> dict[str, Any]:
     """Return running and waiting by tenant; the tenants with the most over all have columns."""
     states = [one.state for one in intervals]
     sizes: dict[str, int] = {}

@@ -38,7 +38,7 @@ class ServerState:
 
 
 @dataclass(slots=True)
-class Interval:
+class HistoryInterval:
     """What happened in five seconds, and the state at their end."""
 
     number: int
@@ -90,10 +90,10 @@ class History:
     def __init__(self, now: float) -> None:
         number = int(now // INTERVAL_S)
         numbers = range(number - NUM_INTERVALS + 1, number + 1)
-        self.intervals = deque((Interval(one) for one in numbers), maxlen=NUM_INTERVALS)
+        self.intervals = deque((HistoryInterval(one) for one in numbers), maxlen=NUM_INTERVALS)
 
     @property
-    def newest(self) -> Interval:
+    def newest(self) -> HistoryInterval:
         return self.intervals[-1]
 
     def advance(self, now: float, state: ServerState) -> None:
@@ -101,4 +101,4 @@ class History:
         number, last = int(now // INTERVAL_S), self.newest
         last.state = state
         for one in range(max(last.number + 1, number - NUM_INTERVALS + 1), number + 1):
-            self.intervals.append(Interval(one, state=state))
+            self.intervals.append(HistoryInterval(one, state=state))
