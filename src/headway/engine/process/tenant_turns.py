@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 ItemT = TypeVar("ItemT")
 
 
-class _Turn(NamedTuple):
+class _Rank(NamedTuple):
     """Where an item stands; the least goes first."""
 
     round: int
@@ -25,7 +25,7 @@ class TenantTurns(Generic[ItemT]):
     """Waiting items by tenant, those of each tenant in the order of arrival."""
 
     def __init__(self) -> None:
-        self._items: dict[str, deque[tuple[_Turn, ItemT]]] = {}
+        self._items: dict[str, deque[tuple[_Rank, ItemT]]] = {}
         self._num_added = 0
         self._round = 0
         """The latest round that an item was taken from."""
@@ -33,7 +33,7 @@ class TenantTurns(Generic[ItemT]):
         """Round of the next item of each tenant, if it is a later one."""
 
     def add(self, tenant: str, item: ItemT) -> None:
-        place = _Turn(self._next_rounds.get(tenant, self._round), self._num_added)
+        place = _Rank(self._next_rounds.get(tenant, self._round), self._num_added)
         self._num_added += 1
         self._next_rounds[tenant] = place.round + 1
         self._items.setdefault(tenant, deque()).append((place, item))
