@@ -133,7 +133,8 @@ def test_requests_faster_than_can_be_served_wait_ever_longer():
 
 
 def test_an_interval_is_of_the_runs():
-    assert Interval.of([3.0, 1.0, 2.0]).middle == 2.0
+    assert Interval.of([3.0, 1.0, 2.0]) == Interval(1.0, 2.0, 3.0)
+    assert Interval.of([float(number) for number in range(39)]) == Interval(1.0, 19.0, 37.0)
     assert Interval.of([5.0]) == Interval(5.0, 5.0, 5.0)
 
 

@@ -84,9 +84,20 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
+def _expected_quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which this share of further values is expected."""
+    if len(ordered) < 2:
+        return quantile(ordered, share)
+    rank = share * (len(ordered) + 1) - 1.0
+    return quantile(ordered, min(max(rank / (len(ordered) - 1), 0.0), 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Median of a figure over the runs, and the range of 90 % of them."""
+    """Median of a figure over the runs, and the range that has 90 % of further runs.
+
+    That takes 19 runs; with fewer the range is that of the runs, which has a smaller share.
+    """
 
     low: float
     middle: float
@@ -95,7 +106,7 @@ class Interval:
     @staticmethod
     def of(values: Sequence[float]) -> Interval:
         ordered = sorted(values)
-        return Interval(quantile(ordered, LOW), quantile(ordered, 0.5), quantile(ordered, HIGH))
+        return Interval(*(_expected_quantile(ordered, share) for share in (LOW, 0.5, HIGH)))
 
     def scaled(self, factor: float) -> Interval:
         return Interval(factor * self.low, factor * self.middle, factor * self.high)

@@ -8,7 +8,7 @@ from math import isfinite
 
 from headway.sim.figures import Figures, Interval, Prediction, by_tenant
 
-COLUMNS = ("", "median", "5 % of runs below", "95 % of runs below")
+COLUMNS = ("", "median", "5 % below", "95 % below")
 
 
 @dataclass(frozen=True, slots=True)
