@@ -271,6 +271,7 @@ def test_viewers_are_bounded_and_do_not_delay_the_end(launch: Launcher) -> None:
         with client.stream("GET", url) as again:  # the first has left
             assert again.status_code == 200
         assert server.stop() == 0
-        assert "did not end" not in server.log
+        # uvicorn says so if it has to cancel streams that did not end.
+        assert "graceful shutdown exceeded" not in server.log
         for stream in streams[1:]:
             stream.close()
