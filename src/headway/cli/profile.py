@@ -7,6 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -32,10 +33,12 @@ from headway.sim.fitting import (
 )
 from headway.sim.observed import ObservedEngine, ObservedStep, read_observed
 from headway.sim.profile import MachineProfile, write_profile
-from headway.workload import Bounds, ClosedLoop, Lognormal, Synthetic
+from headway.workload import Bounds, ClosedLoop, Lognormal, Poisson, Synthetic
 
 NUM_CLIENTS = (1, 3, 8, 20, 48, 80)
-"""Clients of the loads; the last one more than run at once by default."""
+"""Clients of the closed loops; the last one more than run at once by default."""
+OPEN_SHARES = (0.3, 0.6, 0.85)
+"""Rates of the open loops, relative to what the last closed loop was served."""
 PROMPTS = Lognormal(4.8, 1.0, Bounds(8, 1500))
 OUTPUTS = Lognormal(3.7, 0.7, Bounds(8, 160))
 NUM_PASSES = 3
@@ -90,7 +93,9 @@ def profile(
     )
     (engine,) = observed
     steps = [[_steps_in(engine, run) for run in runs] for runs in passes]
-    delays = [one for runs in passes for run in runs for one in _delays(engine, run)]
+    # Clients of a closed loop send when the server is busy with the answers of others.
+    is_open = slice(len(NUM_CLIENTS), None)
+    delays = [one for runs in passes for run in runs[is_open] for one in _delays(engine, run)]
     found = fit_profile(engine.header, steps, group_delays(delays), origin)
     write_profile(output, found)
     typer.echo(describe(found))
@@ -100,26 +105,27 @@ def profile(
 async def _run_passes(
     server: OwnServer, seconds: float, progress: Callable[[int, int], None]
 ) -> list[list[LoadRun]]:
-    """Run every load in every pass."""
+    """Run every load in every pass: closed loops, then open ones."""
     target = Target(server.origin, await name_model(server.origin, (), None))
-    each_s = seconds / (NUM_PASSES * len(NUM_CLIENTS))
-    seeds = iter(range(1_000_000))
+    num_loads = len(NUM_CLIENTS) + len(OPEN_SHARES)
+    each_s = seconds / (NUM_PASSES * num_loads)
+    numbers = count()
+
+    async def run(arrivals: ClosedLoop | Poisson) -> LoadRun:
+        number = next(numbers)
+        progress(int(number * each_s), int(seconds))
+        load = Synthetic(arrivals, PROMPTS, OUTPUTS)
+        return await run_load(target, load, RunLimits(duration_s=each_s), number)
+
     # The first requests find cold caches.
-    await run_load(target, _load_of(4), RunLimits(8), next(seeds))
+    await run_load(target, Synthetic(ClosedLoop(4), PROMPTS, OUTPUTS), RunLimits(8), -1)
     passes: list[list[LoadRun]] = []
-    for number in range(NUM_PASSES):
-        runs: list[LoadRun] = []
-        for position, num_clients in enumerate(NUM_CLIENTS):
-            done_s = (number * len(NUM_CLIENTS) + position) * each_s
-            progress(int(done_s), int(seconds))
-            limits = RunLimits(duration_s=each_s)
-            runs.append(await run_load(target, _load_of(num_clients), limits, next(seeds)))
+    for _ in range(NUM_PASSES):
+        runs = [await run(ClosedLoop(num_clients)) for num_clients in NUM_CLIENTS]
+        rate = len(runs[-1].records) / runs[-1].elapsed_s
+        runs += [await run(Poisson(share * rate)) for share in OPEN_SHARES]
         passes.append(runs)
     return passes
-
-
-def _load_of(num_clients: int) -> Synthetic:
-    return Synthetic(ClosedLoop(num_clients), PROMPTS, OUTPUTS)
 
 
 def _steps_in(observed: ObservedEngine, run: LoadRun) -> list[ObservedStep]:
