@@ -63,7 +63,11 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
         (["simulate", "PROFILE", "--set", "colour=red"], "unknown setting 'colour'"),
         (["simulate", "PROFILE", "--html", "/nowhere/page.html"], "/nowhere is not a folder"),
         (["simulate", "--from", "nowhere"], "nowhere"),
+        (["simulate", "--from", "x", "--rate", "5"], "--from excludes --rate"),
+        (["simulate", "PROFILE", "--rule", "round-robin"], "--rule needs --engines above 1"),
         (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
+        (["plan", "PROFILE", "--ttft", "1", "--what-if", "colour=red"], "unknown setting"),
+        (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "rate=many"),
         (["plan", "PROFILE", "--arrivals", "closed:4", "--ttft", "1"], "a rate"),
         (
             ["plan", "PROFILE", "--ttft", "0.001", "--runs", "1", "--num-requests", "100"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Annotated, Any
@@ -32,6 +32,7 @@ from headway.sim.planning import (
 )
 from headway.sim.profile import find_profile
 from headway.sim.serving import Setup
+from headway.sim.settings import convert_field
 from headway.sim.tables import number
 
 TARGETS = "Targets"
@@ -146,15 +147,16 @@ def plan(profile: str, options: PlanOptions) -> None:
     console, errors = Console(), Console(stderr=True)
     variants = [("as given", profile, options)]
     variants += [_variant(text, profile, options) for text in options.what_if or []]
-    plans: list[_Plan] = []
-    for name, of_profile, of_options in variants:
-        errors.print(f"planning: {name}", highlight=False, style="dim")
-        plans.append(
-            _make_plan(name, of_profile, of_options, lambda text: errors.print(
-                f"  {text}", highlight=False, style="dim", soft_wrap=True
-            ))
-        )  # fmt: skip
     rate = _rate_of(options)
+    # Mistakes in any of them are found before the first takes its minutes.
+    studies = [_study_of(*variant) for variant in variants]
+    plans: list[_Plan] = []
+    for (name, _, of_options), study in zip(variants, studies, strict=True):
+        errors.print(f"planning: {name}", highlight=False, style="dim")
+        noted = replace(study, note=lambda text: errors.print(
+            f"  {text}", highlight=False, style="dim", soft_wrap=True
+        ))  # fmt: skip
+        plans.append(_make_plan(name, noted, of_options))
     lines = _describe(plans[0], goal, rate)
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
@@ -174,19 +176,16 @@ def _rate_of(options: PlanOptions) -> float:
     return rate
 
 
-def _make_plan(name: str, profile: str, options: PlanOptions, note: Callable[[str], None]) -> _Plan:
+def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
+    _rate_of(options)
     setup = options.change(Setup.of(find_profile(profile)))
-    study = Study(
-        setup,
-        workload_of(options),
-        options.goal,
-        options.num_requests,
-        Runs(options.runs, options.seed),
-        note,
-    )
-    rate = _rate_of(options)
+    runs = Runs(options.runs, options.seed)
+    return Study(setup, workload_of(options), options.goal, options.num_requests, runs)
+
+
+def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:
     carried = carried_rate(study)
-    needed = engines_needed(study, rate, carried)
+    needed = engines_needed(study, _rate_of(options), carried)
     return _Plan(name, carried, needed, options.spare, options.price)
 
 
@@ -203,8 +202,7 @@ def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, P
         if key == PROFILE_KEY:
             profile = value
         elif key in known:
-            old = getattr(options, key)
-            changes[key] = type(old)(value) if isinstance(old, int | float) else value
+            changes[key] = convert_field(WorkloadOptions, key, value)
         else:
             settings.append(f"{key}={value}")
     return text, profile, replace(options, set=settings, **changes)

@@ -94,8 +94,9 @@ def profile(
     (engine,) = observed
     steps = [[_steps_in(engine, run) for run in runs] for runs in passes]
     # Clients of a closed loop send when the server is busy with the answers of others.
-    is_open = slice(len(NUM_CLIENTS), None)
-    delays = [one for runs in passes for run in runs[is_open] for one in _delays(engine, run)]
+    open_runs = [run for runs in passes for run in runs[len(NUM_CLIENTS) :]]
+    all_runs = [run for runs in passes for run in runs]
+    delays = _all_delays(engine, open_runs) or _all_delays(engine, all_runs)
     found = fit_profile(engine.header, steps, group_delays(delays), origin)
     write_profile(output, found)
     typer.echo(describe(found))
@@ -131,6 +132,10 @@ async def _run_passes(
 def _steps_in(observed: ObservedEngine, run: LoadRun) -> list[ObservedStep]:
     end = run.started_at + run.elapsed_s
     return [one for one in observed.steps if run.started_at <= one.began_at < end]
+
+
+def _all_delays(observed: ObservedEngine, runs: Sequence[LoadRun]) -> list[MeasuredDelay]:
+    return [one for run in runs for one in _delays(observed, run)]
 
 
 def _delays(observed: ObservedEngine, run: LoadRun) -> list[MeasuredDelay]:

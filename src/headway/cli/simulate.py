@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from headway.bench.load.options import DEFAULT_NUM_REQUESTS, parse_targets
 from headway.bench.load.workload import WorkloadOptions, workload_of
-from headway.bench.options import option_about
+from headway.bench.options import flag_of, option_about
 from headway.cli.files import write_text
 from headway.cli.options import with_options
 from headway.cli.progress import progress_bar
@@ -43,6 +43,7 @@ from headway.workload import Listed, Workload
 
 ENGINES, RUN, RESULTS = "Engines", "Run", "Results"
 MAX_TENANTS = 20
+DEFAULT_RULE = "ttft"
 NUM_CURVE_POINTS = 100
 
 
@@ -95,7 +96,8 @@ class SimulateOptions(EngineOptions):
 
     engines: int = field(default=1, metadata=option_about(ENGINES, "Number of engines."))
     rule: str = field(
-        default="ttft", metadata=option_about(ENGINES, "How the router chooses an engine.")
+        default=DEFAULT_RULE,
+        metadata=option_about(ENGINES, "How the router chooses an engine; one of several."),
     )
     kill_every: float | None = field(
         default=None,
@@ -129,8 +131,19 @@ class SimulateOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.from_recording is not None and self.trace is not None:
-            raise ConfigError("--from and --trace exclude each other")
+        if self.from_recording is not None:
+            self._refuse_other_loads()
+        if self.engines == 1 and self.rule != DEFAULT_RULE:
+            raise ConfigError("--rule needs --engines above 1: one engine has no router")
+
+    def _refuse_other_loads(self) -> None:
+        """Refuse options that would have no effect beside a recording."""
+        names = [one.name for one in fields(WorkloadOptions) if one.name != "seed"]
+        names += ["num_requests", "duration"]
+        defaults = {one.name: one.default for one in fields(self)}
+        given = [flag_of(name) for name in names if getattr(self, name) != defaults[name]]
+        if given:
+            raise ConfigError(f"--from excludes {', '.join(given)}: the recording has the load")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +291,7 @@ def _document(
 def _page(case: _Case, found: Prediction, verdict: LoadVerdict | None) -> str:
     parts = [paragraph(f"{case.about}; {len(found.loads)} runs")]
     if verdict is not None:
-        parts.append(paragraph(f"LoadVerdict: {verdict.text}", "verdict"))
+        parts.append(paragraph(f"Verdict: {verdict.text}", "verdict"))
     parts += [paragraph(text, "note") for text in warnings_of(case.setup.profile, found)]
     parts += [heading("Figures"), table(COLUMNS, rows_of(found))]
     for name, label in (("ttft_s", "time to first token, s"), ("e2e_s", "end to end, s")):

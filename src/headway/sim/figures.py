@@ -81,6 +81,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     position = share * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:  # both may be infinite
+        return ordered[low]
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
@@ -107,9 +109,6 @@ class Interval:
     def of(values: Sequence[float]) -> Interval:
         ordered = sorted(values)
         return Interval(*(_expected_quantile(ordered, share) for share in (LOW, 0.5, HIGH)))
-
-    def scaled(self, factor: float) -> Interval:
-        return Interval(factor * self.low, factor * self.middle, factor * self.high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,11 +157,11 @@ class LoadVerdict:
 def judge(
     setup: Setup, workload: Workload, prediction: Prediction, runs: Runs
 ) -> LoadVerdict | None:
-    """Judge an open load; None for a closed loop, or for too few requests to tell."""
+    """Judge an open load; None for a closed loop, refusals, or too few requests to tell."""
     if workload.concurrency is not None:
         return None
     rate, requests = workload.mean_rate, prediction.loads[0].requests
-    if len(requests) < MIN_SERVED:
+    if len(requests) < MIN_SERVED or any(one.num_refused for one in prediction.figures):
         return None
     if rate is None:
         span_s = requests[-1].scheduled_at - requests[0].scheduled_at

@@ -51,9 +51,11 @@ def parse_term_changes(changes: Sequence[str]) -> dict[str, TermChange]:
             raise ConfigError(f"{change!r} is not {_TERM_FORM}")
         old = found.get(tenant, TermChange())
         if field in _TERMS:
-            found[tenant] = replace(old, terms={**old.terms, field: _convert(Terms, field, value)})
+            found[tenant] = replace(
+                old, terms={**old.terms, field: convert_field(Terms, field, value)}
+            )
         elif field in _names(Targets):
-            targets = {**old.targets, field: _convert(Targets, field, value)}
+            targets = {**old.targets, field: convert_field(Targets, field, value)}
             found[tenant] = replace(old, targets=targets)
         else:
             known = ", ".join([*_TERMS, *_names(Targets)])
@@ -73,11 +75,13 @@ def _names(cls: type[Any]) -> list[str]:
 
 
 def _change(old: Any, key: str, value: str) -> Any:
-    return replace(old, **{key: _convert(type(old), key, value)})
+    return replace(old, **{key: convert_field(type(old), key, value)})
 
 
-def _convert(cls: type[Any], key: str, value: str) -> Any:
+def convert_field(cls: type[Any], key: str, value: str) -> Any:
+    """Return the value of a field of a dataclass, given as text."""
+    hint = get_type_hints(cls)[key]
     try:
-        return msgspec.convert(value, get_type_hints(cls)[key], strict=False)
+        return msgspec.convert(value, hint, strict=False, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{key}={value}: {error}") from error

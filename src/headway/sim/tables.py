@@ -113,7 +113,8 @@ def plain_of(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
         return value if isfinite(value) else None
 
     plain: dict[str, dict[str, float | None]] = {}
-    for one in FIGURES:
+    is_judged = any(one.good_share is not None for one in figures)
+    for one in (*FIGURES, GOOD) if is_judged else FIGURES:
         found = Interval.of([one.of(it) for it in figures])
         plain[one.name] = {
             "low": finite(found.low), "median": finite(found.middle), "high": finite(found.high)

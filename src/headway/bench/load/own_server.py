@@ -45,7 +45,7 @@ class OwnServer:
         try:
             server._wait_ready()
         except BaseException:
-            process.kill()
+            server.stop()
             raise
         return server
 
