@@ -33,8 +33,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.frontend_kills import read_ledger
 from benchmarks.faults.kills import bodies, engine_pid, start_server
+from benchmarks.support.ledgers import read_ledger
 from benchmarks.support.servers import Launcher, RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 

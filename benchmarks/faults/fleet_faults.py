@@ -1,13 +1,13 @@
 """Kills, stops and cuts off the engines of a fleet under streams, which must not change.
 
     python -m benchmarks.faults.fleet_faults [MODEL] [--faults NAME ...] [--each 10] [--streams 32]
-        [--seed 6] [--json FILE]
+        [--max-cut-s 6] [--seed 6] [--json FILE]
 
 Three engines, each behind a relay, and two frontends, with the fake engine or with MODEL. In each
 round all streams run at the first frontend, a fault happens, and every stream is compared with an
-undisturbed one: the same tokens, each once, one end, no error. The frontend must have counted every
-token once, and no request and no block may be left. A pause is the longest gap of a stream after
-the fault. `noticed` is the time until the frontend has lost the engine, by its log.
+undisturbed one: the same tokens, each once, one end, no error. Frontend and ledger must have
+counted every token once, and no request and no block may be left. A pause is the longest gap of a
+stream after the fault. `noticed` is the time until the frontend has lost the engine, by its log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from benchmarks.support.fleet_loads import (
     until_all_run,
 )
 from benchmarks.support.fleets import Fleet, RunningEngine
-from benchmarks.support.history import History, problems
+from benchmarks.support.history import History, problems, record
+from benchmarks.support.ledgers import read_ledger
 from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
@@ -50,16 +51,28 @@ STEP_S = 0.02
 HANG_S = 2.0
 SLOW_S = 0.2
 MAX_CUT_S = 6.0
+MAX_LOST = 2
+"""Engines that a request which ends engine processes may cost."""
+POISON = "\x01"
+POISON_TOKEN = 1
+MAX_LEDGER_S = 30.0
 LOST = re.compile(r"^(\S+ \S+) WARNING engine .*", re.MULTILINE)
 
 
 class Rig:
     """A fleet whose engines and connections can be broken, and mended."""
 
-    def __init__(self, folder: Path, model: Path | None, seed: int) -> None:
+    def __init__(
+        self, folder: Path, model: Path | None, seed: int, max_cut_s: float = MAX_CUT_S
+    ) -> None:
         tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
         self.fleet = Fleet(folder, tokenizer)
+        self.ledger = folder / "ledger.db"
         self.draw = random.Random(seed)
+        self.max_cut_s = max_cut_s
+        self.problems: list[str] = []
+        """What a fault itself has found wrong."""
+        self.num_poisons = 0
         self._model = model
         for _ in range(NUM_ENGINES):
             self._start_engine()
@@ -73,7 +86,8 @@ class Rig:
 
     def _start_engine(self) -> None:
         if self._model is None:
-            self.fleet.start_engine({"engine_hang_s": HANG_S}, step_s=STEP_S, num_blocks=4096)
+            fake = {"step_s": STEP_S, "num_blocks": 4096, "poison_token": POISON_TOKEN}
+            self.fleet.start_engine({"engine_hang_s": HANG_S}, **fake)
         else:
             flags = ("--kv-cache-memory-bytes", "256M", "--num-threads", "1")
             self.fleet.start_model_engine(self._model, *flags, "--engine-hang-s", "5")
@@ -82,7 +96,9 @@ class Rig:
         addresses = [relay.address for relay in self.relays]
         if self._model is None:
             # Every engine has requests: by predicted TTFT, engines of one fake speed are the same.
-            return self.fleet.start_frontend(engine=addresses, routing="least-loaded")
+            return self.fleet.start_frontend(
+                engine=addresses, routing="least-loaded", ledger_url=f"sqlite://{self.ledger}"
+            )
         flags = [flag for address in addresses for flag in ("--engine", address)]
         flags += ["--max-queue-age-s", "300", "--routing", "least-loaded"]
         return self.fleet.start_model_frontend(self._model, *flags)
@@ -162,7 +178,7 @@ async def stop_host(rig: Rig) -> None:
     """SIGSTOP to an engine host for some seconds."""
     engine = rig.draw.choice(rig.engines)
     engine.kill_host(signal.SIGSTOP)
-    await asyncio.sleep(rig.draw.uniform(2.5, MAX_CUT_S))
+    await asyncio.sleep(rig.draw.uniform(2.5, rig.max_cut_s))
     engine.kill_host(signal.SIGCONT)
 
 
@@ -175,7 +191,7 @@ async def cut(rig: Rig) -> None:
     """Connections of an engine end, and new ones are refused for some seconds."""
     relay = rig.draw.choice(rig.relays)
     relay.cut()
-    await asyncio.sleep(rig.draw.uniform(0.1, MAX_CUT_S))
+    await asyncio.sleep(rig.draw.uniform(0.1, rig.max_cut_s))
     relay.heal()
 
 
@@ -192,7 +208,7 @@ async def partition_one_way(rig: Rig) -> None:
 async def _stall(rig: Rig, is_one_way: bool) -> None:
     relay = rig.draw.choice(rig.relays)
     relay.stall(is_one_way)
-    await asyncio.sleep(rig.draw.uniform(0.5, MAX_CUT_S))
+    await asyncio.sleep(rig.draw.uniform(0.5, rig.max_cut_s))
     relay.resume()
 
 
@@ -204,6 +220,22 @@ async def slow_link(rig: Rig) -> None:
     relay.stall()
     await asyncio.sleep(1.0)
     relay.resume()
+
+
+async def poison(rig: Rig) -> None:
+    """A request that ends every engine process that computes it, then the same at the others."""
+    rig.num_poisons += 1
+    body = {"prompt": f"deadly {rig.num_poisons} {POISON}", "max_tokens": 50}
+    before = [engine.log.count("replacing the engine") for engine in rig.engines]
+    for server in rig.servers:
+        async with client_of(server) as client:
+            history = await record(client, body)
+        if not history.errors:
+            rig.problems.append("a request that ends engine processes has no error")
+    pairs = zip(rig.engines, before, strict=True)
+    num_lost = sum(one.log.count("replacing the engine") > count for one, count in pairs)
+    if num_lost > MAX_LOST:
+        rig.problems.append(f"a request has ended the processes of {num_lost} engines")
 
 
 FAULTS: dict[str, Fault] = {
@@ -218,6 +250,7 @@ FAULTS: dict[str, Fault] = {
     "partition": partition,
     "partition-one-way": partition_one_way,
     "slow-link": slow_link,
+    "poison": poison,
 }
 BOTH = "kill-frontend-and-host"
 """The first frontend and an engine host die together; clients send again, with the seed."""
@@ -282,6 +315,8 @@ class Battery:
         found.num_rounds += 1
         pairs = zip(histories, self._references, strict=True)
         found.problems += [text for one, right in pairs for text in problems(one, right)]
+        found.problems += rig.problems
+        rig.problems.clear()
         if name == BOTH:
             return
         found.pauses_s += [history.longest_gap_s(lost_at) for history in histories]
@@ -289,11 +324,13 @@ class Battery:
             found.noticed_s.append(_timestamp(lines[0]) - lost_time)
         counts = await read_counts(server)
         num_tokens = sum(history.num_tokens or 0 for history in histories)
-        num_samples = sum(len(history.choices) for history in histories)
+        num_samples = sum(len(history.choices) for history in histories) + (name == "poison")
         if counts.num_tokens - before.num_tokens != num_tokens:
             found.problems.append("the frontend has counted other numbers of tokens")
         if counts.num_samples - before.num_samples != num_samples:
             found.problems.append("the frontend has counted other numbers of samples")
+        if not await _are_charged(rig.ledger, histories):
+            found.problems.append("the ledger has other numbers of tokens")
 
     async def _send_again(self, histories: Sequence[History]) -> list[History]:
         """Send what was cut off to the other frontend."""
@@ -305,6 +342,17 @@ class Battery:
             again[cut_off.index(number)] if number in cut_off else one
             for number, one in enumerate(histories)
         ]
+
+
+async def _are_charged(ledger: Path, histories: Sequence[History]) -> bool:
+    """Wait until a ledger has every request once, with the tokens that its client got."""
+    expected = {one.request_id: one.num_tokens for one in histories}
+    deadline = time.monotonic() + MAX_LEDGER_S
+    while not expected.items() <= read_ledger(ledger).items():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.1)
+    return True
 
 
 def _timestamp(text: str) -> float:
@@ -345,14 +393,18 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=known, default=known)
     parser.add_argument("--each", type=int, default=10)
     parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--max-cut-s", type=float, default=MAX_CUT_S, help="longest partition")
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.model is not None and "poison" in args.faults:
+        args.faults = [name for name in args.faults if name != "poison"]
+        print("poison: only with the fake engine", file=sys.stderr)
     requests = make_requests(args.model, args.streams)
     meter = StealMeter()
     with (
         tempfile.TemporaryDirectory() as name,
-        contextlib.closing(Rig(Path(name), args.model, args.seed)) as rig,
+        contextlib.closing(Rig(Path(name), args.model, args.seed, args.max_cut_s)) as rig,
     ):
         results = asyncio.run(run(rig, args.faults, args.each, requests))
     print("| fault | rounds | problems | pause p50 / p99 s | noticed p50 / most s |")

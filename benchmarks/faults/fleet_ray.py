@@ -1,20 +1,22 @@
 """Upgrades, scales and breaks a fleet that Ray has placed, under streams.
 
     python -m benchmarks.faults.fleet_ray [MODEL] [--upgrades 3] [--scales 3] [--hosts 10]
-        [--raylets 3] [--heads 1] [--streams 16] [--json FILE]
+        [--raylets 3] [--heads 1] [--heads-back 0] [--streams 16] [--json FILE]
 
 Three Ray nodes on this machine, two engines, one frontend, with the fake engine or with MODEL.
 Clients stream all the time; each stream is compared with an undisturbed one: the same tokens, each
 once, one end.
 
-    upgrade  every engine, then the frontend, is replaced by a new one
-    scale    2 engines, 4, 1, 0, 1, 2; without any engine, requests wait
-    host     SIGKILL of the actor of a random host: Ray starts it again, and it adopts its process
-    raylet   SIGKILL of a raylet: Ray loses the node, and starts its hosts on another
-    head     SIGKILL of the head for two minutes, in which all of Ray ends; then a new cluster
-             starts at the same address, and its hosts adopt the processes
+    upgrade    every engine, then the frontend, is replaced by a new one
+    scale      2 engines, 4, 1, 0, 1, 2; without any engine, requests wait
+    host       SIGKILL of the actor of a random host: Ray starts it again, and it adopts its process
+    raylet     SIGKILL of a raylet: Ray loses the node, and starts its hosts on another
+    head       SIGKILL of the head for two minutes, in which all of Ray ends; then a new cluster
+               starts at the same address, and its hosts adopt the processes
+    head_back  SIGKILL of the head, which is started again within a minute; its state is in Redis
+               (needs redis-server), so that nodes and hosts stay
 
-After host, raylet and head, engines and frontend must be the same processes as before.
+After host, raylet, head and head_back, engines and frontend must be the same processes as before.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -42,6 +45,8 @@ from headway.fleet.manage.messages import MAX_SILENCE_S
 
 NUM_NODES = 3
 HEAD_GONE_S = 120.0
+MIN_BACK_S, MAX_BACK_S = 2.0, 40.0
+"""Time after which a head with a store is started again; Ray gives up after 60 s."""
 STEP_S = 0.01
 
 
@@ -150,6 +155,18 @@ class Battery:
 
         await self._keep(kill)
 
+    async def head_back(self) -> None:
+        hosts = set(self._ray.pids("HostActor"))
+
+        def kill() -> None:
+            self._ray.kill_head()
+            time.sleep(self._draw.uniform(MIN_BACK_S, MAX_BACK_S))
+            self._ray.start_head()
+
+        await self._keep(kill)
+        if lost := hosts - set(self._ray.pids("HostActor")):
+            raise RuntimeError(f"hosts were lost with the head: {lost}")
+
     async def _keep(self, kill: Callable[[], Any]) -> None:
         """Kill a part of Ray; check that all hosts come back, and no process was replaced."""
         before = self._fleet.pids("engine") | self._fleet.pids("frontend")
@@ -172,6 +189,7 @@ async def run(arguments: argparse.Namespace, fleet: ManagedFleet, ray: RayCluste
         ("scale", arguments.scales),
         ("host", arguments.hosts),
         ("raylet", arguments.raylets),
+        ("head_back", arguments.heads_back),
         ("head", arguments.heads),
     ):
         outcome = Outcome(kind)
@@ -201,13 +219,18 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=10)
     parser.add_argument("--raylets", type=int, default=3)
     parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--heads-back", type=int, default=0)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.heads_back and arguments.heads:
+        parser.error("--heads-back keeps the state of Ray, --heads loses it: run them apart")
+    if arguments.heads_back and shutil.which("redis-server") is None:
+        parser.error("--heads-back needs redis-server")
     with tempfile.TemporaryDirectory(prefix="fleet-ray-") as name:
         folder = Path(name)
-        ray = RayCluster(NUM_NODES).start()
+        ray = RayCluster(NUM_NODES, has_store=arguments.heads_back > 0).start()
         os.environ.update(ray.environment)
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
         model = arguments.model or write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")

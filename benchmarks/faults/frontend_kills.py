@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import json
 import random
-import sqlite3
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ import httpx
 from benchmarks.support.fleet_loads import RUNNING, bodies, client_of, until_all_run
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.history import History, problems
+from benchmarks.support.ledgers import read_ledger
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.records import percentile
@@ -239,15 +239,6 @@ class Battery:
             if not wrong or time.monotonic() > deadline:
                 return wrong
             await asyncio.sleep(0.2)
-
-
-def read_ledger(path: Path) -> dict[str, int]:
-    """Return the output tokens of each request."""
-    if not path.exists():
-        return {}
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT request_id, output_tokens FROM headway_requests")
-        return dict(rows.fetchall())
 
 
 def report(battery: Battery, ledger_problems: Sequence[str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class ChoiceHistory:
 class History:
     """One stream, as its client saw it."""
 
+    request_id: str = ""
     choices: dict[int, ChoiceHistory] = field(default_factory=dict[int, ChoiceHistory])
     num_done: int = 0
     """How often the end of the stream was announced."""
@@ -55,6 +56,7 @@ class History:
         if "error" in event:
             self.errors.append(event["error"]["message"])
             return
+        self.request_id = event.get("id", "")
         fingerprint = event.get("system_fingerprint", "")
         if fingerprint and fingerprint not in self.fingerprints[-1:]:
             self.fingerprints.append(fingerprint)

@@ -156,7 +156,9 @@ class ManagedFleet:
         found: list[str] = []
         for process in psutil.process_iter(["cmdline", "pid"]):
             words = process.info["cmdline"] or []
-            is_other = any(one in " ".join(words) for one in ("fleet_ray", "pytest", "raylet"))
+            is_other = any(
+                one in " ".join(words) for one in ("fleet_ray", "fleet_models", "pytest", "raylet")
+            )
             if not is_other and any(mark in word for word in words for mark in marks):
                 found.append(f"{process.pid} {' '.join(words)[:200]}")
         return found

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.support.servers import ServerFailed
+from benchmarks.support.servers import ServerFailed, free_port
 
 OBJECT_STORE_BYTES = 80_000_000
 MIN_PORT, MAX_PORT = 6400, 6900
@@ -28,9 +28,12 @@ MIN_PORT, MAX_PORT = 6400, 6900
 
 
 class RayCluster:
-    """A head without CPUs and some nodes; needs the token in its environment."""
+    """A head without CPUs and some nodes; needs the token in its environment.
 
-    def __init__(self, num_nodes: int = 3, num_cpus: int = 2) -> None:
+    With a store (`redis-server`), a head that is started again knows its nodes and actors.
+    """
+
+    def __init__(self, num_nodes: int = 3, num_cpus: int = 2, has_store: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self._num_cpus = num_cpus
         self.port = _free_port()
@@ -45,19 +48,35 @@ class RayCluster:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self._num_nodes = num_nodes
+        self._store: subprocess.Popen[bytes] | None = None
+        if has_store:
+            port = free_port()
+            self._store = self._start_store(port)
+            self.environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{port}"
         self.head: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes]] = []
+
+    def _start_store(self, port: int) -> subprocess.Popen[bytes]:
+        folder = self._folder / "store"
+        folder.mkdir()
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def start(self) -> RayCluster:
         """Start the head, then the nodes."""
         try:
-            self.head = self._start("head", "--head", f"--port={self.port}", "--num-cpus=0")
+            self.start_head()
             for _ in range(self._num_nodes):
                 self.nodes.append(self.start_node())
         except BaseException:
             self.stop()
             raise
         return self
+
+    def start_head(self) -> None:
+        self.head = self._start("head", "--head", f"--port={self.port}", "--num-cpus=0")
 
     def start_node(self) -> subprocess.Popen[bytes]:
         name = f"node-{time.monotonic_ns()}"
@@ -131,13 +150,23 @@ class RayCluster:
         for pid in self.pids("gcs_server"):
             os.kill(pid, signal.SIGKILL)
 
+    def kill_head(self) -> None:
+        """Kill every process of the head; with a store, `start_head` brings it back."""
+        if self.head is not None:
+            _kill_all([self.head])
+            self.head = None
+            # `ray start` refuses an address that it finds here and in the command of any raylet.
+            (self._folder / "t" / "ray_current_cluster").unlink(missing_ok=True)
+
     def stop(self) -> None:
-        """End every process of the cluster."""
+        """End every process of the nodes."""
         _kill_all([*self.nodes, *([self.head] if self.head else [])])
         self.head, self.nodes = None, []
 
     def close(self) -> None:
         self.stop()
+        if self._store is not None:
+            _kill_all([self._store])
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

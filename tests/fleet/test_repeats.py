@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.frontend_kills import COMPUTED, read_ledger
+from benchmarks.faults.frontend_kills import COMPUTED
 from benchmarks.support.fleet_loads import RUNNING
 from benchmarks.support.fleets import Fleet
+from benchmarks.support.ledgers import read_ledger
 from tests.fleet.test_frontend_kills import clients_of, start
 
 LONG = {"prompt": "a long one", "seed": 5, "max_tokens": 150, "n": 3}
