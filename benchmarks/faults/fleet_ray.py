@@ -48,6 +48,8 @@ HEAD_GONE_S = 120.0
 MIN_BACK_S, MAX_BACK_S = 2.0, 40.0
 """Time after which a head with a store is started again; Ray gives up after 60 s."""
 STEP_S = 0.01
+PATIENT = {"max_queue_wait_s": 300.0, "max_queue_age_s": 300.0}
+"""Nodes of Ray that start take the processors from engines: no request is refused for its wait."""
 
 
 @dataclass
@@ -236,6 +238,7 @@ def main() -> int:
         model = arguments.model or write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
         fleet = ManagedFleet(folder, model, arguments.model is None, ray)
         fleet.fake = {"step_s": STEP_S, "num_blocks": 4096}
+        fleet.frontend = {**PATIENT}
         try:
             fleet.up()
             outcomes = asyncio.run(run(arguments, fleet, ray))

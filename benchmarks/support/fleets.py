@@ -54,8 +54,16 @@ class RunningEngine:
     def kill_host(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.process.pid, number)
 
-    def kill_engine(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.engine_pid, number)
+    def kill_engine(self, number: int = signal.SIGKILL, timeout_s: float = 30.0) -> None:
+        """Send a signal to the engine process; to the next one, if it is being replaced."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return os.kill(self.engine_pid, number)
+            except ProcessLookupError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def restart(self) -> None:
         """Start the host again after it was killed, on the same address."""
