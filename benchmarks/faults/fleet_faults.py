@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.fleet_loads import (
+    PATIENT,
     bodies,
     client_of,
     read_counts,
@@ -96,11 +97,13 @@ class Rig:
         addresses = [relay.address for relay in self.relays]
         if self._model is None:
             # Every engine has requests: by predicted TTFT, engines of one fake speed are the same.
+            ledger_url = f"sqlite://{self.ledger}"
             return self.fleet.start_frontend(
-                engine=addresses, routing="least-loaded", ledger_url=f"sqlite://{self.ledger}"
+                engine=addresses, routing="least-loaded", ledger_url=ledger_url, **PATIENT
             )
         flags = [flag for address in addresses for flag in ("--engine", address)]
-        flags += ["--max-queue-age-s", "300", "--routing", "least-loaded"]
+        flags += ["--max-queue-age-s", "300", "--max-queue-wait-s", "300"]
+        flags += ["--routing", "least-loaded"]
         return self.fleet.start_model_frontend(self._model, *flags)
 
     async def mend(self) -> None:

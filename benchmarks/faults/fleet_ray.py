@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.fleet_loads import bodies
+from benchmarks.support.fleet_loads import PATIENT, bodies
 from benchmarks.support.history import History, problems, record
 from benchmarks.support.managed_fleets import ManagedFleet
 from benchmarks.support.ray_cluster import RayCluster
@@ -48,8 +48,6 @@ HEAD_GONE_S = 120.0
 MIN_BACK_S, MAX_BACK_S = 2.0, 40.0
 """Time after which a head with a store is started again; Ray gives up after 60 s."""
 STEP_S = 0.01
-PATIENT = {"max_queue_wait_s": 300.0, "max_queue_age_s": 300.0}
-"""Nodes of Ray that start take the processors from engines: no request is refused for its wait."""
 
 
 @dataclass

@@ -15,6 +15,8 @@ from benchmarks.support.servers import RunningServer
 NUM_STREAMS = 32
 NUM_KINDS = 8
 RUNNING = "vllm:num_requests_running"
+PATIENT = {"max_queue_wait_s": 300.0, "max_queue_age_s": 300.0}
+"""Settings of a frontend: on a busy machine too, no request is refused for its wait."""
 
 
 def bodies(max_tokens: int = 250, num_streams: int = NUM_STREAMS) -> list[dict[str, Any]]:
@@ -67,8 +69,10 @@ async def run_undisturbed(server: RunningServer, requests: list[dict[str, Any]])
 
 
 async def until_all_run(histories: Sequence[History], num_events: int = 5) -> None:
-    """Wait until every stream has begun."""
+    """Wait until every stream has begun; raise RuntimeError if one has failed."""
     while min(len(history.times) for history in histories) < num_events:
+        if errors := [error for history in histories for error in history.errors]:
+            raise RuntimeError(errors[0])
         await asyncio.sleep(0.01)
 
 
