@@ -184,8 +184,9 @@ class Scheduler:
         """Plan the next step; the plan is empty if no request can run."""
         self._num_seqs_before = self.num_seqs
         self._preemption.begin_pass()
-        self.waiting.begin_pass(now)
-        self._preempt_for_waiting(now)
+        if not self.waiting.is_quiet:
+            self.waiting.begin_pass(now)
+            self._preempt_for_waiting(now)
         self._preemption.grow_tables(now)
         ordinary, spot = self._running_set.divide()
         active = self.pacer.begin(ordinary, self.waiting.num_ready, now)
@@ -197,7 +198,8 @@ class Scheduler:
             cause = self._fill(draft, self.running, now)
         elif spot or cause is WaitCause.TIER_ORDER:
             self._add_spot(draft, spot, now)
-        self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
+        if not self.waiting.is_quiet:
+            self.waiting.end_pass(cause, lambda: self._running_set.largest_holder(cause), now)
         return self._build_plan(draft)
 
     def _fill(self, draft: PlanDraft, active: list[Request], now: float) -> WaitCause:
@@ -219,7 +221,9 @@ class Scheduler:
             num_cut = self.pacer.free_limits.budget.for_prefill(num_decodes) + num_decodes - limit
             self.pacer.add_cut(self._find_cut(draft, num_cut if draft.num_tokens >= limit else 0))
         # Decodes beyond their part of the budget use what prefill leaves.
-        deferred = self._schedule_decodes(draft, deferred, budget.for_decode(has_prefill=False))
+        if deferred:
+            limit = budget.for_decode(has_prefill=False)
+            deferred = self._schedule_decodes(draft, deferred, limit)
         if deferred or self._decode_turns:
             self._set_decode_turns(draft, deferred)
         return cause
@@ -383,7 +387,10 @@ class Scheduler:
         request that does not fit is passed over, until it ages; then the pass ends at it. A tenant
         at its KV quota is suspended, and does not hold up others.
         """
-        waiting, skipped = self.waiting, list[Request]()
+        waiting = self.waiting
+        if not len(waiting):
+            return WaitCause.TOKEN_BUDGET  # of nobody
+        skipped: list[Request] = []
         cause: WaitCause | None = None
         while len(skipped) < MAX_SKIPS and not any(request.is_aged for request in skipped):
             cause = self._limit_reached(draft, limit)

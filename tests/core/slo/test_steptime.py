@@ -10,7 +10,14 @@ from time import perf_counter
 import pytest
 
 from headway.core.plan import ScheduledRequest, StepPlan
-from headway.core.slo.steptime import StepCost, StepShape, StepTimeModel, shape_of
+from headway.core.slo.steptime import (
+    FORGETTING,
+    RIDGE,
+    StepCost,
+    StepShape,
+    StepTimeModel,
+    shape_of,
+)
 
 STEPS = Path(__file__).parents[1] / "data" / "steps.csv"
 """Steps of SmolLM2-135M on a shared machine, noted by benchmarks/sim/step_times.py."""
@@ -133,6 +140,28 @@ def test_the_shape_of_a_plan():
 
 
 @pytest.mark.timing
+def test_the_written_out_fit_is_that_of_loops_over_the_matrix():
+    model, rng = StepTimeModel(), random.Random(3)
+    size = 5
+    squares = [[0.0] * size for _ in range(size)]
+    products, weights = [0.0] * size, [1.0] * size
+    for _ in range(400):
+        a, b, c, d, e = shares = [rng.random() * rng.randrange(2) for _ in range(size)]
+        ratio = rng.uniform(0.7, 1.5)
+        model._fit((a, b, c, d, e), ratio)
+        for row, share in enumerate(shares):
+            products[row] = FORGETTING * products[row] + share * ratio
+            for column, other in enumerate(shares):
+                squares[row][column] = FORGETTING * squares[row][column] + share * other
+        for row in range(size):
+            fitted = 0.0
+            for column in range(size):
+                fitted += squares[row][column] * weights[column]
+            pull = products[row] + RIDGE - fitted - RIDGE * weights[row]
+            weights[row] = max(0.0, weights[row] + pull / (squares[row][row] + RIDGE))
+        assert model._weights == tuple(weights)
+
+
 def test_a_step_costs_microseconds_to_learn():
     model, shape = trained(50), StepShape(20, 100, 4000, 20_000)
     best_s = 1.0

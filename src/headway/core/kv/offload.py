@@ -240,6 +240,9 @@ class Offload:
 
     def take_moves(self) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
         """Return and clear the saves and loads of the next plan."""
+        if not (self._saves or self._loads):
+            self.slots.release_pending()
+            return (), ()
         saves = tuple(self._saves)
         loads = tuple(BlockLoad(slot_id, block_id) for block_id, slot_id in self._loads.items())
         self._saves.clear()

@@ -28,7 +28,10 @@ class BlockPool:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._empty: list[int] = []
+        """Empty blocks that were used before, the next to allocate last."""
+        self._num_fresh = num_blocks
+        """Empty blocks that were never used: the last of all. They come after the others."""
         self._groups = [""] * num_blocks
         """Cache group of each indexed block."""
         self._cached = CachedBlocks()
@@ -37,7 +40,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now: empty or cached."""
-        return len(self._empty) + len(self._cached)
+        return len(self._empty) + self._num_fresh + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -61,6 +64,9 @@ class BlockPool:
         for _ in range(count):
             if self._empty:
                 block_id = self._empty.pop()
+            elif self._num_fresh:
+                block_id = self.num_blocks - self._num_fresh
+                self._num_fresh -= 1
             else:
                 block_id = self._cached.pop()
                 self._index.remove(block_id)
@@ -113,7 +119,9 @@ class BlockPool:
             if self._index.insert(BlockHash(block_hash), block_id):
                 self._groups[block_id] = group
                 self._cached.add(block_id, group)
-        self._empty = [block_id for block_id in self._empty if block_id not in self._cached]
+        last_first = range(self.num_blocks - 1, -1, -1)
+        self._empty = [block_id for block_id in last_first if block_id not in self._cached]
+        self._num_fresh = 0
 
     def discard(self, block_id: int) -> None:
         """Empty a cached block, because its content cannot be used."""
@@ -136,8 +144,10 @@ class BlockPool:
         """Check the reference counts against `owners`: block id -> number of tables."""
         self._index.check()
         self._cached.check()
-        empty, cached = set(self._empty), self._cached
-        if len(empty) != len(self._empty) or any(id in cached for id in empty):
+        fresh = range(self.num_blocks - self._num_fresh, self.num_blocks)
+        empty, cached = {*self._empty, *fresh}, self._cached
+        is_double = len(empty) != len(self._empty) + len(fresh)
+        if is_double or any(id in cached for id in empty):
             raise AssertionError("a block is in the free lists twice")
         for block_id, count in enumerate(self._ref_counts):
             if count != owners.get(block_id, 0):

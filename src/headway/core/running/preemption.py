@@ -58,6 +58,8 @@ class Preemption:
 
         Called before any request is scheduled, so that a victim is never in the plan.
         """
+        if not self._grown:
+            return
         self._grown = growing = self.find_growing()
         num_missing = sum(map(self._kv.num_missing, growing))
         has_quotas = any(request.terms.max_kv_share < 1.0 for request in growing)

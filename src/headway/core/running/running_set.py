@@ -50,12 +50,13 @@ class RunningSet:
 
         Spot requests may have all of it if no ordinary request runs or is next.
         """
-        running, is_spot, head = self.running, self._waiting.is_spot, self._waiting.peek()
-        num_ordinary = len(running)
+        running, is_spot = self.running, self._waiting.is_spot
+        if not running or not is_spot(running[-1]):
+            return running, []
+        num_ordinary, head = len(running), self._waiting.peek()
         while num_ordinary and is_spot(running[num_ordinary - 1]):
             num_ordinary -= 1
-        has_ordinary = num_ordinary or (head is not None and not is_spot(head))
-        if num_ordinary == len(running) or not has_ordinary:
+        if not num_ordinary and (head is None or is_spot(head)):
             return running, []
         return running[:num_ordinary], running[num_ordinary:]
 

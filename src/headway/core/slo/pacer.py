@@ -39,6 +39,9 @@ ON_ITS_OWN = 0.95
 take less."""
 
 
+NO_WORK = StepShape()
+
+
 class _StepTarget(NamedTuple):
     """TPOT target that limits the next step, and its tenant."""
 
@@ -105,7 +108,7 @@ class Pacer:
         if not has_running:
             return EngineSpeed(cost, step_s, full_step_s)
         num_decodes, _, num_context, _ = self._last_step
-        decode_s = cost.work_s(StepShape(num_decodes, 0, num_context))
+        decode_s = cost.per_decode_s * num_decodes + cost.per_context_token_s * num_context
         return EngineSpeed(cost, step_s, full_step_s, decode_s, cost.predict(self._last_step))
 
     def lost_speed(self, tenant: str, has_running: bool) -> float:
@@ -139,7 +142,7 @@ class Pacer:
     def begin(self, running: list[Request], num_waiting: int, now: float) -> list[Request]:
         """Set the limits of the next step; return the running requests in it."""
         self._step_target = None
-        self._cut = StepShape()
+        self._cut = NO_WORK
         self.open_requests.mark_stale()
         if not self.open_requests.requests and self._config.mode != "latency":
             self.limits = self._controller.decide(self._idle, self.cost)
@@ -267,8 +270,10 @@ class Pacer:
         self.model.observe(shape, elapsed_s)
         self._controller.observe(shape, elapsed_s)
         self.cost, self.slow_cost = self.model.cost, self.model.slow_cost
-        num_deferred = len(self._num_deferred)
-        self._last_step = shape._replace(num_decodes=shape.num_decodes + num_deferred)
+        self._last_step = shape
+        if self._num_deferred:
+            num_decodes = shape.num_decodes + len(self._num_deferred)
+            self._last_step = shape._replace(num_decodes=num_decodes)
         opened = self.open_requests
         opened.set_cost(self.slow_cost)
         opened.mark_stale()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isclose
 from typing import NamedTuple
@@ -29,6 +29,10 @@ MAX_RATIO = 1.5
 """Largest ratio of measured to predicted time that counts; larger ratios are cut."""
 NUM_ERRORS = 128
 MIN_STEPS = 16
+
+
+_Shares = tuple[float, float, float, float, float]
+"""One value per coefficient."""
 
 
 class StepShape(NamedTuple):
@@ -152,12 +156,12 @@ class StepTimeModel:
             cost.per_context_token_s,
             cost.per_attended_s,
         )
-        size = len(self._prior)
         # In units of the prior: each feature is its time by the prior, each coefficient begins
         # at 1, and the fit works on shares of a step's time.
-        self._squares = [[0.0] * size for _ in range(size)]
-        self._products = [0.0] * size
-        self._weights = [1.0] * size
+        self._squares = (0.0,) * 15
+        """Sums of products of two shares, row by row; the matrix is symmetric."""
+        self._products = (0.0,) * 5
+        self._weights = (1.0,) * 5
         self._factor = self._slow_factor = 1.0
         self._num_steps = 0
         self.predicted_s = 0.0
@@ -182,20 +186,26 @@ class StepTimeModel:
         return self._cost(self._slow_factor)
 
     def _cost(self, factor: float) -> StepCost:
-        a, b, c, d, e = [
-            factor * weight * prior
-            for weight, prior in zip(self._weights, self._prior, strict=True)
-        ]
-        return StepCost(a, b, c, d, e, self.error, self._num_steps)
+        a, b, c, d, e = self._prior
+        v, w, x, y, z = self._weights
+        return StepCost(
+            factor * v * a,
+            factor * w * b,
+            factor * x * c,
+            factor * y * d,
+            factor * z * e,
+            self.error,
+            self._num_steps,
+        )
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Update the fit with a step of this shape that took `elapsed_s`."""
         if not elapsed_s > 0.0:
             self.predicted_s = 0.0
             return
-        features = self._features(shape)
-        pairs = zip(self._weights, features, strict=True)
-        base_s = max(sum([weight * value for weight, value in pairs]), 1e-9)
+        a, b, c, d, e = self._features(shape)
+        v, w, x, y, z = self._weights
+        base_s = max(v * a + w * b + x * c + y * d + z * e, 1e-9)
         self.predicted_s = self._factor * base_s if self._num_steps else 0.0
         ratio = elapsed_s / (self._factor * base_s)
         if self._num_steps == 0:  # the first step sets the machine's speed
@@ -205,29 +215,47 @@ class StepTimeModel:
             self._note_error(abs(ratio - 1.0) / ratio)
         self._num_steps += 1
         ratio = min(MAX_RATIO, max(1.0 / MAX_RATIO, ratio))
-        self._fit([value / base_s for value in features], ratio)
+        self._fit((a / base_s, b / base_s, c / base_s, d / base_s, e / base_s), ratio)
         self._factor *= ratio ** max(FOLLOWING, 1.0 / self._num_steps)
         share = max(SLOW_FOLLOWING, 1.0 / self._num_steps)
         self._slow_factor += share * (self._factor - self._slow_factor)
 
-    def _features(self, shape: StepShape) -> tuple[float, ...]:
+    def _features(self, shape: StepShape) -> _Shares:
         a, b, c, d, e = self._prior
         decodes, tokens, context, work = shape
         return (a, b * decodes, c * tokens, d * context, e * work)
 
-    def _fit(self, shares: Sequence[float], ratio: float) -> None:
+    def _fit(self, shares: _Shares, ratio: float) -> None:
         """Do one sweep of coordinate descent over the sums of squares.
 
-        The sweep starts from the last solution, so one per step stays near the optimum.
+        The sweep starts from the last solution, so one per step stays near the optimum. It is
+        written out, because loops over five take four times as long, in every step.
         """
-        products, weights = self._products, self._weights
-        for at, (row, share) in enumerate(zip(self._squares, shares, strict=True)):
-            products[at] = FORGETTING * products[at] + share * ratio
-            for other, value in enumerate(shares):
-                row[other] = FORGETTING * row[other] + share * value
-        for at, row in enumerate(self._squares):
-            pull = products[at] + RIDGE - sum([s * w for s, w in zip(row, weights, strict=True)])
-            weights[at] = max(0.0, weights[at] + (pull - RIDGE * weights[at]) / (row[at] + RIDGE))
+        a, b, c, d, e = shares
+        aa, ab, ac, ad, ae, bb, bc, bd, be, cc, cd, ce, dd, de, ee = self._squares
+        aa, ab, ac = FORGETTING * aa + a * a, FORGETTING * ab + a * b, FORGETTING * ac + a * c
+        ad, ae, bb = FORGETTING * ad + a * d, FORGETTING * ae + a * e, FORGETTING * bb + b * b
+        bc, bd, be = FORGETTING * bc + b * c, FORGETTING * bd + b * d, FORGETTING * be + b * e
+        cc, cd, ce = FORGETTING * cc + c * c, FORGETTING * cd + c * d, FORGETTING * ce + c * e
+        dd, de, ee = FORGETTING * dd + d * d, FORGETTING * de + d * e, FORGETTING * ee + e * e
+        self._squares = aa, ab, ac, ad, ae, bb, bc, bd, be, cc, cd, ce, dd, de, ee
+        p, q, r, s, t = self._products
+        p, q = FORGETTING * p + a * ratio, FORGETTING * q + b * ratio
+        r, s = FORGETTING * r + c * ratio, FORGETTING * s + d * ratio
+        t = FORGETTING * t + e * ratio
+        self._products = p, q, r, s, t
+        v, w, x, y, z = self._weights
+        pull = p + RIDGE - (aa * v + ab * w + ac * x + ad * y + ae * z)
+        v = max(0.0, v + (pull - RIDGE * v) / (aa + RIDGE))
+        pull = q + RIDGE - (ab * v + bb * w + bc * x + bd * y + be * z)
+        w = max(0.0, w + (pull - RIDGE * w) / (bb + RIDGE))
+        pull = r + RIDGE - (ac * v + bc * w + cc * x + cd * y + ce * z)
+        x = max(0.0, x + (pull - RIDGE * x) / (cc + RIDGE))
+        pull = s + RIDGE - (ad * v + bd * w + cd * x + dd * y + de * z)
+        y = max(0.0, y + (pull - RIDGE * y) / (dd + RIDGE))
+        pull = t + RIDGE - (ae * v + be * w + ce * x + de * y + ee * z)
+        z = max(0.0, z + (pull - RIDGE * z) / (ee + RIDGE))
+        self._weights = v, w, x, y, z
 
     def _note_error(self, error: float) -> None:
         ordered = self._sorted_errors

@@ -11,7 +11,7 @@ capacity is on a scale of its own: a tenant's share neither pays for it nor gain
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -256,10 +256,14 @@ class Accounts:
         """Charge blocks times seconds."""
         self.of(request).charge(BLOCK_S_COST * block_s)
 
-    def charge_output(self, sampled: Iterable[str], is_spot: bool = False) -> None:
+    def charge_output(self, sampled: Sequence[str], is_spot: bool = False) -> None:
         """Charge one output token for each occurrence of a tenant in `sampled`."""
-        accounts = self._accounts[is_spot]
-        for tenant, num_tokens in Counter(sampled).items():
+        if not sampled:
+            return
+        accounts, num_first = self._accounts[is_spot], sampled.count(sampled[0])
+        is_one = num_first == len(sampled)
+        counts = {sampled[0]: num_first} if is_one else Counter(sampled)
+        for tenant, num_tokens in counts.items():
             account, amount = accounts[tenant], OUTPUT_COST * num_tokens
             if account.credit:
                 account.charge(amount)

@@ -149,6 +149,11 @@ class WaitAttribution:
         self._quota_times: dict[str, dict[Path, _QuotaTime]] = {}
         """Of each tenant that was suspended since its present requests arrived."""
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a pass has something to account for."""
+        return bool(self._head or self._new or self._blocked or self._suspended)
+
     def start(self, request: Request, key: SortKey) -> None:
         """Start a wait at the request's last change of state."""
         wait = _WaitRecord(request.terms.tenant, path_of(request, key), request.state_since)

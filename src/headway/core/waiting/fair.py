@@ -235,7 +235,10 @@ class FairQueue:
 
     def order_prefill(self, prefilling: list[Request], aged_before: float) -> list[Request]:
         """Return running requests in prefill, by the service of their tenants."""
-        least = self._prefilling = dict[float, TenantAccount]()
+        least: dict[float, TenantAccount] = {}
+        self._prefilling = least
+        if not prefilling:
+            return prefilling
         for request in prefilling:
             rank, account = self._rank(request), self._accounts.of(request)
             if rank not in least or account.counter < least[rank].counter:

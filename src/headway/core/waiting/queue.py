@@ -208,6 +208,11 @@ class WaitingQueue:
 
     # ------------------------------------------------------------------ passes
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request waits, and none has since the last pass: a pass changes nothing."""
+        return not (self._members or self._urgent or self._attribution.is_active)
+
     def begin_pass(self, now: float) -> None:
         """Start a scheduling pass: let requests age."""
         self._attribution.begin_pass(now)
