@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from headway.core.events import Stepped
+from headway.core.slo.forecast import EngineSpeed
 from headway.core.slo.steptime import StepCost
 from headway.core.waiting.accounts import Accounts
 from headway.core.waiting.fair import FairQueue
@@ -139,10 +140,10 @@ class RoutedEngine:
         self.num_decodes = 0
         self.num_other_seqs = 0
         """Sequences of other frontends, as of the last report."""
-        self.load_s = 0.0
-        """Seconds until a typical request would have its first token."""
-        self.speed = 1.0
-        """Seconds of work that the engine does per second."""
+        self._speed: EngineSpeed | None = None
+        self._is_stale = True
+        """Whether what predictions are made of must be computed anew."""
+        self._load_s = 0.0
         self._budget = limits.token_budget
         self._room = 1
         """Prefill tokens of a step, beside the decodes."""
@@ -168,6 +169,11 @@ class RoutedEngine:
         return self.num_seqs + self.num_other_seqs + self.queue.num_seqs
 
     @property
+    def speed(self) -> float:
+        """Seconds of work that the engine does per second."""
+        return 1.0 if self._speed is None else self._speed.full_speed
+
+    @property
     def kv_usage(self) -> float:
         """Part of the KV blocks that requests own or will own."""
         return (self._num_blocks_used + self._num_new_blocks) / max(1, self.limits.num_blocks)
@@ -177,15 +183,16 @@ class RoutedEngine:
     def observe(self, stepped: Stepped, now: float) -> None:
         """Take over the state after a step; call it before the step's other events."""
         if stepped.forecast is not None:
-            self.cost = stepped.forecast.speed.cost
-            self.speed = stepped.forecast.speed.full_speed
+            self._speed = stepped.forecast.speed
+            self.cost = self._speed.cost
         self._budget = stepped.token_budget
         self._step_s, self._stepped_at = stepped.elapsed_s, now
         self._num_blocks_used = stepped.num_blocks_used
-        num_decodes = self.num_decodes + self.num_other_seqs
-        self._progress(stepped.num_tokens - min(num_decodes, stepped.num_scheduled))
-        for one in self.prefilling.values():
-            one.num_passes += 1
+        if self.prefilling:
+            num_decodes = self.num_decodes + self.num_other_seqs
+            self._progress(stepped.num_tokens - min(num_decodes, stepped.num_scheduled))
+            for one in self.prefilling.values():
+                one.num_passes += 1
         num_known = stepped.num_running + stepped.num_waiting
         self.num_other_seqs = max(0, num_known - self.num_seqs)
         self.update_load()
@@ -266,6 +273,8 @@ class RoutedEngine:
 
         A tenant without a quota is never suspended: it waits for what others hold.
         """
+        if not (self.prefilling or self._suspended):
+            return
         stuck = {
             one.request.terms.tenant
             for one in self.prefilling.values()
@@ -282,7 +291,13 @@ class RoutedEngine:
         return -(-one.num_uncached // self.limits.block_size)
 
     def update_load(self) -> None:
-        """Compute anew what predictions are made of."""
+        """Have what predictions are made of computed anew, when it is asked for."""
+        self._is_stale = True
+        self._on_load(self)
+
+    def _refresh(self) -> None:
+        """Compute what predictions are made of."""
+        self._is_stale = False
         cost, num_decodes = self.cost, self.num_decodes + self.num_other_seqs
         self._room = max(self._budget // 4, self._budget - num_decodes, 1)
         self._overhead_s = (
@@ -292,19 +307,27 @@ class RoutedEngine:
         )
         num_tokens = self._num_prefill_tokens + self.queue.num_tokens + TYPICAL_PROMPT
         num_steps = 1 + num_tokens // self._room
-        self.load_s = (
+        self._load_s = (
             num_steps * self._overhead_s
             + self._prefill_s
             + self.queue.work_s
             + cost.per_prefill_token_s * TYPICAL_PROMPT
         )
-        self._on_load(self)
 
     # -------------------------------------------------------------- predictions
 
     @property
+    def load_s(self) -> float:
+        """Seconds until a typical request would have its first token."""
+        if self._is_stale:
+            self._refresh()
+        return self._load_s
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step like the last, at least of one without prefill."""
+        if self._is_stale:
+            self._refresh()
         return max(self._step_s, self._overhead_s)
 
     @property
@@ -323,6 +346,8 @@ class RoutedEngine:
         decodes take part of. `num_output` is how many tokens requests are expected to have: a
         request that finds every sequence taken waits for others to end.
         """
+        if self._is_stale:
+            self._refresh()
         ahead_s, ahead_tokens, ahead_seqs = self.queue.ahead(one, one.engine is self)
         num_own = one.request.num_tokens - num_cached
         num_tokens = self._num_prefill_tokens + ahead_tokens + num_own
@@ -350,6 +375,8 @@ class RoutedEngine:
         """
         if not self.sent:
             return True
+        if self._is_stale:
+            self._refresh()
         num_seqs = self.num_seqs + self.num_other_seqs + one.num_seqs
         if num_seqs > self.limits.max_num_seqs:
             num_seqs -= sum(other.num_seqs for other in self.prefilling.values() if other.is_stuck)

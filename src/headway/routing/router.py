@@ -543,9 +543,10 @@ class Router:
 
     def tick(self, now: float) -> list[Sending]:
         """Return the requests to send now; each is returned once."""
-        for request in self._aging.pop_expired(now):
-            self._age(self._requests[request.id])
-        self._look(now)
+        if self._waiting:
+            for request in self._aging.pop_expired(now):
+                self._age(self._requests[request.id])
+            self._look(now)
         sendings: list[Sending] = []
         ready, self._ready = self._ready, {}
         for name in ready:
