@@ -162,6 +162,23 @@ def test_a_flood_at_one_frontend_waits_for_a_tenant_of_another() -> None:
     assert len(first.where) <= num_first + 1
 
 
+def test_a_fleet_is_scaled_by_work_that_a_router_process_decides_about() -> None:
+    rig, alone = Rig(num_frontends=1, num_engines=1), Rig(num_frontends=1, num_engines=1)
+    rig.start_router()
+    for number in range(20):
+        for one in (rig, alone):
+            targets = Targets(ttft_s=2.0 if number == 19 else 4.0)
+            asked = request(400, name=f"r{number}", targets=targets)
+            one.frontends[0].router.arrive(asked, 0.0)
+    assert rig.frontends[0].router.demand(0.0) == alone.frontends[0].router.demand(0.0)
+    rig.pass_on()
+    alone.pass_on()
+    found = rig.frontends[0].router.demand(0.0)
+    expected = alone.frontends[0].router.demand(0.0)
+    assert found.work_rate == expected.work_rate > 0.1
+    assert found.backlog_s == pytest.approx(expected.backlog_s)
+
+
 def test_without_the_router_frontends_decide_and_the_next_one_hears_what_is_live() -> None:
     rig = Rig()
     fleet = rig.start_router()

@@ -8,7 +8,7 @@ it then knows the requests of this frontend and the reports of the engines, as w
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -45,11 +45,13 @@ from headway.fleet.router.wire import (
 from headway.routing import (
     AllowedEngines,
     EngineLimits,
+    FleetDemand,
     NoEngineInTime,
     Router,
     Rule,
     Sending,
 )
+from headway.routing.requests import RoutedRequest
 
 MIN_ASKED_OF_TENANT = 4
 """Requests of a tenant that may wait in the router process, however many others wait there."""
@@ -85,6 +87,9 @@ class HeldRequests:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def __iter__(self) -> Iterator[_Asked]:
+        return iter(self._requests.values())
 
     @property
     def tenants(self) -> list[str]:
@@ -328,8 +333,24 @@ class SharedRouter(Router):
         if not self.is_shared:
             self._held.push(_Asked(request, is_resent))
             return self.engine_of(request.id)
+        if not is_resent:
+            self._work.add(self._work_s(RoutedRequest(request, now)), now)
         self._ask(request, now, is_resent)
         return self.engine_of(request.id)
+
+    def demand(self, now: float) -> FleetDemand:
+        """Return the work that arrives here and waits, whoever decides about it.
+
+        After the loss of a router process, requests that waited there count as arrived again.
+        """
+        found = super().demand(now)
+        waiting = [one.request for one in (*self._asked.values(), *self._held)]
+        backlog_s = sum(self._cost.prefill_s(request.num_tokens) for request in waiting)
+        targets = [request.terms.targets.ttft_s for request in waiting]
+        ttft_s = min((one for one in targets if one is not None), default=found.ttft_s)
+        return replace(
+            found, backlog_s=found.backlog_s + backlog_s, ttft_s=min(found.ttft_s, ttft_s)
+        )
 
     def admitted(self, request_id: str, num_cached_tokens: int) -> None:
         super().admitted(request_id, num_cached_tokens)
