@@ -7,7 +7,15 @@ from statistics import mean, pstdev
 import pytest
 
 from headway.errors import ConfigError
-from headway.workload import ClosedLoop, Gamma, OnOff, Poisson, parse_arrivals, parse_rates
+from headway.workload import (
+    ClosedLoop,
+    Diurnal,
+    Gamma,
+    OnOff,
+    Poisson,
+    parse_arrivals,
+    parse_rates,
+)
 from headway.workload.arrivals import OpenArrivals
 
 
@@ -39,6 +47,16 @@ def test_bursts_are_followed_by_silence():
     assert bursts.with_rate(4.0) == OnOff(16.0, 5.0, 15.0)
 
 
+def test_days_have_a_peak_at_noon_and_their_fewest_arrivals_at_midnight():
+    days = Diurnal(20.0, low=2.0, day=100.0)
+    times = [at for at in islice(days.times(Random(1)), 12_000) if at < 1000.0]
+    by_hour = [sum(1 for at in times if at % 100.0 // 10 == hour) / 100.0 for hour in range(10)]
+    assert by_hour[0] == pytest.approx(2.0 + 18.0 * 0.033, rel=0.2)
+    assert by_hour[4] == pytest.approx(20.0 - 18.0 * 0.033, rel=0.1)
+    assert len(times) / 1000.0 == pytest.approx(days.mean_rate, rel=0.05)
+    assert days.with_rate(22.0) == Diurnal(40.0, 4.0, 100.0)
+
+
 def test_the_same_seed_gives_the_same_times():
     arrivals = Gamma(3.0, 2.0)
     first, again, other = (list(islice(arrivals.times(Random(s)), 50)) for s in (1, 1, 2))
@@ -53,6 +71,8 @@ def test_the_same_seed_gives_the_same_times():
         ("gamma:4,cv=2", Gamma(4.0, 2.0)),
         ("gamma:0.5", Gamma(0.5, 1.0)),
         ("onoff:8,on=5,off=15", OnOff(8.0, 5.0, 15.0)),
+        ("diurnal:8,low=1", Diurnal(8.0, 1.0, 86_400.0)),
+        ("diurnal:8,low=1,day=60", Diurnal(8.0, 1.0, 60.0)),
         (" onoff : 8 , off=15, on=5", OnOff(8.0, 5.0, 15.0)),
     ],
 )

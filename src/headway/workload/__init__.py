@@ -14,6 +14,7 @@ In reading order:
 from headway.workload.arrivals import (
     Arrivals,
     ClosedLoop,
+    Diurnal,
     Gamma,
     OnOff,
     Poisson,
@@ -48,6 +49,7 @@ __all__ = [
     "Bounds",
     "ClosedLoop",
     "Content",
+    "Diurnal",
     "Empirical",
     "Fixed",
     "Gamma",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
+from math import cos, pi
 from random import Random
 
 from headway.errors import ConfigError
@@ -103,7 +104,38 @@ class OnOff:
             yield num_bursts * (self.on + self.off) + into_burst_s
 
 
-OpenArrivals = Poisson | Gamma | OnOff
+@dataclass(frozen=True, slots=True)
+class Diurnal:
+    """A Poisson process whose rate falls to `low` at night and rises to `peak` by day.
+
+    It begins at midnight; the rate is a cosine.
+    """
+
+    peak: float
+    low: float
+    day: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        check_positive(peak=self.peak, low=self.low, day=self.day)
+        if self.low > self.peak:
+            raise ConfigError(f"low={self.low:g} is above the peak of {self.peak:g}")
+
+    @property
+    def mean_rate(self) -> float:
+        return (self.peak + self.low) / 2.0
+
+    def with_rate(self, rate: float) -> Diurnal:
+        factor = rate / self.mean_rate
+        return replace(self, peak=factor * self.peak, low=factor * self.low)
+
+    def times(self, draw: Random) -> Iterator[float]:
+        for at in Poisson(self.peak).times(draw):
+            share = (1.0 - cos(2.0 * pi * at / self.day)) / 2.0
+            if draw.random() * self.peak < self.low + share * (self.peak - self.low):
+                yield at
+
+
+OpenArrivals = Poisson | Gamma | OnOff | Diurnal
 Arrivals = ClosedLoop | OpenArrivals
 
 
@@ -117,6 +149,9 @@ ARRIVAL_FORMS: dict[str, Form[Arrivals]] = {
     "poisson": Form("poisson:RATE", Poisson),
     "gamma": Form("gamma:RATE,cv=CV", Gamma, optional=("cv",)),
     "onoff": Form("onoff:RATE_WHILE_ON,on=SECONDS,off=SECONDS", OnOff, required=("on", "off")),
+    "diurnal": Form(
+        "diurnal:PEAK_RATE,low=RATE,day=SECONDS", Diurnal, required=("low",), optional=("day",)
+    ),
 }
 
 

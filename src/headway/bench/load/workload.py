@@ -32,8 +32,8 @@ class WorkloadOptions:
         default="poisson:1",
         metadata=option_about(
             WORK,
-            "Arrivals, in requests per second: closed:N, poisson:RATE, gamma:RATE,cv=CV or "
-            "onoff:RATE_WHILE_ON,on=S,off=S.",
+            "Arrivals, in requests per second: closed:N, poisson:RATE, gamma:RATE,cv=CV, "
+            "onoff:RATE_WHILE_ON,on=S,off=S or diurnal:PEAK,low=RATE,day=S.",
         ),
     )
     prompt_tokens: str = field(
