@@ -18,7 +18,8 @@ from headway.bench.steal import StealMeter
 from headway.sim.figures import Runs, predict
 from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
 from headway.sim.profile import MachineProfile, read_profile
-from headway.sim.serving import Limits, Setup
+from headway.sim.serving import Limits
+from headway.sim.setup import Setup
 from headway.workload import Synthetic
 
 NAMES = ("chat", "long prompts", "prefixes")

@@ -31,8 +31,10 @@ from headway.bench.steal import StealMeter
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
 from headway.sim.planning import saturated_rate
 from headway.sim.profile import read_profile
-from headway.sim.serving import Limits, ServedRequest, Setup
+from headway.sim.served import ServedRequest
+from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
+from headway.sim.setup import Setup
 from headway.workload import (
     Content,
     Poisson,

@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 from benchmarks.sim.fair_rig import ServiceLog, jain, widest_gap
@@ -18,12 +17,11 @@ from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Event, Finished, TokensEmitted
 from headway.core.executor import Capacity
 from headway.core.terms import NO_TARGETS, Targets, Terms
-from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.shared import SharedRouter
+from headway.fleet.router.simulated import SharedFrontends, make_shared
 from headway.routing import PredictedTtft, Router
-from headway.routing.router import AllEngines
 from headway.sim import SMOLLM2_135M, percentile
-from headway.sim.fleet import DELAY_S, EngineSpec, FleetRecord, VirtualFleet
+from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
 
 NUM_ENGINES = 8
 CAPACITY = Capacity(num_blocks=1000, block_size=16, max_model_len=4096)
@@ -96,55 +94,6 @@ class _Progress:
     num_tokens: int = 0
 
 
-class _Central:
-    """A router process and the messages between it and the frontends."""
-
-    def __init__(self, fleet: VirtualFleet, frontends: Sequence[SharedRouter]) -> None:
-        self._fleet = fleet
-        self._frontends = frontends
-        self._joined: list[JoinedFrontend] = []
-        self._router: FleetRouter | None = None
-
-    def start(self) -> None:
-        now = self._fleet.clock.now()
-        self._router = FleetRouter("ttft", self._fleet.clock)
-        self._joined = [self._router.join(str(n)) for n in range(len(self._frontends))]
-        for frontend in self._frontends:
-            frontend.share(now)
-        self.pass_on()
-
-    def kill(self) -> None:
-        self._router = None
-        for frontend in self._frontends:
-            frontend.unshare(self._fleet.clock.now())
-        self._fleet.tick()
-
-    def pass_on(self) -> None:
-        """Have what frontends tell arrive after the time of a message."""
-        at = self._fleet.clock.now() + DELAY_S
-        for number, frontend in enumerate(self._frontends):
-            if frontend.outbox and self._router is not None:
-                items, frontend.outbox = frontend.outbox, []
-                self._fleet.at(at, partial(self._hear, self._router, number, items))
-
-    def _hear(self, router: FleetRouter, number: int, items: list) -> None:
-        if router is not self._router:
-            return
-        now = self._fleet.clock.now()
-        for item in items:
-            router.handle(self._joined[number], item, now)
-        router.tick(now)
-        for frontend, joined in zip(self._frontends, self._joined, strict=True):
-            if joined.outbox:
-                decided, joined.outbox = joined.outbox, []
-                self._fleet.at(now + DELAY_S, partial(self._decide, router, frontend, decided))
-
-    def _decide(self, router: FleetRouter, frontend: SharedRouter, decided: list) -> None:
-        if router is self._router:
-            frontend.take(decided)
-            self._fleet.tick()
-
-
 class FleetRig:
     """Runs tenants on a simulated fleet."""
 
@@ -179,24 +128,23 @@ class FleetRig:
         self.log = ServiceLog()
 
     def _make_router(self) -> Router:
-        rule, allowed = self._setup.make_rule(), AllEngines()
+        rule = self._setup.make_rule()
         if self._setup.is_shared:
-            return SharedRouter(rule, allowed)
+            return make_shared(rule)
         if self._setup.ahead_steps is None:
-            return Router(rule, allowed)
-        return Router(rule, allowed, ahead_steps=self._setup.ahead_steps)
+            return Router(rule)
+        return Router(rule, ahead_steps=self._setup.ahead_steps)
 
     def run(self, until_s: float) -> Figures:
         """Send and serve for so long."""
         fleet = self.fleet
         shared = [one for one in fleet.routers if isinstance(one, SharedRouter)]
         if shared:
-            central = _Central(fleet, shared)
-            fleet.on_tick = partial(self._after_tick, central, shared)
-            central.start()
+            frontends = SharedFrontends("ttft", shared)
+            frontends.connect(fleet)
             for at in self._setup.kills_at_s:
-                fleet.at(at, central.kill)
-                fleet.at(at + self._setup.outage_s, central.start)
+                fleet.at(at, frontends.kill_router)
+                fleet.at(at + self._setup.outage_s, frontends.start_router)
         for tenant in self._tenants:
             for number in range(tenant.num_clients):
                 self._send(tenant, 1e-4 * number)
@@ -230,7 +178,7 @@ class FleetRig:
         self._owners[record.id] = tenant
         self._progress[record.id] = _Progress()
         self.log.max_prompt = max(self.log.max_prompt, len(record.token_ids))
-        self.fleet.at(at, partial(self._wait, tenant, 1))
+        self.fleet.at(at, self._wait, tenant, 1)
         self.fleet.send(record)
 
     def _wait(self, tenant: FleetTenant, sign: int) -> None:
@@ -247,14 +195,6 @@ class FleetRig:
         self._wait(tenant, -1)
         if tenant.num_clients:
             self._send(tenant, self.fleet.clock.now() + RETRY_S)
-
-    def _after_tick(self, central: _Central, shared: Sequence[SharedRouter]) -> None:
-        for router in shared:
-            while router.refusals:
-                record = self.fleet.records[router.refusals.popleft().request_id]
-                record.is_refused = True
-                self._refuse(record)
-        central.pass_on()
 
     def _count(self, record: FleetRecord, event: Event) -> None:
         tenant, progress = self._owners[record.id], self._progress[record.id]

@@ -2,9 +2,10 @@
 
     python -m benchmarks.sim.million [--requests 1000000] [--engines 1000] [--loads 0.3 0.7 1.1]
 
-Real engine cores and the real router on a virtual clock, with the step times of a profile. A load
-is relative to what the engines can serve. Every 10 s an engine is killed, and another one starts.
-Prints wall minutes, the most memory of the process, simulated steps, and requests that were lost.
+Real engine cores, real frontends and the real router process on a virtual clock, with the step
+times of a profile. With `--frontends 1` the frontend has a router of its own. A load is relative to
+what the engines can serve. Every 10 s an engine is killed, and another one starts. Prints wall
+minutes, the most memory of the process, simulated steps, and requests that were lost.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import argparse
 import gc
 import resource
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import perf_counter
 
+from headway.fleet.router.simulated import SharedFrontends
 from headway.sim.figures import Runs, summarize
 from headway.sim.planning import saturated_rate
 from headway.sim.profile import find_profile
-from headway.sim.serving import Limits, Setup, serve_load
+from headway.sim.serving import Limits, serve_load
+from headway.sim.setup import Setup
 from headway.workload import Poisson, Synthetic, Uniform
 
 
@@ -28,13 +32,20 @@ def main() -> None:
     parser.add_argument("--profile", default="smollm2-135m-2-cores")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--engines", type=int, default=1000)
+    parser.add_argument("--frontends", type=int, default=4)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.7, 1.1])
     parser.add_argument("--kill-every", type=float, default=10.0)
     arguments = parser.parse_args()
     one = Setup.of(find_profile(arguments.profile))
     workload = Synthetic(Poisson(1.0), Uniform(16, 240), Uniform(8, 56))
     most = arguments.engines * saturated_rate(one, workload, Runs(3)).middle
-    setup = replace(one, num_engines=arguments.engines, kill_every_s=arguments.kill_every)
+    num_frontends = arguments.frontends
+    setup = replace(
+        one,
+        num_engines=arguments.engines,
+        make_frontends=partial(SharedFrontends.make, num_frontends) if num_frontends > 1 else None,
+        kill_every_s=arguments.kill_every,
+    )
     print(f"{arguments.engines} engines can serve {most:.0f} requests/s", flush=True)
     for load in arguments.loads:
         began_at = perf_counter()

@@ -39,6 +39,21 @@ def test_simulate_prints_a_table_with_ranges_and_a_verdict(profile: str, tmp_pat
     assert "http" not in html  # nothing from elsewhere
 
 
+def test_simulate_says_what_an_autoscaled_fleet_costs(profile: str, tmp_path: Path):
+    document = tmp_path / "figures.json"
+    done = headway(
+        "simulate", profile, *LOAD, "--engines", "1..4", "--autoscale", "--frontends", "2",
+        "--arrivals", "diurnal:40,low=1,day=30", "--duration", "30", "--runs", "2",
+        "--json", str(document),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1..4 engines, 2 frontends" in done.stdout
+    assert "engine minutes" in done.stdout
+    engines = json.loads(document.read_text())["engines"]
+    assert 1 < engines["most"]["median"] <= 4
+    assert 0 < engines["cost_share"]["median"] < 100
+
+
 def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
     page, document = tmp_path / "page.html", tmp_path / "plan.json"
     done = headway(
@@ -65,6 +80,9 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
         (["simulate", "--from", "nowhere"], "nowhere"),
         (["simulate", "--from", "x", "--rate", "5"], "--from excludes --rate"),
         (["simulate", "PROFILE", "--rule", "round-robin"], "--rule needs --engines above 1"),
+        (["simulate", "PROFILE", "--engines", "2..8"], "--autoscale needs a range"),
+        (["simulate", "PROFILE", "--engines", "many"], "a number such as 4, or 2..8"),
+        (["simulate", "PROFILE", "--frontends", "0"], "--frontends is 1 to 64"),
         (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "colour=red"], "unknown setting"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "rate=many"),

@@ -11,8 +11,9 @@ from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.sim.observed import ObservedEngine, read_observed
 from headway.sim.recorded import RecordedItem, load_of
-from headway.sim.serving import Limits, Setup, serve_load
+from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import parse_term_changes
+from headway.sim.setup import Setup
 from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import make_profile
 

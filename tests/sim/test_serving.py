@@ -19,8 +19,10 @@ from headway.sim.planning import (
     regime_of,
     saturated_rate,
 )
-from headway.sim.serving import Limits, ServedLoad, Setup, serve_load
+from headway.sim.served import ServedLoad
+from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import change_settings, parse_term_changes
+from headway.sim.setup import Setup
 from headway.workload import ClosedLoop, Listed, Poisson, Synthetic, Uniform, WorkItem
 from tests.sim.support import make_profile
 

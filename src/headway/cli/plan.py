@@ -31,8 +31,8 @@ from headway.sim.planning import (
     engines_needed,
 )
 from headway.sim.profile import find_profile
-from headway.sim.serving import Setup
 from headway.sim.settings import convert_field
+from headway.sim.setup import Setup
 from headway.sim.tables import number
 
 TARGETS = "Targets"

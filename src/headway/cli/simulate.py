@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from headway.bench.load.options import DEFAULT_NUM_REQUESTS, parse_targets
 from headway.bench.load.workload import WorkloadOptions, workload_of
@@ -19,32 +20,24 @@ from headway.bench.options import flag_of, option_about
 from headway.cli.files import write_text
 from headway.cli.options import with_options
 from headway.cli.progress import progress_bar
+from headway.cli.simulate_report import SimulatedCase, document_of, page_of, show
 from headway.core.terms import Targets
 from headway.errors import ConfigError
 from headway.record.reader import find_recordings
-from headway.sim.figures import Prediction, Runs, predict
+from headway.sim.figures import Runs, predict
 from headway.sim.fitting import profile_of
 from headway.sim.observed import ObservedEngine, read_observed
-from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table
-from headway.sim.planning import LoadVerdict, judge
-from headway.sim.profile import MachineProfile, find_profile
+from headway.sim.planning import judge
+from headway.sim.profile import find_profile
 from headway.sim.recorded import load_of
-from headway.sim.serving import Limits, Setup
+from headway.sim.serving import Limits
 from headway.sim.settings import change_settings, parse_term_changes
-from headway.sim.tables import (
-    COLUMNS,
-    TENANT_COLUMNS,
-    plain_of,
-    rows_of,
-    tenant_rows,
-    tenants_of,
-)
-from headway.workload import Listed, Workload
+from headway.sim.setup import Frontends, Setup
+from headway.workload import Listed
 
 ENGINES, RUN, RESULTS = "Engines", "Run", "Results"
-MAX_TENANTS = 20
+MAX_FRONTENDS = 64
 DEFAULT_RULE = "ttft"
-NUM_CURVE_POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,24 @@ class EngineOptions(WorkloadOptions):
 class SimulateOptions(EngineOptions):
     """Options of `headway simulate`."""
 
-    engines: int = field(default=1, metadata=option_about(ENGINES, "Number of engines."))
+    engines: str = field(
+        default="1",
+        metadata=option_about(ENGINES, "Number of engines; with --autoscale FEWEST..MOST."),
+    )
+    autoscale: bool = field(
+        default=False,
+        metadata=option_about(
+            ENGINES,
+            "Start and drain engines by the work that arrives and waits, as a fleet does; one more "
+            "is there after the start-up time of the profile.",
+        ),
+    )
+    frontends: int = field(
+        default=1,
+        metadata=option_about(
+            ENGINES, "Frontends; several of them share a router process, and tell it what happens."
+        ),
+    )
     rule: str = field(
         default=DEFAULT_RULE,
         metadata=option_about(ENGINES, "How the router chooses an engine; one of several."),
@@ -133,8 +143,21 @@ class SimulateOptions(EngineOptions):
         super().__post_init__()
         if self.from_recording is not None:
             self._refuse_other_loads()
-        if self.engines == 1 and self.rule != DEFAULT_RULE:
+        if self.num_engines == (1, None) and self.frontends == 1 and self.rule != DEFAULT_RULE:
             raise ConfigError("--rule needs --engines above 1: one engine has no router")
+        if not 1 <= self.frontends <= MAX_FRONTENDS:
+            raise ConfigError(f"--frontends is 1 to {MAX_FRONTENDS}, not {self.frontends}")
+
+    @property
+    def num_engines(self) -> tuple[int, int | None]:
+        """The number of engines; with an autoscaler the fewest and the most."""
+        found = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", self.engines)
+        if found is None:
+            raise ConfigError(f"--engines {self.engines}: a number such as 4, or 2..8")
+        low, high = found.groups()
+        if self.autoscale != (high is not None):
+            raise ConfigError("--autoscale needs a range of engines, such as 2..8, and the reverse")
+        return int(low), None if high is None else int(high)
 
     def _refuse_other_loads(self) -> None:
         """Refuse options that would have no effect beside a recording."""
@@ -144,16 +167,6 @@ class SimulateOptions(EngineOptions):
         given = [flag_of(name) for name in names if getattr(self, name) != defaults[name]]
         if given:
             raise ConfigError(f"--from excludes {', '.join(given)}: the recording has the load")
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What a command simulates."""
-
-    setup: Setup
-    workload: Workload
-    limits: Limits
-    about: str
 
 
 _PROFILE = inspect.Parameter(
@@ -183,15 +196,16 @@ def simulate(profile: str | None, options: SimulateOptions) -> None:
     with progress_bar("simulating, runs") as progress:
         found = predict(case.setup, case.workload, case.limits, runs, targets, progress)
     verdict = judge(case.setup, case.workload, found, runs)
-    _show(Console(), case, found, verdict)
+    show(Console(), case, found, verdict)
     if options.json is not None:
-        write_text(options.json, json.dumps(_document(case, options, found, verdict), indent=1))
+        document = {"settings": options.set or [], **document_of(case, found, verdict)}
+        write_text(options.json, json.dumps(document, indent=1))
     if options.html is not None:
-        write_text(options.html, _page(case, found, verdict))
+        write_text(options.html, page_of(case, found, verdict))
         typer.echo(f"page: {options.html}")
 
 
-def _case_of(profile: str | None, options: SimulateOptions) -> _Case:
+def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     observed: ObservedEngine | None = None
     if options.from_recording is not None:
         observed = _read_recording(options.from_recording)
@@ -201,23 +215,37 @@ def _case_of(profile: str | None, options: SimulateOptions) -> _Case:
         found = profile_of(observed)
     else:
         raise ConfigError("a profile is needed: write one with `headway profile MODEL -o FILE`")
+    num_engines, max_engines = options.num_engines
     setup = replace(
         options.change(Setup.of(found)),
-        num_engines=options.engines,
+        num_engines=num_engines,
+        max_engines=max_engines,
         rule=options.rule,
+        make_frontends=_frontends_of(options),
         kill_every_s=options.kill_every,
     )
-    engines = "1 engine" if options.engines == 1 else f"{options.engines} engines"
-    about = f"{engines}, {found.model} on {found.machine}"
+    engines = "1 engine" if options.engines == "1" else f"{options.engines} engines"
+    frontends = f", {options.frontends} frontends" if options.frontends > 1 else ""
+    about = f"{engines}{frontends}, {found.model} on {found.machine}"
     if observed is not None:
         load = load_of(observed)
         left = f", {load.num_left_out} without an output left out" if load.num_left_out else ""
         num = len(load.workload.requests)
-        return _Case(setup, load.workload, Limits(num), f"{about}; {num} recorded requests{left}")
+        return SimulatedCase(
+            setup, load.workload, Limits(num), f"{about}; {num} recorded requests{left}"
+        )
     num_requests = options.num_requests
     if num_requests is None and options.duration is None:
         num_requests = DEFAULT_NUM_REQUESTS
-    return _Case(setup, workload_of(options), Limits(num_requests, options.duration), about)
+    return SimulatedCase(setup, workload_of(options), Limits(num_requests, options.duration), about)
+
+
+def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None:
+    if options.frontends == 1:
+        return None
+    from headway.fleet.router.simulated import SharedFrontends
+
+    return partial(SharedFrontends.make, options.frontends)
 
 
 def _read_recording(path: Path) -> ObservedEngine:
@@ -232,86 +260,3 @@ def _targets_of(options: SimulateOptions) -> Targets | None:
         return None
     given = parse_targets(options.goodput)
     return Targets(given.ttft_s, given.tpot_s, given.e2e_s)
-
-
-def warnings_of(profile: MachineProfile, found: Prediction) -> list[str]:
-    """Return what makes a prediction doubtful."""
-    warnings: list[str] = []
-    if found.extrapolated_share > 0.01:
-        warnings.append(
-            f"extrapolated: {100 * found.extrapolated_share:.0f} % of the steps are larger than "
-            "every step of the profile"
-        )
-    if profile.steal > 0.03:
-        warnings.append(
-            f"the host took {100 * profile.steal:.0f} % of the CPU time from the machine while it "
-            "was profiled"
-        )
-    return warnings
-
-
-def _show(console: Console, case: _Case, found: Prediction, verdict: LoadVerdict | None) -> None:
-    console.print(f"{case.about}; {len(found.loads)} runs", highlight=False, soft_wrap=True)
-    grid = Table(*COLUMNS, box=None)
-    for column in grid.columns[1:]:
-        column.justify = "right"
-    for row in rows_of(found):
-        grid.add_row(*row)
-    console.print(grid)
-    tenants = tenants_of(found)
-    if tenants:
-        of_tenants = Table(*TENANT_COLUMNS, box=None)
-        for row in tenant_rows(tenants, MAX_TENANTS):
-            of_tenants.add_row(*row)
-        console.print(of_tenants)
-        if len(tenants) > MAX_TENANTS:
-            console.print(f"and {len(tenants) - MAX_TENANTS} more tenants")
-    if verdict is not None:
-        console.print(f"verdict: {verdict.text}", highlight=False, soft_wrap=True)
-    for warning in warnings_of(case.setup.profile, found):
-        console.print(warning, style="yellow", highlight=False, soft_wrap=True)
-
-
-def _document(
-    case: _Case, options: SimulateOptions, found: Prediction, verdict: LoadVerdict | None
-) -> dict[str, object]:
-    return {
-        "about": case.about,
-        "runs": len(found.loads),
-        "requests_per_run": found.figures[0].num_requests,
-        "settings": options.set or [],
-        "kills": sum(one.num_kills for one in found.loads),
-        "figures": plain_of(found.figures),
-        "tenants": {name: plain_of(runs) for name, runs in tenants_of(found).items()},
-        "verdict": None if verdict is None else verdict.text,
-        "warnings": warnings_of(case.setup.profile, found),
-    }
-
-
-def _page(case: _Case, found: Prediction, verdict: LoadVerdict | None) -> str:
-    parts = [paragraph(f"{case.about}; {len(found.loads)} runs")]
-    if verdict is not None:
-        parts.append(paragraph(f"Verdict: {verdict.text}", "verdict"))
-    parts += [paragraph(text, "note") for text in warnings_of(case.setup.profile, found)]
-    parts += [heading("Figures"), table(COLUMNS, rows_of(found))]
-    for name, label in (("ttft_s", "time to first token, s"), ("e2e_s", "end to end, s")):
-        lines = [_distribution(found, name)]
-        parts += [heading(label.split(",", maxsplit=1)[0].capitalize())]
-        parts += [draw(Chart(label, "share of the requests", lines, y_max=1.0, is_log_x=True))]
-    tenants = tenants_of(found)
-    if tenants:
-        parts += [heading("Tenants"), table(TENANT_COLUMNS, tenant_rows(tenants, len(tenants)))]
-    return page("Headway: simulated load", parts)
-
-
-def _distribution(found: Prediction, name: str) -> Curve:
-    """Return the share of all requests by their latency."""
-    values = sorted(
-        value
-        for load in found.loads
-        for one in load.requests
-        if (value := getattr(one, name)) is not None and isfinite(value)
-    )
-    last = max(1, len(values) - 1)
-    picked = [round(last * number / NUM_CURVE_POINTS) for number in range(NUM_CURVE_POINTS + 1)]
-    return Curve(name, [(values[at], at / last) for at in picked if at < len(values)])

@@ -12,6 +12,9 @@ tensors or a server. In reading order:
     observed.py    steps and requests of a recorded engine
     fitting.py     fits a profile to them
     recorded.py    the requests of a recording as a load
+    setup.py       what is simulated: engines, frontends, tenants, failures
+    served.py      what a load was served
+    pool.py        engines that start, drain and are killed; the autoscaler
     serving.py     a load on simulated engines, as clients see it
     figures.py     figures over several runs, with intervals
     planning.py    how much load engines carry, how many a load needs

@@ -9,7 +9,9 @@ from math import inf
 from headway.core.slo.targets import met
 from headway.core.terms import Targets
 from headway.errors import ConfigError
-from headway.sim.serving import Limits, ServedLoad, ServedRequest, Setup, serve_load
+from headway.sim.served import ServedLoad, ServedRequest
+from headway.sim.serving import Limits, serve_load
+from headway.sim.setup import Setup
 from headway.workload import Workload
 
 PERCENTS = (50, 95, 99)

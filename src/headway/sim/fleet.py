@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
@@ -28,6 +29,8 @@ from headway.core.terms import NO_TERMS, Terms
 from headway.routing import EngineLimits, NoEngineInTime, Router
 from headway.sim.steps import STOP_TOKEN, TOKEN, CannedExecutor, StepTimes, TimedExecutor
 
+TOLD = (TokensEmitted, Finished, Admitted, Refused)
+"""Events that a router, or the client of a request, is told of."""
 DELAY_S = 0.001
 """Time that a message takes between router and engine, on a network."""
 
@@ -71,9 +74,7 @@ class FleetRecord:
             id=self.id,
             token_ids=[*self.token_ids, *self.output_until(self.num_emitted)],
             num_prompt_tokens=len(self.token_ids),
-            params=SamplingParams(
-                max_tokens=self.max_tokens or self.num_output, stop_token_ids=(STOP_TOKEN,)
-            ),
+            params=_params_of(self.max_tokens or self.num_output),
             seed=0,
             arrived_at=self.arrived_at,
             priority=self.priority,
@@ -83,6 +84,12 @@ class FleetRecord:
     def output_until(self, end: int) -> Sequence[int]:
         """Return the first output tokens."""
         return self.output_ids[:end] if self.output_ids else [TOKEN] * end
+
+
+@lru_cache(maxsize=4096)
+def _params_of(max_tokens: int) -> SamplingParams:
+    """Return the same value for the same length: to make and check one takes time."""
+    return SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,))
 
 
 class _Engine:
@@ -138,9 +145,11 @@ class VirtualFleet:
         """Called with every event of a request."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called after the routers were asked what to send."""
+        self.on_leave: Callable[[], None] = lambda: None
+        """Called when an engine was killed, or has left."""
         self._engines: dict[str, _Engine] = {}
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
+        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers, self._engine_numbers = count(), count()
         self._spec = spec
         self._seed = seed
         self._delay_s = delay_s
@@ -149,7 +158,8 @@ class VirtualFleet:
 
     def add_engine(self, profile: StepTimes) -> None:
         """Add an engine with these step times, now."""
-        number, capacity, config = len(self._engines), self._spec.capacity, self._spec.scheduler
+        number, capacity = next(self._engine_numbers), self._spec.capacity
+        config = self._spec.scheduler
         canned = CannedExecutor(capacity)
         executor = TimedExecutor(canned, profile, 1000 * self._seed + number)
         events: list[Event] = []
@@ -169,7 +179,12 @@ class VirtualFleet:
     @property
     def num_engines(self) -> int:
         """Engines that take requests."""
-        return sum(1 for one in self._engines.values() if not one.is_draining)
+        return len(self.live_engines)
+
+    @property
+    def num_present(self) -> int:
+        """Engines that take requests or have some left."""
+        return len(self._engines)
 
     def drain_engine(self) -> None:
         """Have the newest engine get no further requests; it leaves when it has none."""
@@ -186,16 +201,18 @@ class VirtualFleet:
         views = [one for router in self.routers for one in router.engines]
         if any(one.sent for one in views if one.name == engine.name):
             return
+        self._remove(engine)
+
+    def _remove(self, engine: _Engine) -> None:
         engine.has_left = True
+        del self._engines[engine.name]
         for router in self.routers:
             router.engine_lost(engine.name, self.clock.now())
+        self.on_leave()
 
     def kill_engine(self, name: str) -> None:
         """Have an engine end at once; its requests arrive again, with their output so far."""
         engine, now = self._engines[name], self.clock.now()
-        if engine.has_left:
-            return
-        engine.has_left = engine.is_draining = True
         lost = [
             one
             for router in self.routers
@@ -203,8 +220,7 @@ class VirtualFleet:
             if view.name == name
             for one in view.sent
         ]
-        for router in self.routers:
-            router.engine_lost(name, now)
+        self._remove(engine)
         for record in [self.records[request_id] for request_id in lost]:
             record.num_resent += 1
             record.is_decoding = False
@@ -216,20 +232,22 @@ class VirtualFleet:
         """Names of the engines that take requests."""
         return [one.name for one in self._engines.values() if not one.is_draining]
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
         """Have something happen at a time."""
-        heappush(self._agenda, (max(time, self.clock.now()), next(self._numbers), action))
+        now = self.clock.now()
+        entry = (time if time > now else now, next(self._numbers), action, arguments)
+        heappush(self._agenda, entry)
 
     def send(self, record: FleetRecord) -> None:
         """Have a request arrive at its time."""
-        self.at(record.arrived_at, partial(self._arrive, record))
+        self.at(record.arrived_at, self._arrive, record)
 
     def run(self, until_s: float) -> None:
         """Let everything happen that is due before a time."""
         while self._agenda and self._agenda[0][0] <= until_s:
-            time, _, action = heappop(self._agenda)
+            time, _, action, arguments = heappop(self._agenda)
             self.clock.advance_to(time)
-            action()
+            action(*arguments)
 
     def _arrive(self, record: FleetRecord) -> None:
         self.records[record.id] = record
@@ -247,7 +265,7 @@ class VirtualFleet:
             record.engine, record.waited_s = sending.engine, sending.waited_s
             record.predicted_cached = sending.num_cached
             engine = self._engines[sending.engine]
-            self.at(now + self._delay_s, partial(self._join, engine, record))
+            self.at(now + self._delay_s, self._join, engine, record)
         self.on_tick()
 
     def _join(self, engine: _Engine, record: FleetRecord) -> None:
@@ -265,7 +283,7 @@ class VirtualFleet:
         engine.joining.clear()
         engine.is_stepping = engine.core.begin_step() is not None
         if engine.is_stepping:
-            self.at(self.clock.now() + engine.executor.step_s, partial(self._end, engine))
+            self.at(self.clock.now() + engine.executor.step_s, self._end, engine)
 
     def _expect(self, engine: _Engine, record: FleetRecord) -> None:
         """Have an engine sample the output of a request, and end it where it ended."""
@@ -282,28 +300,30 @@ class VirtualFleet:
         engine.core.end_step()
         events = list(engine.events)
         engine.events.clear()
-        self.at(self.clock.now() + self._delay_s, partial(self._report, engine, events))
+        self.at(self.clock.now() + self._delay_s, self._report, engine, events)
         self._begin(engine)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
         if engine.has_left:
             return  # nobody waits for it
-        now = self.clock.now()
-        for router in self.routers:
-            for event in events:
-                if isinstance(event, Stepped):
-                    router.observe(engine.name, event, now)
-                elif isinstance(event, Idled):
-                    router.idle(engine.name, event.num_blocks_used)
+        now, name = self.clock.now(), engine.name
+        for event in events:
+            if isinstance(event, Stepped):
+                for router in self.routers:
+                    router.observe(name, event, now)
+            elif isinstance(event, Idled):
+                for router in self.routers:
+                    router.idle(name, event.num_blocks_used)
         ended: list[FleetRecord] = []
         for event in events:
-            if isinstance(event, Admitted | TokensEmitted | Finished | Refused):
+            if isinstance(event, TOLD):  # most are tokens
                 record = self.records[event.request_id]
                 self._take(record, event, now)
                 if isinstance(event, Finished):
                     engine.canned.forget(record.id)
                     ended.append(record)
-        self._leave_if_idle(engine)
+        if engine.is_draining:
+            self._leave_if_idle(engine)
         self.tick()
         for record in ended:
             self.on_finish(record)
@@ -313,21 +333,21 @@ class VirtualFleet:
     ) -> None:
         """Take over what has happened to a request in its engine."""
         router = self.routers[record.frontend]
-        if isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
-            record.is_refused = True
-            router.finished(record.id)
-            self.on_refuse(record)
-            return
-        if isinstance(event, Admitted) and not event.is_resumed:
-            record.num_cached = event.num_cached_tokens
-            router.admitted(record.id, event.num_cached_tokens)
-        elif isinstance(event, TokensEmitted):
+        if isinstance(event, TokensEmitted):
             record.num_emitted += len(event.token_ids)
             if record.first_token_at is None:
                 record.first_token_at = now
             if not record.is_decoding:
                 record.is_decoding = True
                 router.first_token(record.id)
+        elif isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
+            record.is_refused = True
+            router.finished(record.id)
+            self.on_refuse(record)
+            return
+        elif isinstance(event, Admitted) and not event.is_resumed:
+            record.num_cached = event.num_cached_tokens
+            router.admitted(record.id, event.num_cached_tokens)
         elif isinstance(event, Finished):
             record.finished_at = now
             router.finished(record.id, record.output_until(event.num_output_tokens))

@@ -14,7 +14,8 @@ from math import ceil, inf
 
 from headway.errors import ConfigError
 from headway.sim.figures import Figures, Interval, Prediction, Runs, predict
-from headway.sim.serving import Limits, Setup, serve_load
+from headway.sim.serving import Limits, serve_load
+from headway.sim.setup import MAX_ENGINES, Setup
 from headway.workload import Listed, Replay, Synthetic, Workload
 
 KNEE_SHARE = 0.8
@@ -28,7 +29,6 @@ MAX_RATIO = 10.0
 """A latency this many times its target is as bad as any longer one."""
 MAX_POOLED = 8
 """Engines whose requests a run has; with more of them, each has fewer."""
-MAX_ENGINES = 4096
 LOWEST_SHARE = 0.02
 """Part of the saturated rate below which a target counts as impossible."""
 
@@ -94,7 +94,7 @@ class Study:
 
     def predict(self, rate: float, num_engines: int | None = None) -> Prediction:
         """Simulate the load at a rate."""
-        setup = self.setup if num_engines is None else replace(self.setup, num_engines=num_engines)
+        setup = self.setup if num_engines is None else self.setup.fixed(num_engines)
         limits = Limits(self.num_requests * min(setup.num_engines, MAX_POOLED))
         load = self.workload.with_rate(rate)
         return predict(setup, load, limits, self.runs)
@@ -166,7 +166,7 @@ def judge(
     if rate is None:
         span_s = requests[-1].scheduled_at - requests[0].scheduled_at
         rate = len(requests) / span_s if span_s > 0 else inf
-    found = saturated_rate(setup, workload, runs)
+    found = saturated_rate(setup.fixed(setup.most_engines), workload, runs)
     return LoadVerdict(regime_of(rate, found), rate, found)
 
 

@@ -13,7 +13,7 @@ from headway.core.executor import Capacity
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import EngineSpec
-from headway.sim.serving import Setup, TermChange
+from headway.sim.setup import Setup, TermChange
 
 POLICY = "policy"
 """Short for scheduling_policy."""

@@ -151,7 +151,15 @@ class TimedExecutor:
         return self._inner.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        return replace(self._inner.collect(ticket), elapsed_s=self._elapsed_s)
+        result = self._inner.collect(ticket)
+        return StepResult(
+            result.step_id,
+            result.outcomes,
+            self._elapsed_s,
+            result.copy_s,
+            result.prompt_scores,
+            result.embeddings,
+        )
 
     def close(self) -> None:
         self._inner.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from headway.sim.figures import Figures, Interval, Prediction, by_tenant
+from headway.sim.served import ServedLoad
 
 COLUMNS = ("", "median", "5 % below", "95 % below")
 
@@ -68,6 +69,25 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+SCALING: tuple[tuple[str, str, Callable[[ServedLoad], float]], ...] = (
+    ("most", "engines at most", lambda one: one.most_engines),
+    ("starts", "engines started", lambda one: one.num_starts),
+    ("minutes", "engine minutes", lambda one: one.engine_s / 60.0),
+    ("cost_share", "% of a fixed pool of the most engines", lambda one: 100.0 * one.cost_share),
+)
+"""What engines that come and go cost: name, label, and the figure of a load."""
+
+
+def scaling_rows(loads: Sequence[ServedLoad]) -> list[tuple[str, ...]]:
+    """Return label, median and range of what the engines cost."""
+    return [(label, *texts_of(Interval.of([of(one) for one in loads]))) for _, label, of in SCALING]
+
+
+def plain_scaling(loads: Sequence[ServedLoad]) -> dict[str, dict[str, float | None]]:
+    """Return what the engines cost as plain values."""
+    return {name: _plain(Interval.of([of(one) for one in loads])) for name, _, of in SCALING}
+
+
 def tenants_of(prediction: Prediction) -> dict[str, list[Figures]]:
     """Return the figures of each tenant in each run that had requests of the tenant."""
     found: dict[str, list[Figures]] = {}
@@ -108,15 +128,11 @@ def tenant_rows(tenants: dict[str, list[Figures]], limit: int) -> list[tuple[str
 
 def plain_of(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     """Return the intervals of all figures as plain values; null where there is none."""
-
-    def finite(value: float) -> float | None:
-        return value if isfinite(value) else None
-
-    plain: dict[str, dict[str, float | None]] = {}
     is_judged = any(one.good_share is not None for one in figures)
-    for one in (*FIGURES, GOOD) if is_judged else FIGURES:
-        found = Interval.of([one.of(it) for it in figures])
-        plain[one.name] = {
-            "low": finite(found.low), "median": finite(found.middle), "high": finite(found.high)
-        }  # fmt: skip
-    return plain
+    shown = (*FIGURES, GOOD) if is_judged else FIGURES
+    return {one.name: _plain(Interval.of([one.of(it) for it in figures])) for one in shown}
+
+
+def _plain(interval: Interval) -> dict[str, float | None]:
+    ends = {"low": interval.low, "median": interval.middle, "high": interval.high}
+    return {name: value if isfinite(value) else None for name, value in ends.items()}

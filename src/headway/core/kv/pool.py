@@ -31,7 +31,7 @@ class BlockPool:
         self._empty: list[int] = []
         """Empty blocks that were used before, the next to allocate last."""
         self._num_fresh = num_blocks
-        """Empty blocks that were never used: the last of all. They come after the others."""
+        """Empty blocks that were never used, the last ids of all; allocated after the others."""
         self._groups = [""] * num_blocks
         """Cache group of each indexed block."""
         self._cached = CachedBlocks()

@@ -10,4 +10,5 @@ order:
     process.py    RouterListener: the router's side of all connections
     shared.py     SharedRouter: what a frontend has in place of a Router
     link.py       RouterLinks: connects a frontend to its routers, and uses one of them
+    simulated.py  SharedFrontends: frontends and a router process on a virtual clock
 """
