@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway.cli.simulate import SimulateOptions
+from headway.errors import ConfigError
 from headway.sim.profile import write_profile
 from tests.cli.test_cli import headway
 from tests.sim.support import make_profile
@@ -42,9 +45,9 @@ def test_simulate_prints_a_table_with_ranges_and_a_verdict(profile: str, tmp_pat
 def test_simulate_says_what_an_autoscaled_fleet_costs(profile: str, tmp_path: Path):
     document = tmp_path / "figures.json"
     done = headway(
-        "simulate", profile, *LOAD, "--engines", "1..4", "--autoscale", "--frontends", "2",
-        "--arrivals", "diurnal:40,low=1,day=30", "--duration", "30", "--runs", "2",
-        "--json", str(document),
+        "simulate", profile, "--prompt-tokens", "fixed:400", "--output-tokens", "fixed:4",
+        "--arrivals", "diurnal:25,low=1,day=15", "--duration", "15", "--runs", "1",
+        "--engines", "1..4", "--autoscale", "--frontends", "2", "--json", str(document),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "1..4 engines, 2 frontends" in done.stdout
@@ -80,9 +83,6 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
         (["simulate", "--from", "nowhere"], "nowhere"),
         (["simulate", "--from", "x", "--rate", "5"], "--from excludes --rate"),
         (["simulate", "PROFILE", "--rule", "round-robin"], "--rule needs --engines above 1"),
-        (["simulate", "PROFILE", "--engines", "2..8"], "--autoscale needs a range"),
-        (["simulate", "PROFILE", "--engines", "many"], "a number such as 4, or 2..8"),
-        (["simulate", "PROFILE", "--frontends", "0"], "--frontends is 1 to 64"),
         (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "colour=red"], "unknown setting"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "rate=many"),
@@ -99,6 +99,21 @@ def test_a_mistake_is_named(profile: str, arguments: list[str], message: str):
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engines": "2..8"}, "--autoscale needs a range"),
+        ({"autoscale": True}, "--autoscale needs a range"),
+        ({"engines": "many"}, "a number such as 4, or 2..8"),
+        ({"frontends": 0}, "--frontends is 1 to 64"),
+        ({"closed_loop": True}, "--closed-loop needs --from"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_named(options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        SimulateOptions(**options)
 
 
 def test_an_empty_trace_is_named(profile: str, tmp_path: Path):

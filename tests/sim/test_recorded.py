@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.core.terms import Terms
+from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.sim.observed import ObservedEngine, read_observed
 from headway.sim.recorded import RecordedItem, load_of
 from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import parse_term_changes
 from headway.sim.setup import Setup
+from headway.workload import Listed
 from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import make_profile
 
@@ -76,6 +78,37 @@ def test_terms_of_a_recorded_tenant_can_be_changed(tmp_path: Path):
     setup = replace(make_setup(observed), term_changes=changes)
     served = serve_load(setup, load_of(observed).workload, Limits(5)).requests
     assert [one.is_refused for one in served if one.tenant == "b"] == [True]
+
+
+def test_in_a_closed_loop_a_turn_follows_the_answer_before_it(tmp_path: Path):
+    observed = record_conversation(tmp_path)
+    load = load_of(observed, is_closed_loop=True)
+    assert load.num_following == 1
+    turn = load.workload.requests[1]
+    assert isinstance(turn, RecordedItem)
+    answered_at = observed.requests["first"].finished_at or 0.0
+    assert (turn.after, turn.think_s) == (0, 5.0 - answered_at)
+    served = serve_load(make_setup(observed), load.workload, Limits(5)).requests
+    assert len(served) == 5
+    first, second = (
+        next(one for one in served if one.num_prompt_tokens == length) for length in (21, 40)
+    )
+    assert second.scheduled_at == pytest.approx((first.finished_at or 0.0) + turn.think_s)
+    assert second.num_cached_tokens == 32
+
+
+def test_a_turn_after_a_refused_one_counts_as_refused():
+    def item(number: int, at: float, **fields: Any) -> RecordedItem:
+        prompt, output = tuple(range(100 * number, 100 * number + 20)), (7,) * 5
+        return RecordedItem(prompt, 5, at, None, output, 5, number=number, **fields)
+
+    impossible = Terms(targets=Targets(ttft_s=0.0001))
+    items = [item(number, float(number)) for number in range(1, 6)]  # until step times are known
+    items.append(item(6, 10.0, terms=impossible))
+    items.append(item(7, 12.0, after=6, think_s=1.0))
+    items.append(item(8, 13.0, after=7, think_s=1.0))
+    served = serve_load(Setup.of(make_profile()), Listed(tuple(items)), Limits(8)).requests
+    assert [one.is_refused for one in served] == [False] * 5 + [True] * 3
 
 
 def test_a_recording_without_outputs_is_refused(tmp_path: Path):

@@ -125,6 +125,14 @@ class SimulateOptions(EngineOptions):
             "--from",
         ),
     )
+    closed_loop: bool = field(
+        default=False,
+        metadata=option_about(
+            "Replay",
+            "With --from: a request that continues an answer is sent as long after that answer as "
+            "it was; without, every request is sent when it was.",
+        ),
+    )
     num_requests: int | None = field(
         default=None,
         metadata=option_about(
@@ -143,6 +151,8 @@ class SimulateOptions(EngineOptions):
         super().__post_init__()
         if self.from_recording is not None:
             self._refuse_other_loads()
+        elif self.closed_loop:
+            raise ConfigError("--closed-loop needs --from: conversations are in a recording")
         if self.num_engines == (1, None) and self.frontends == 1 and self.rule != DEFAULT_RULE:
             raise ConfigError("--rule needs --engines above 1: one engine has no router")
         if not 1 <= self.frontends <= MAX_FRONTENDS:
@@ -228,8 +238,10 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     frontends = f", {options.frontends} frontends" if options.frontends > 1 else ""
     about = f"{engines}{frontends}, {found.model} on {found.machine}"
     if observed is not None:
-        load = load_of(observed)
+        load = load_of(observed, options.closed_loop)
         left = f", {load.num_left_out} without an output left out" if load.num_left_out else ""
+        if options.closed_loop:
+            left += f", {load.num_following} continue an answer"
         num = len(load.workload.requests)
         return SimulatedCase(
             setup, load.workload, Limits(num), f"{about}; {num} recorded requests{left}"

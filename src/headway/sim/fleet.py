@@ -63,6 +63,8 @@ class FleetRecord:
     """Whether the engine that has the request has emitted a token of it."""
     num_resent: int = 0
     """How often the engine of the request was killed."""
+    number: int | None = None
+    """Position among the requests of a recording."""
 
     @property
     def ttft_s(self) -> float | None:

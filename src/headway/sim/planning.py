@@ -14,6 +14,7 @@ from math import ceil, inf
 
 from headway.errors import ConfigError
 from headway.sim.figures import Figures, Interval, Prediction, Runs, predict
+from headway.sim.recorded import follows
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import MAX_ENGINES, Setup
 from headway.workload import Listed, Replay, Synthetic, Workload
@@ -159,6 +160,8 @@ def judge(
 ) -> LoadVerdict | None:
     """Judge an open load; None for a closed loop, refusals, or too few requests to tell."""
     if workload.concurrency is not None:
+        return None
+    if isinstance(workload, Listed) and any(map(follows, workload.requests)):
         return None
     rate, requests = workload.mean_rate, prediction.loads[0].requests
     if len(requests) < MIN_SERVED or any(one.num_refused for one in prediction.figures):

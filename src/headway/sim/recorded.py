@@ -6,8 +6,8 @@ prefix cache has the hits that it would have had. Outputs are as long as they we
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from headway.core.terms import NO_TERMS, Terms
@@ -28,6 +28,12 @@ class RecordedItem(WorkItem):
     max_tokens: int = 0
     terms: Terms = NO_TERMS
     priority: int = 0
+    number: int = 0
+    """Position among the requests of the recording."""
+    after: int | None = None
+    """Number of the request whose answer this one continues; None: arrives at its time."""
+    think_s: float = 0.0
+    """Seconds between that answer and this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,15 @@ class RecordedLoad:
     workload: Listed
     num_left_out: int
     """Requests that ended without a token, or before the recording did."""
+    num_following: int = 0
+    """Requests that are sent after the answer that they continue."""
 
 
-def load_of(observed: ObservedEngine) -> RecordedLoad:
-    """Return the requests of a recording; each sample of a prompt is one."""
+def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedLoad:
+    """Return the requests of a recording; each sample of a prompt is one.
+
+    In a closed loop, the next request of a conversation is sent after the answer to the last one.
+    """
     ended = [one for one in observed.requests.values() if one.num_output_tokens]
     if not ended:
         raise ConfigError("the recording has no request that ended with a token")
@@ -48,13 +59,51 @@ def load_of(observed: ObservedEngine) -> RecordedLoad:
     began_at = ended[0].entry.arrived_at
     tokens = count(FIRST_TOKEN)
     blocks: dict[bytes, int] = {}
+    block_size = observed.header.capacity.block_size
     items = [
-        _item_of(
-            one, began_at, _stand_ins(one, observed.header.capacity.block_size, blocks, tokens)
-        )
-        for one in ended
+        replace(_item_of(one, began_at, _stand_ins(one, block_size, blocks, tokens)), number=number)
+        for number, one in enumerate(ended)
     ]
-    return RecordedLoad(Listed(tuple(items)), len(observed.requests) - len(ended))
+    followed = _find_followed(ended, block_size) if is_closed_loop else {}
+    for number, (before, think_s) in followed.items():
+        items[number] = replace(items[number], after=before, think_s=think_s)
+    num_left_out = len(observed.requests) - len(ended)
+    return RecordedLoad(Listed(tuple(items)), num_left_out, len(followed))
+
+
+def _find_followed(
+    ended: Sequence[ObservedRequest], block_size: int
+) -> dict[int, tuple[int, float]]:
+    """Return by number the request that one continues, and the seconds between them.
+
+    A prompt continues an answer if it has the last full block of it, with at least one token of
+    the answer in that block. Shorter answers leave no trace.
+    """
+    ends: dict[bytes, list[int]] = {}
+    """Last full block of a request with its output -> numbers of such requests."""
+    for number, one in enumerate(ended):
+        if len(one.hashes) // HASH_BYTES * block_size > one.entry.num_prompt_tokens:
+            ends.setdefault(bytes(one.hashes[-HASH_BYTES:]), []).append(number)
+    followed: dict[int, tuple[int, float]] = {}
+    for number, one in enumerate(ended):
+        hashes, num_full = one.hashes, one.entry.num_prompt_tokens // block_size
+        for start in range((num_full - 1) * HASH_BYTES, -1, -HASH_BYTES):
+            before = [
+                (finished_at, other)
+                for other in ends.get(bytes(hashes[start : start + HASH_BYTES]), ())
+                if (finished_at := ended[other].finished_at) is not None
+                and finished_at <= one.entry.arrived_at
+            ]
+            if before:
+                finished_at, other = max(before)
+                followed[number] = other, one.entry.arrived_at - finished_at
+                break
+    return followed
+
+
+def follows(item: WorkItem) -> bool:
+    """Return whether a request is sent after the answer to another one."""
+    return isinstance(item, RecordedItem) and item.after is not None
 
 
 def _stand_ins(

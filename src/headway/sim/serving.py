@@ -21,7 +21,7 @@ from headway.sim.profile import Delays
 from headway.sim.recorded import RecordedItem
 from headway.sim.served import ServedLoad, ServedRequest
 from headway.sim.setup import Setup
-from headway.workload import WorkItem, Workload
+from headway.workload import Listed, WorkItem, Workload
 
 PAUSE_AFTER_REFUSAL_S = 0.1
 """A client of a closed loop whose request was refused sends the next one after this time."""
@@ -69,7 +69,13 @@ class _Clients:
         self._numbers = count()
         self._num_in_flight = 0
         self._concurrency = workload.concurrency
+        self._followers: dict[int | None, list[RecordedItem]] = {}
+        """Requests that continue the answer to the one of this number."""
+        self._num_following = 0
+        """Those that have yet to be sent."""
         self._items: Iterator[WorkItem] = islice(workload.items(seed), limits.num_requests)
+        if isinstance(workload, Listed):
+            self._items = iter([item for item in self._items if not self._keep_if_following(item)])
         self._is_all_sent = False
         self._pool = EnginePool(setup, self._served, machine_seed)
         self._fleet = self._pool.fleet
@@ -87,8 +93,16 @@ class _Clients:
         self._fleet.run(inf)
         return self._served
 
+    def _keep_if_following(self, item: WorkItem) -> bool:
+        """Keep a request that continues another one; return whether it does."""
+        if not isinstance(item, RecordedItem) or item.after is None:
+            return False
+        self._followers.setdefault(item.after, []).append(item)
+        self._num_following += 1
+        return True
+
     def _end_if_done(self) -> None:
-        if self._is_all_sent and not self._num_in_flight:
+        if self._is_all_sent and not self._num_in_flight and not self._num_following:
             self._pool.end()
 
     def _send_next(self) -> None:
@@ -103,6 +117,26 @@ class _Clients:
     def _send_open(self, item: WorkItem) -> None:
         self._send(item, item.at)
         self._send_next()
+
+    def _send_followers(self, number: int | None, answered_at: float) -> None:
+        """Schedule the requests that continue an answer."""
+        for item in self._followers.pop(number, ()):
+            at = answered_at + item.think_s
+            self._fleet.at(at, self._send_following, item, at)
+
+    def _send_following(self, item: RecordedItem, at: float) -> None:
+        self._num_following -= 1
+        self._send(item, at)
+
+    def _refuse_followers(self, number: int | None) -> None:
+        """Count requests that continue an answer which was refused as refused too."""
+        for item in self._followers.pop(number, ()):
+            self._num_following -= 1
+            now, num_prompt = self._fleet.clock.now(), len(item.prompt_token_ids)
+            refused = ServedRequest(item.tenant, now, num_prompt, item.num_output_tokens)
+            refused.is_refused = True
+            self._served.requests.append(refused)
+            self._refuse_followers(item.number)
 
     def _send_now(self) -> None:
         """Send the next request of a closed loop."""
@@ -145,7 +179,7 @@ class _Clients:
         )
         if isinstance(item, RecordedItem):
             record.output_ids, record.max_tokens = item.output_ids, item.max_tokens
-            record.priority = item.priority
+            record.priority, record.number = item.priority, item.number
         self._fleet.send(record)
 
     def _terms_of(self, item: WorkItem) -> Terms:
@@ -173,6 +207,7 @@ class _Clients:
         request.num_cached_tokens = record.num_cached
         if self._concurrency is not None:
             self._fleet.at(request.finished_at, self._send_now)
+        self._send_followers(record.number, request.finished_at)
         self._end_if_done()
 
     def _refuse(self, record: FleetRecord) -> None:
@@ -180,4 +215,5 @@ class _Clients:
         self._num_in_flight -= 1
         if self._concurrency is not None:
             self._fleet.at(self._fleet.clock.now() + PAUSE_AFTER_REFUSAL_S, self._send_now)
+        self._refuse_followers(record.number)
         self._end_if_done()
