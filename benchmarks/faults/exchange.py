@@ -19,8 +19,30 @@ from benchmarks.faults.cases import CLOSED, Case, Outcome, Target
 
 MAX_REFUSAL_BYTES = 4096
 TIMEOUT_S = 20.0
+"""For an answer without a prompt to compute, and for the connection to end."""
+MARGIN = 2.0
+"""Of the time that a prompt may take to the time that the longest one took."""
+END_OF_HEAD = b"\r\n\r\n"
 TIMED_OUT = "no answer in time"
 _LEAKS = (b"Traceback", b'File "', b".py", b" at 0x", b"pydantic.dev")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """What the longest prompt took that the server accepts."""
+
+    num_tokens: int = 1
+    elapsed_s: float = 0.0
+
+    def timeout_s(self, num_bytes: int) -> float:
+        """Return how long to wait for the answer to a body of so many bytes.
+
+        A prompt has at most a token for each byte of its body, and at most `num_tokens`.
+        """
+        return TIMEOUT_S + MARGIN * self.elapsed_s * min(1.0, num_bytes / self.num_tokens)
+
+
+FREE = PromptCost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +53,31 @@ class Answer:
     content_type: str
     body: bytes
     elapsed_s: float
+    """Until the head of the answer; without an answer, until the connection ended."""
 
 
-def exchange(case: Case, target: Target) -> Answer:
+def exchange(case: Case, target: Target, cost: PromptCost = FREE) -> Answer:
+    """Send a case and read until the connection ends; `cost` lengthens the wait."""
+    pieces = case.pieces(target)
+    timeout_s = cost.timeout_s(sum(map(len, pieces)))
     started_at = time.monotonic()
-    received = _send_and_read(case, target)
-    return _read_answer(received, case.method, time.monotonic() - started_at)
+    received, answered_at = _send_and_read(case, pieces, target, timeout_s)
+    return _read_answer(received, case.method, answered_at - started_at)
 
 
-def _send_and_read(case: Case, target: Target) -> bytes | None:
-    """Return all received bytes, or None if the connection was open at the timeout."""
-    received = bytearray()
-    with socket.create_connection((target.host, target.port), timeout=TIMEOUT_S) as connection:
+def _send_and_read(
+    case: Case, pieces: Sequence[bytes], target: Target, timeout_s: float
+) -> tuple[bytes | None, float]:
+    """Return all received bytes, and when the head of the answer or the end came.
+
+    The bytes are None if the connection was open at the timeout. A server that refuses a body
+    unread leaves the connection open for a while, so that the client can read the refusal.
+    """
+    received, answered_at = bytearray(), None
+    with socket.create_connection((target.host, target.port), timeout=timeout_s) as connection:
         # A server that refuses early may close while the client still sends.
         with contextlib.suppress(OSError):
-            for piece in case.pieces(target):
+            for piece in pieces:
                 connection.sendall(piece)
                 if case.pause_s:
                     time.sleep(case.pause_s)
@@ -54,11 +86,19 @@ def _send_and_read(case: Case, target: Target) -> bytes | None:
         try:
             while data := connection.recv(65536):
                 received += data
+                if answered_at is None and _has_head(received):
+                    answered_at = time.monotonic()
         except ConnectionError:
             pass
         except TimeoutError:
-            return None
-    return bytes(received)
+            return None, time.monotonic()
+    return bytes(received), time.monotonic() if answered_at is None else answered_at
+
+
+def _has_head(received: bytearray) -> bool:
+    """Whether the head of an answer is complete; one of 100 Continue announces no answer."""
+    heads = received.split(END_OF_HEAD)[:-1]
+    return any(not head.startswith(b"HTTP/1.1 1") for head in heads)
 
 
 class _Received:

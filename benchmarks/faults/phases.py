@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.faults.cases import Case, Outcome, Target
 from benchmarks.faults.client import Poster
-from benchmarks.faults.exchange import Answer, exchange, problems_of
+from benchmarks.faults.exchange import FREE, Answer, PromptCost, exchange, problems_of
 from benchmarks.faults.mutate import Mutant, is_busy, mutants, problems_of_mutant
 
 MAX_LISTED = 100
@@ -64,12 +64,14 @@ def _is_refusal(outcome: Outcome) -> bool:
     return isinstance(outcome, int) and 400 <= outcome < 500
 
 
-def run_corpus(cases: list[Case], target: Target, progress: Progress) -> Findings:
+def run_corpus(
+    cases: list[Case], target: Target, progress: Progress, cost: PromptCost = FREE
+) -> Findings:
     """Send cases one after another, so that each refusal is timed alone."""
     findings = Findings()
     for place, case in enumerate(cases):
         progress(f"corpus {place + 1}/{len(cases)}, {findings.num_wrong} wrong")
-        answer = until_not_busy(lambda case=case: exchange(case, target))
+        answer = until_not_busy(lambda case=case: exchange(case, target, cost))
         if case.pause_s:  # the pause would count
             answer = Answer(answer.outcome, answer.content_type, answer.body, 0.0)
         findings.add(case.name, answer, problems_of(case, answer))

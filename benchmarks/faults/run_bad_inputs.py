@@ -2,7 +2,8 @@
 
 Many of the corpus are accepted and computed, and a long prompt delays the streams beside it: by how
 much depends on the machine and on the prompt. So the bystander is measured alone, then beside good
-inputs, prompts as long as the server accepts, then beside each phase.
+inputs, prompts as long as the server accepts, then beside each phase. What the good inputs took
+says how long to wait for the answer to a case of the corpus. A refusal is timed until its head.
 
 python -m benchmarks.faults.run_bad_inputs [--url URL | --model GGUF | --fake] [--mutated N]
     [--schemathesis-examples N] [--json FILE]
@@ -24,6 +25,7 @@ from benchmarks.faults.bad_inputs import corpus
 from benchmarks.faults.bystander import Bystander, Watch
 from benchmarks.faults.cases import COMPLETIONS, MAX_TOKENS, Target
 from benchmarks.faults.client import Poster
+from benchmarks.faults.exchange import FREE, PromptCost
 from benchmarks.faults.phases import (
     Findings,
     Progress,
@@ -89,8 +91,9 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """Run every phase beside the bystander; return the report with its failures."""
     target, progress, cases = under_test.target, _progress_line(), corpus()
     before, started_at = under_test.health(), time.monotonic()
+    cost = FREE
     phases: dict[str, Callable[[], Findings | SchemaResult]] = {
-        "corpus": lambda: run_corpus(cases, target, progress),
+        "corpus": lambda: run_corpus(cases, target, progress, cost),
         "schema": lambda: _run_schema(target, args.schemathesis_examples, progress),
         "mutated": lambda: run_mutants(args.mutated, args.seed, args.concurrency, target, progress),
     }
@@ -104,7 +107,7 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
             time.sleep(args.undisturbed_s)
         with bystander.measure() as watches["good inputs"]:
             progress("good inputs")
-            send_good(target)
+            cost = send_good(target)
         for name, phase in phases.items():
             with bystander.measure() as watches[name]:
                 try:
@@ -124,10 +127,11 @@ def run(under_test: Subject, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def send_good(target: Target) -> None:
-    """Send prompts as long as the server accepts, one after another."""
+def send_good(target: Target) -> PromptCost:
+    """Send prompts as long as the server accepts, one after another; return the slowest."""
     with urllib.request.urlopen(f"{target.url}/v1/models", timeout=10) as answer:
         num_tokens = json.load(answer)["data"][0]["max_model_len"] - MAX_TOKENS
+    elapsed_s = 0.0
     with Poster(target) as poster:
         for number in range(1, NUM_GOOD + 1):  # other tokens: no prompt has a cached prefix
             content = {"prompt": [number] * num_tokens, "max_tokens": MAX_TOKENS}
@@ -135,6 +139,8 @@ def send_good(target: Target) -> None:
             found = until_not_busy(lambda body=body: poster.post(COMPLETIONS, body))
             if found.outcome != 200:
                 raise RuntimeError(f"a good input was answered {found.outcome}: {found.body!r}")
+            elapsed_s = max(elapsed_s, found.elapsed_s)
+    return PromptCost(num_tokens, elapsed_s)
 
 
 def _run_schema(target: Target, num_examples: int, progress: Progress) -> SchemaResult:
