@@ -27,11 +27,13 @@ from headway.errors import DeadlineError
 from headway.server.http.errors import refusal_reason, translate
 from headway.text import Tokenizer
 from tests.core.slo.paced import Paced, crowded
+from tests.support.apps import client_of
 from tests.support.local_engine import make_local
 
 SLOW = StepCost(0.01, 1e-3, 0.05, 0.0, 0.0)
 """A prompt token takes 50 ms: one of 30 takes a second and a half."""
 PARAMS = SamplingParams(max_tokens=4)
+COUNTER = "headway_requests_refused_total{"
 HURRIED = Terms(tier="chat", targets=Targets(ttft_s=1.0))
 
 
@@ -214,12 +216,20 @@ async def test_a_refusal_by_the_engine_reaches_the_caller_as_the_same_error(toke
     await local.engine.close()
 
 
-async def test_a_refusal_by_the_engine_is_counted_where_it_is_answered(tokenizer: Tokenizer):
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_refusal_by_the_engine_is_counted_once(tokenizer: Tokenizer, is_streamed: bool):
     local = await slow_engine(tokenizer)
     local.engine.engines[0].forecast_reader.reset()
-    with pytest.raises(DeadlineError):
-        await answer(local, "late", HURRIED, num_prompt=60)
-    assert b'reason="deadline"' not in local.metrics.render()
+    num_added = len(local.process.added)
+    body = {"prompt": [65] * 60, "max_tokens": 4, "ttft_ms": 1000, "stream": is_streamed}
+    async with client_of(local.app) as public, client_of(local.admin) as admin:
+        refused = await public.post("/v1/completions", json=body)
+        metrics = (await admin.get("/metrics")).text
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "deadline_not_feasible"
+    assert len(local.process.added) == num_added + 1, "it was the engine that refused it"
+    (line,) = [one for one in metrics.splitlines() if one.startswith(COUNTER)]
+    assert 'reason="deadline"' in line and line.endswith(" 1.0")
     await local.engine.close()
 
 

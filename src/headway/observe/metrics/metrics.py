@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from headway.core.events import Arrived, Idled, Preempted, Refused, Routed, Stepped
+from headway.core.events import Arrived, Idled, Preempted, Routed, Stepped
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
@@ -79,8 +79,6 @@ class Metrics:
                 case Preempted():
                     self._num_preemptions.inc()
                     self._discarded_tokens.inc(event.num_tokens_lost)
-                case Refused():
-                    self.count_refusal(event.reason)
                 case Routed():
                     self._route(event)
                 case _:
@@ -101,7 +99,7 @@ class Metrics:
             self._params_max_tokens.observe(params.max_tokens)
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused request."""
+        """Count a refused request; called by who answers it, not for the event Refused."""
         self._refused.labels(**self._labels, reason=reason).inc()
         for listener in self.refusal_listeners:
             listener(reason)
