@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -22,8 +22,9 @@ from headway.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MAX_COMPILED = 64
-MAX_COMPILED_CHARS = 4 * 1024**2
+MAX_UNUSED = 64
+MAX_UNUSED_CHARS = 4 * 1024**2
+"""Compiled grammars that are kept though no live request uses them."""
 _MAX_REASON_CHARS = 300
 _STACK_BYTES = 64 * 1024**2
 _STACK_LOCK = threading.Lock()
@@ -70,20 +71,28 @@ class OutputMatcher:
 
 
 class Matchers:
-    """Compiles grammars for the tokens of one model; safe to share between threads."""
+    """Compiles grammars for the tokens of one model; safe to share between threads.
+
+    Keeps the grammars that live requests use, and those used last.
+    """
 
     def __init__(self, load_tokenizer: Callable[[], Tokenizer], vocab_size: int) -> None:
         self._load_tokenizer = load_tokenizer
         self._vocab_size = vocab_size
         self._tokens: LLTokenizer | None = None
+        self._tokens_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._num_chars = 0
+        """Guards what follows; held for moments only."""
+        self._num_users: Counter[str] = Counter()
+        """Live requests by grammar, compiled or not."""
+        self._used: dict[str, LLMatcher] = {}
+        self._unused: OrderedDict[str, LLMatcher] = OrderedDict()
+        """Compiled grammars without a live request; the one used last is at the end."""
+        self._num_unused_chars = 0
 
     def prepare(self) -> None:
         """Read the tokens of the model: half a second in which other threads do not run."""
-        with self._lock:
-            self._prepared()
+        self._prepared()
 
     def check(self, grammar: str, *, is_kept: bool = True) -> None:
         """Raise InvalidRequestError if a grammar cannot be honoured.
@@ -94,8 +103,7 @@ class Matchers:
             if is_kept:
                 self.matcher(grammar)
             else:
-                with self._lock:
-                    tokens = self._prepared()
+                tokens = self._prepared()
                 _run_deep(lambda: _compile(grammar, tokens))
         except InvalidRequestError:
             raise
@@ -103,7 +111,26 @@ class Matchers:
             raise InvalidRequestError(str(error)) from error
 
     def is_compiled(self, grammar: str) -> bool:
-        return grammar in self._compiled
+        # Without the lock: threads that must not wait ask this.
+        return grammar in self._used or grammar in self._unused
+
+    def keep(self, grammar: str) -> None:
+        """Keep a grammar, compiled or yet to be, until a live request releases it."""
+        with self._lock:
+            self._num_users[grammar] += 1
+            if grammar in self._unused:
+                self._used[grammar] = self._unused.pop(grammar)
+                self._num_unused_chars -= len(grammar)
+
+    def release(self, grammar: str) -> None:
+        """Undo `keep`, because the request has ended."""
+        with self._lock:
+            self._num_users[grammar] -= 1
+            if not self._num_users[grammar]:
+                del self._num_users[grammar]
+                compiled = self._used.pop(grammar, None)
+                if compiled is not None:
+                    self._store(grammar, compiled)
 
     def matcher(self, grammar: str) -> OutputMatcher | BudgetedMatcher:
         """Return a matcher before the first token; raise ValueError if it cannot be compiled."""
@@ -114,36 +141,47 @@ class Matchers:
 
     def _output_matcher(self, grammar: str) -> OutputMatcher:
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-                return OutputMatcher(found.deep_copy())
+            compiled = self._find(grammar)
+        if compiled is None:
             tokens = self._prepared()
-        compiled = _run_deep(lambda: _compile(grammar, tokens))
+            compiled = _run_deep(lambda: _compile(grammar, tokens))
+            with self._lock:
+                if self._find(grammar) is None:
+                    self._store(grammar, compiled)
+        # Copied under the lock: nobody else may use a matcher meanwhile.
         with self._lock:
-            if grammar not in self._compiled:
-                self._compiled[grammar] = compiled
-                self._num_chars += len(grammar)
-                self._evict()
             return OutputMatcher(compiled.deep_copy())
 
     def _prepared(self) -> LLTokenizer:
-        if self._tokens is None:
-            tokenizer = self._load_tokenizer()
-            try:
-                self._tokens = read_tokens(tokenizer, self._vocab_size)
-            except Exception as error:  # whatever a library in another language may raise
-                raise InvalidRequestError(
-                    f"structured output is not possible with this model's tokens: {error}"
-                ) from error
-        return self._tokens
+        with self._tokens_lock:
+            if self._tokens is None:
+                tokenizer = self._load_tokenizer()
+                try:
+                    self._tokens = read_tokens(tokenizer, self._vocab_size)
+                except Exception as error:  # whatever a library in another language may raise
+                    raise InvalidRequestError(
+                        f"structured output is not possible with this model's tokens: {error}"
+                    ) from error
+            return self._tokens
 
-    def _evict(self) -> None:
-        while len(self._compiled) > MAX_COMPILED or (
-            self._num_chars > MAX_COMPILED_CHARS and len(self._compiled) > 1
+    def _find(self, grammar: str) -> LLMatcher | None:
+        if grammar in self._unused:
+            self._unused.move_to_end(grammar)
+            return self._unused[grammar]
+        return self._used.get(grammar)
+
+    def _store(self, grammar: str, compiled: LLMatcher) -> None:
+        """Keep a compiled grammar; forget those unused for longest if they are too many."""
+        if grammar in self._num_users:
+            self._used[grammar] = compiled
+            return
+        self._unused[grammar] = compiled
+        self._num_unused_chars += len(grammar)
+        while len(self._unused) > MAX_UNUSED or (
+            self._num_unused_chars > MAX_UNUSED_CHARS and len(self._unused) > 1
         ):
-            grammar, _ = self._compiled.popitem(last=False)
-            self._num_chars -= len(grammar)
+            oldest, _ = self._unused.popitem(last=False)
+            self._num_unused_chars -= len(oldest)
 
 
 def read_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:

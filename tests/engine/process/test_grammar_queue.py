@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+from collections import Counter
 
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
@@ -17,6 +18,7 @@ class SlowCompiler:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.num_users: Counter[str] = Counter()
         self.may_go_on = threading.Semaphore(0)
 
     def prepare(self) -> None:
@@ -32,9 +34,15 @@ class SlowCompiler:
         self.done.append(grammar)
         return None
 
+    def keep(self, grammar: str) -> None:
+        self.num_users[grammar] += 1
 
-def request(name: str, grammar: str | None = None, tenant: str = "") -> AddRequest:
-    params = SamplingParams(grammar=grammar)
+    def release(self, grammar: str) -> None:
+        self.num_users[grammar] -= 1
+
+
+def request(name: str, grammar: str | None = None, tenant: str = "", n: int = 1) -> AddRequest:
+    params = SamplingParams(grammar=grammar, n=n)
     return AddRequest(name, [1], params, 0, 0.0, terms=Terms(tenant))
 
 
@@ -109,3 +117,22 @@ def test_an_idle_engine_prepares_once():
     queue.add(request("a", "one"))
     take(queue)
     assert compiler.done == ["prepared", "one"]
+
+
+def test_a_grammar_is_kept_until_every_sample_of_its_requests_has_ended():
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    queue.add(request("a", "one", n=2))
+    queue.release_ended(frozenset())
+    assert compiler.num_users["one"] == 1, "its grammar is being compiled"
+    compiler.may_go_on.release()
+    take(queue)
+    queue.add(request("b", "one"))
+    queue.add(request("c"))
+    queue.release_ended({"a", "a#1", "b", "c"})
+    assert compiler.num_users["one"] == 2
+    queue.release_ended({"a#1", "c"})
+    assert compiler.num_users["one"] == 1
+    queue.release_ended({"c"})
+    queue.release_ended({"c"})
+    assert compiler.num_users["one"] == 0

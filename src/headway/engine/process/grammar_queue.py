@@ -2,7 +2,8 @@
 
 Compiling takes milliseconds, or much more for a large grammar, and steps must not wait for it. So
 the engine loop adds a request with a grammar to the core only when the grammar is compiled. One
-thread compiles, for tenants in turn: many slow grammars of one delay the others by one at most.
+thread compiles, for tenants in turn: many slow grammars of one delay the others by one at most. A
+compiled grammar is kept until its request ends, however long that waits or is preempted.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Set
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, sample_id
 from headway.engine.process.messages import AddRequest
 from headway.engine.process.tenant_turns import TenantTurns
 
@@ -33,12 +35,23 @@ class Compiler(Protocol):
 
     def matcher(self, grammar: str) -> object: ...
 
+    def keep(self, grammar: str) -> None: ...
+
+    def release(self, grammar: str) -> None: ...
+
 
 class CompiledRequest(NamedTuple):
     """A request that may be added now, and why it is to be aborted at once, if it is."""
 
     command: AddRequest
     abort_reason: FinishReason | None
+
+
+class _LiveGrammar(NamedTuple):
+    """The grammar of a request that has not ended, and its samples."""
+
+    grammar: str
+    sample_ids: frozenset[str]
 
 
 class GrammarQueue:
@@ -52,6 +65,7 @@ class GrammarQueue:
         self._must_prepare = False
         self._done: SimpleQueue[AddRequest] = SimpleQueue()
         self._waiting: dict[str, FinishReason | None] = {}
+        self._live: dict[str, _LiveGrammar] = {}
         self._is_prepared = False
         self._thread: threading.Thread | None = None
         self._reader, self._writer = os.pipe()
@@ -75,7 +89,13 @@ class GrammarQueue:
     def add(self, command: AddRequest) -> bool:
         """Compile the grammar of a request; return whether the request must wait for it."""
         grammar = command.params.grammar
-        if grammar is None or self._compiler.is_compiled(grammar):
+        if grammar is None:
+            return False
+        if command.id not in self._live:
+            ids = frozenset(sample_id(command.id, at) for at in range(command.params.n))
+            self._live[command.id] = _LiveGrammar(grammar, ids)
+            self._compiler.keep(grammar)
+        if self._compiler.is_compiled(grammar):
             return False
         self._waiting[command.id] = None
         with self._has_work:
@@ -87,6 +107,16 @@ class GrammarQueue:
         """Have a waiting request aborted as soon as it is added."""
         if request_id in self._waiting:
             self._waiting[request_id] = reason
+
+    def release_ended(self, live_ids: Set[str]) -> None:
+        """Let the grammars go of requests that the core does not have any more."""
+        ended = [
+            request_id
+            for request_id, one in self._live.items()
+            if request_id not in self._waiting and one.sample_ids.isdisjoint(live_ids)
+        ]
+        for request_id in ended:
+            self._compiler.release(self._live.pop(request_id).grammar)
 
     def take(self) -> list[CompiledRequest]:
         """Return the requests whose grammars are compiled, those of a tenant in order."""

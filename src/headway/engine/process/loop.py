@@ -105,6 +105,8 @@ class EngineLoop:
     def _serve(self, core: EngineCore) -> None:
         while self._take_commands(core):
             core.step()
+            if self._grammars is not None:
+                self._grammars.release_ended(core.scheduler.requests.keys())
             self._flush()
             # After the report: a fault in handling or reporting the result belongs to this step.
             self.journal.end()
