@@ -127,6 +127,32 @@ def test_a_load_is_judged_by_what_can_be_served():
     assert judge(SETUP, closed, predict(SETUP, closed, Limits(30), runs), runs) is None
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("b.ttft_s=0.03", "because their targets cannot be met"),
+        ("b.max_kv_share=0.005", "because they are larger than the KV cache or the KV quota"),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [None, 10])
+def test_a_load_with_refused_requests_is_said_to_be_and_why(
+    change: str, words: str, concurrency: int | None
+):
+    items = tuple(
+        WorkItem(tuple(range(100 + number, 140 + number)), 10, 0.01 * number, "ab"[number % 2])
+        for number in range(60)
+    )
+    setup = replace(SETUP, term_changes=parse_term_changes([change]))
+    load, runs = Listed(items, concurrency), Runs(2)
+    found = predict(setup, load, Limits(60), runs)
+    share = 100 * found.figures[0].num_refused / 60
+    assert 0 < share <= 50
+    verdict = judge(setup, load, found, runs)
+    assert verdict is not None and verdict.regime is Regime.REFUSING
+    assert verdict.text.startswith("refusing: ")
+    assert f" of the requests are refused, {words}" in verdict.text
+
+
 def test_requests_faster_than_can_be_served_wait_ever_longer():
     most = saturated_rate(SETUP, load(1.0), Runs(3)).middle
     over = serve_load(SETUP, load(2 * most), Limits(400)).requests

@@ -51,7 +51,8 @@ class FleetRecord:
     """Seconds in the router."""
     first_token_at: float | None = None
     finished_at: float | None = None
-    is_refused: bool = False
+    refusal_reason: str = ""
+    """As in the event Refused; empty if it was not refused."""
     frontend: int = 0
     priority: int = 0
     max_tokens: int = 0
@@ -65,6 +66,10 @@ class FleetRecord:
     """How often the engine of the request was killed."""
     number: int | None = None
     """Position among the requests of a recording."""
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.refusal_reason)
 
     @property
     def ttft_s(self) -> float | None:
@@ -254,8 +259,8 @@ class VirtualFleet:
     def _arrive(self, record: FleetRecord) -> None:
         self.records[record.id] = record
         outcome = self.routers[record.frontend].arrive(record.make_request(), self.clock.now())
-        record.is_refused = isinstance(outcome, NoEngineInTime)
-        if record.is_refused:
+        if isinstance(outcome, NoEngineInTime):
+            record.refusal_reason = "deadline"
             self.on_refuse(record)
         self.tick()
 
@@ -342,8 +347,8 @@ class VirtualFleet:
             if not record.is_decoding:
                 record.is_decoding = True
                 router.first_token(record.id)
-        elif isinstance(event, Refused):  # its targets cannot be met, by what the engine knows
-            record.is_refused = True
+        elif isinstance(event, Refused):
+            record.refusal_reason = event.reason
             router.finished(record.id)
             self.on_refuse(record)
             return

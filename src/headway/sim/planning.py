@@ -43,6 +43,15 @@ class Regime(StrEnum):
     STABLE = "stable"
     NEAR_THE_KNEE = "near the knee"
     OVERLOADED = "overloaded"
+    REFUSING = "refusing"
+    """Requests are refused, for their targets or their size: what can be served says little."""
+
+
+REFUSALS = {
+    "deadline": "because their targets cannot be met beside the others",
+    "never_fits": "because they are larger than the KV cache or the KV quota of their tenant",
+}
+"""Reasons of refusals in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,34 +152,45 @@ class LoadVerdict:
     """Whether a load can be served, and how far it is from what can be."""
 
     regime: Regime
-    rate: float
-    saturated: Interval
+    reason: str
 
     @property
     def text(self) -> str:
-        return (
-            f"{self.regime}: {self.rate:.3g} requests/s arrive; at most "
-            f"{self.saturated.middle:.3g} ({self.saturated.low:.3g} - {self.saturated.high:.3g}) "
-            "can be served"
-        )
+        return f"{self.regime}: {self.reason}"
 
 
 def judge(
     setup: Setup, workload: Workload, prediction: Prediction, runs: Runs
 ) -> LoadVerdict | None:
-    """Judge an open load; None for a closed loop, refusals, or too few requests to tell."""
-    if workload.concurrency is not None:
-        return None
+    """Judge a load; None for a closed loop or too few requests, unless some are refused."""
+    if refused := _describe_refusals(prediction):
+        return LoadVerdict(Regime.REFUSING, refused)
     if isinstance(workload, Listed) and any(map(follows, workload.requests)):
         return None
     rate, requests = workload.mean_rate, prediction.loads[0].requests
-    if len(requests) < MIN_SERVED or any(one.num_refused for one in prediction.figures):
+    if workload.concurrency is not None or len(requests) < MIN_SERVED:
         return None
     if rate is None:
         span_s = requests[-1].scheduled_at - requests[0].scheduled_at
         rate = len(requests) / span_s if span_s > 0 else inf
     found = saturated_rate(setup.fixed(setup.most_engines), workload, runs)
-    return LoadVerdict(regime_of(rate, found), rate, found)
+    most = f"{found.middle:.3g} ({found.low:.3g} - {found.high:.3g})"
+    reason = f"{rate:.3g} requests/s arrive; at most {most} can be served"
+    return LoadVerdict(regime_of(rate, found), reason)
+
+
+def _describe_refusals(prediction: Prediction) -> str:
+    """Return which share of the requests is refused, and why; empty if none is."""
+    loads = [one.requests for one in prediction.loads if one.requests]
+    parts: list[str] = []
+    for reason, words in REFUSALS.items():
+        counts = [sum(one.refusal_reason == reason for one in requests) for requests in loads]
+        if any(counts):
+            pairs = zip(counts, loads, strict=True)
+            found = Interval.of([100 * number / len(requests) for number, requests in pairs])
+            share = f"{found.middle:.3g} % ({found.low:.3g} - {found.high:.3g}) of the requests"
+            parts.append(f"{share} are refused, {words}")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

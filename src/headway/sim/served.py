@@ -16,7 +16,12 @@ class ServedRequest:
     first_token_at: float | None = None
     finished_at: float | None = None
     num_cached_tokens: int = 0
-    is_refused: bool = False
+    refusal_reason: str = ""
+    """As in the event Refused; empty if it was not refused."""
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.refusal_reason)
 
     @property
     def ttft_s(self) -> float | None:

@@ -128,15 +128,15 @@ class _Clients:
         self._num_following -= 1
         self._send(item, at)
 
-    def _refuse_followers(self, number: int | None) -> None:
+    def _refuse_followers(self, number: int | None, reason: str) -> None:
         """Count requests that continue an answer which was refused as refused too."""
         for item in self._followers.pop(number, ()):
             self._num_following -= 1
             now, num_prompt = self._fleet.clock.now(), len(item.prompt_token_ids)
             refused = ServedRequest(item.tenant, now, num_prompt, item.num_output_tokens)
-            refused.is_refused = True
+            refused.refusal_reason = reason
             self._served.requests.append(refused)
-            self._refuse_followers(item.number)
+            self._refuse_followers(item.number, reason)
 
     def _send_now(self) -> None:
         """Send the next request of a closed loop."""
@@ -211,9 +211,9 @@ class _Clients:
         self._end_if_done()
 
     def _refuse(self, record: FleetRecord) -> None:
-        self._requests.pop(record.id).is_refused = True
+        self._requests.pop(record.id).refusal_reason = record.refusal_reason
         self._num_in_flight -= 1
         if self._concurrency is not None:
             self._fleet.at(self._fleet.clock.now() + PAUSE_AFTER_REFUSAL_S, self._send_now)
-        self._refuse_followers(record.number)
+        self._refuse_followers(record.number, record.refusal_reason)
         self._end_if_done()

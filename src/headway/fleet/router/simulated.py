@@ -67,7 +67,7 @@ class SharedFrontends:
         for number, frontend in enumerate(self.routers):
             while frontend.refusals:
                 record = fleet.records[frontend.refusals.popleft().request_id]
-                record.is_refused = True
+                record.refusal_reason = "deadline"
                 fleet.on_refuse(record)
             if frontend.outbox and router is not None:
                 items, frontend.outbox = frontend.outbox, []
