@@ -43,8 +43,8 @@ from benchmarks.support.ledgers import read_ledger
 from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.records import percentile
 from headway.bench.steal import StealMeter, steal_plain
+from headway.percentiles import percentile
 
 NUM_ENGINES = 3
 NUM_TOKENS, NUM_MODEL_TOKENS = 120, 48

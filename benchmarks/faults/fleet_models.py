@@ -31,8 +31,8 @@ from benchmarks.support.history import History, problems, record
 from benchmarks.support.managed_fleets import FAKE_PROGRAM, MODEL_SETTINGS, ManagedFleet
 from benchmarks.support.servers import free_port
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.records import percentile
 from headway.fleet.manage.spec import FleetSpec, read_spec
+from headway.percentiles import percentile
 
 NAMES = ("first", "second")
 MAX_ENGINES = 3

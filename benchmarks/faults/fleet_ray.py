@@ -40,8 +40,8 @@ from benchmarks.support.history import History, problems, record
 from benchmarks.support.managed_fleets import ManagedFleet
 from benchmarks.support.ray_cluster import RayCluster
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.records import percentile
 from headway.fleet.manage.messages import MAX_SILENCE_S
+from headway.percentiles import percentile
 
 NUM_NODES = 3
 HEAD_GONE_S = 120.0

@@ -35,7 +35,7 @@ from benchmarks.support.history import History, problems
 from benchmarks.support.ledgers import read_ledger
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.records import percentile
+from headway.percentiles import percentile
 
 NUM_FRONTENDS = 2
 COMPUTED = "vllm:iteration_tokens_total_sum"

@@ -35,8 +35,8 @@ from typing import Any
 import httpx
 
 from benchmarks.support.servers import RunningServer, start_model_server
-from headway.bench.records import percentile
 from headway.bench.steal import Steal, StealMeter, steal_text
+from headway.percentiles import percentile
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -58,8 +58,8 @@ from benchmarks.support.servers import RunningServer
 from headway.bench.load.http import HttpClient
 from headway.bench.load.openai import WORDS, Target, ask
 from headway.bench.load.records import LoadRecord, Outcome
-from headway.bench.records import percentile
 from headway.clock import SystemClock
+from headway.percentiles import percentile
 from headway.workload import Vocabulary, WorkItem
 
 RECEIVE_BUFFER_BYTES = 4096

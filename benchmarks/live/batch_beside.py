@@ -26,7 +26,7 @@ import httpx
 
 from benchmarks.support.batches import get, line, submit, until
 from benchmarks.support.servers import start_model_server
-from headway.bench.records import percentile
+from headway.percentiles import percentile
 
 MAX_TOKENS = 32
 PROMPT = "Write one sentence about the number {}."

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.schemas import random_schema
-from headway.bench.records import percentile
+from headway.percentiles import percentile
 from headway.text import Tokenizer
 from headway.text.grammar import json_grammar
 from headway.text.matchers import Matchers

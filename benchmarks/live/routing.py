@@ -34,8 +34,8 @@ from benchmarks.support.fleet_loads import client_of
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
-from headway.bench.records import percentile
 from headway.bench.steal import StealMeter, steal_plain, steal_text
+from headway.percentiles import percentile
 
 RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
 CARRIED_RATE = 85.5 / 8

@@ -23,9 +23,10 @@ from functools import partial
 from math import ceil, sin
 
 from benchmarks.sim.routing import CAPACITY, CONFIG
+from headway.percentiles import percentile_if_any
 from headway.routing import Router
 from headway.routing.autoscale import Autoscaler
-from headway.sim import SMOLLM2_135M, percentile
+from headway.sim import SMOLLM2_135M
 from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
 
 TICK_S = 1.0
@@ -117,8 +118,8 @@ class ScaledFleet:
         return Outcome(
             self._rule,
             len(self.fleet.records),
-            percentile(times, 50) or 0.0,
-            percentile(times, 99) or 0.0,
+            percentile_if_any(times, 50) or 0.0,
+            percentile_if_any(times, 99) or 0.0,
             sum(1 for one in times if one <= 1.0) / max(1, len(self.fleet.records)),
             self.most_engines,
             self.engine_s / 60.0,

@@ -27,7 +27,8 @@ from typing import Any
 from benchmarks.sim.pace_rig import Tier, draw_record, make_simulation
 from headway.core.plan import StepPlan
 from headway.core.terms import Targets
-from headway.sim import Record, Simulation, percentile
+from headway.percentiles import percentile_if_any
+from headway.sim import Record, Simulation
 
 FEW, MANY = 4, 64
 TARGET_S = 0.1
@@ -104,9 +105,9 @@ def report_of(records: Sequence[Record], phase_s: float, target_s: float) -> dic
 
     return {
         "tokens_per_s": sum(one.num_output for one in done) / (3 * phase_s),
-        "tpot_p95_many_s": percentile(tpots(middle), 95),
-        "tpot_p95_few_s": percentile(tpots(outside), 95),
-        "ttft_p95_many_s": percentile([one.ttft_s for one in middle if one.ttft_s], 95),
+        "tpot_p95_many_s": percentile_if_any(tpots(middle), 95),
+        "tpot_p95_few_s": percentile_if_any(tpots(outside), 95),
+        "ttft_p95_many_s": percentile_if_any([one.ttft_s for one in middle if one.ttft_s], 95),
         "within_target": statistics.fmean(tpot <= target_s for tpot in tpots(middle)),
     }
 

@@ -36,8 +36,9 @@ from typing import Any
 from benchmarks.sim.pace_rig import MAX_NUM_SEQS, Tier, draw_record, make_simulation
 from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
+from headway.percentiles import percentile_if_any
 from headway.server.admission import DrainRate
-from headway.sim import Record, Simulation, percentile
+from headway.sim import Record, Simulation
 
 TIERS = (
     Tier("interactive", 0.4, 120, 40, Targets(ttft_s=1.0, tpot_s=0.08), priority=0),
@@ -192,9 +193,9 @@ def tier_report(records: Sequence[Record], tier: Tier) -> dict[str, Any]:
         "offered": len(mine),
         "let_in": len(let_in),
         "good": sum(one.is_good for one in mine),
-        "ttft_p95_s": percentile([one.ttft_s for one in mine if one.ttft_s is not None], 95),
-        "tpot_p95_s": percentile([one.tpot_s for one in mine if one.tpot_s is not None], 95),
-        "e2e_p95_s": percentile([one.e2e_s for one in mine if one.e2e_s is not None], 95),
+        "ttft_p95_s": percentile_if_any([one.ttft_s for one in mine if one.ttft_s is not None], 95),
+        "tpot_p95_s": percentile_if_any([one.tpot_s for one in mine if one.tpot_s is not None], 95),
+        "e2e_p95_s": percentile_if_any([one.e2e_s for one in mine if one.e2e_s is not None], 95),
     }
 
 

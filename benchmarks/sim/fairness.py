@@ -41,7 +41,7 @@ from typing import Any
 
 from benchmarks.sim.fair_load import SCENARIOS, Scenario, Tenant
 from benchmarks.sim.fair_rig import WARM_UP_S, SentRequest, TenantRig, jain, widest_gap
-from headway.sim import percentile
+from headway.percentiles import percentile_if_any
 
 POLICIES = ("fair", "fcfs", "priority")
 MAX_GAP, MIN_JAIN, MAX_TTFT_RATIO, MIN_THROUGHPUT = 1.0, 0.95, 1.5, 0.95
@@ -115,7 +115,7 @@ def waits_of(
 
 def ttft_ratio(shared: Iterable[float], alone: Iterable[float]) -> float | None:
     """Return p99 beside other tenants over p99 alone."""
-    mine, own = percentile(list(shared), 99), percentile(list(alone), 99)
+    mine, own = percentile_if_any(list(shared), 99), percentile_if_any(list(alone), 99)
     return None if mine is None or not own else mine / own
 
 
@@ -144,7 +144,7 @@ def run_scenario(scenario: Scenario, seeds: Sequence[int], duration_s: float) ->
                 for run, own in zip(found, alone, strict=True)
             ],
             "ttft_ratio_of_tenants": _of_tenants([run.waits for run in found], alone),
-            "ttft_p99_s": [percentile(_all(run.waits), 99) for run in found],
+            "ttft_p99_s": [percentile_if_any(_all(run.waits), 99) for run in found],
             "throughput": _ratios([run.work_per_s for run in found], base),
             "output_throughput": _ratios([run.output_per_s for run in found], base_output),
             "output_per_s": [run.output_per_s for run in found],
@@ -157,7 +157,7 @@ def run_scenario(scenario: Scenario, seeds: Sequence[int], duration_s: float) ->
         "num_tenants": len(scenario.tenants),
         "num_guests": len(scenario.well_behaved),
         "bound": bounds,
-        "ttft_p99_alone_s": [percentile(_all(own), 99) for own in alone],
+        "ttft_p99_alone_s": [percentile_if_any(_all(own), 99) for own in alone],
         "policies": policies,
     }
 

@@ -19,8 +19,9 @@ from headway.core.executor import Capacity
 from headway.core.terms import NO_TARGETS, Targets, Terms
 from headway.fleet.router.shared import SharedRouter
 from headway.fleet.router.simulated import SharedFrontends, make_shared
+from headway.percentiles import percentile_if_any
 from headway.routing import PredictedTtft, Router
-from headway.sim import SMOLLM2_135M, percentile
+from headway.sim import SMOLLM2_135M
 from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
 
 NUM_ENGINES = 8
@@ -251,7 +252,7 @@ class FleetRig:
             if record.arrived_at >= WARM_UP_S and not record.is_refused:
                 ttft_s = without(record) if record.ttft_s is None else record.ttft_s
                 found[self._owners[record.id].name].append(ttft_s)
-        return {name: percentile(values, percent) or 0.0 for name, values in found.items()}
+        return {name: percentile_if_any(values, percent) or 0.0 for name, values in found.items()}
 
     def _tpots(self) -> dict[str, float]:
         """Return the mean time per output token after the first, by tenant."""

@@ -39,6 +39,7 @@ from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import Terms
+from headway.percentiles import percentile
 from headway.workload import Bounds, Content, Lognormal, Poisson, Synthetic, WorkItem
 
 METHODS = ("auto", "recompute", "checkpoint", "trim")
@@ -228,11 +229,6 @@ class Row:
     num_preemptions: int
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def compare(case: Case, num_requests: int, num_seeds: int) -> list[Row]:
     """Run the methods in turn over the arrivals of each seed."""
     took: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -262,10 +258,10 @@ def compare(case: Case, num_requests: int, num_seeds: int) -> list[Row]:
                 case.store_share,
                 method,
                 len(took[method]),
-                quantile(took[method], 0.50),
-                quantile(took[method], 0.95),
-                quantile(took[method], 0.99),
-                quantile(first[method], 0.95),
+                percentile(took[method], 50),
+                percentile(took[method], 95),
+                percentile(took[method], 99),
+                percentile(first[method], 95),
                 3600 * len(took[method]) / spent_s,
                 sum(times.num_recomputed for times in of_method)
                 / sum(times.num_computed for times in of_method),

@@ -35,8 +35,8 @@ from benchmarks.support.records import write_record
 from headway.bench.steal import StealMeter
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
+from headway.percentiles import percentile_if_any
 from headway.routing import RULES, PredictedTtft, Router
-from headway.sim import percentile
 from headway.sim.fleet import EngineSpec, VirtualFleet
 
 CAPACITY = Capacity(num_blocks=2000, block_size=16, max_model_len=4096)
@@ -109,12 +109,12 @@ def measure(run: Run) -> Outcome:
         load.rate,
         load.seed,
         len(records),
-        percentile(ttfts, 50) or 0.0,
-        percentile(ttfts, 99) or 0.0,
+        percentile_if_any(ttfts, 50) or 0.0,
+        percentile_if_any(ttfts, 99) or 0.0,
         sum(one.num_cached for one in records) / num_prompt,
         sum(one.predicted_cached for one in records) / num_prompt,
         sum(ttft <= MAX_TTFT_S for ttft in ttfts) / len(records),
-        percentile([one.waited_s for one in records], 99) or 0.0,
+        percentile_if_any([one.waited_s for one in records], 99) or 0.0,
     )
 
 

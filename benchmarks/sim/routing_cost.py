@@ -27,9 +27,9 @@ from headway.core.request import Request
 from headway.core.slo.forecast import EngineSpeed, Forecast
 from headway.core.slo.steptime import StepCost
 from headway.core.terms import Terms
+from headway.percentiles import percentile_if_any
 from headway.routing import EngineLimits, Router
 from headway.routing.requests import RoutedRequest
-from headway.sim import percentile
 
 NUM_PROMPT = 1024
 NUM_SYSTEMS = 24
@@ -135,11 +135,11 @@ def measure(num_engines: int, num_waiting: int, num_rounds: int) -> Row:
     return Row(
         num_engines,
         num_waiting,
-        percentile(arrivals, 50) or 0.0,
-        percentile(arrivals, 99) or 0.0,
-        percentile(reports, 50) or 0.0,
-        percentile(reports, 99) or 0.0,
-        percentile(hashes, 50) or 0.0,
+        percentile_if_any(arrivals, 50) or 0.0,
+        percentile_if_any(arrivals, 99) or 0.0,
+        percentile_if_any(reports, 50) or 0.0,
+        percentile_if_any(reports, 99) or 0.0,
+        percentile_if_any(hashes, 50) or 0.0,
     )
 
 

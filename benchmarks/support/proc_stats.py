@@ -27,8 +27,8 @@ from benchmarks.support.servers import Launcher, RunningServer, start_model_serv
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.load.http import HttpClient, Origin
 from headway.bench.load.openai import Target, first_model
-from headway.bench.records import percentile
 from headway.bench.steal import StealMeter
+from headway.percentiles import percentile
 from headway.workload import Vocabulary
 
 T = TypeVar("T")

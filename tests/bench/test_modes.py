@@ -10,7 +10,6 @@ from headway.bench.offline.modes import MODES, Bench, run_rounds, same_tokens, s
 from headway.bench.offline.report import as_json, as_table, compare, draw, steal_line
 from headway.bench.offline.static import StaticBatcher
 from headway.bench.options import GREEDY
-from headway.bench.records import percentile
 from headway.bench.steal import Steal
 from headway.clock import SystemClock
 from headway.config import SchedulerConfig
@@ -138,8 +137,3 @@ def test_the_report(tmp_path):
     assert b'"is_high": true' in as_json(WORK, [marked], {})
     draw(tmp_path / "modes.png", WORK, results)
     assert (tmp_path / "modes.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_percentiles_interpolate():
-    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
-    assert percentile([5.0], 99) == 5.0

@@ -17,7 +17,6 @@ from headway.sim import (
     StepProfile,
     TimedExecutor,
     VirtualEngine,
-    percentile,
 )
 from tests.support.harness import make_request
 
@@ -103,8 +102,3 @@ def test_a_slower_machine_is_slower_by_its_factor():
     cost, scaled = SMOLLM2_135M.cost, SMOLLM2_135M.scaled(2.0).cost
     assert scaled.constant_s == 2 * cost.constant_s
     assert scaled.per_attended_s == 2 * cost.per_attended_s
-
-
-def test_a_percentile_of_nothing_is_nothing():
-    assert percentile([], 95) is None
-    assert percentile([3.0], 95) == 3.0

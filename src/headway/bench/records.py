@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.bench.steal import Steal
@@ -81,12 +80,3 @@ class RunRecord:
             for request in self.requests
             if request.finished_at is not None
         ]
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile by linear interpolation, as numpy does by default."""
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -24,7 +24,7 @@ tensors or a server. In reading order:
 """
 
 from headway.sim.engine import VirtualEngine
-from headway.sim.records import Record, percentile
+from headway.sim.records import Record
 from headway.sim.simulation import SimulatedStep, Simulation
 from headway.sim.steps import SMOLLM2_135M, CannedExecutor, StepProfile, TimedExecutor
 
@@ -37,5 +37,4 @@ __all__ = [
     "StepProfile",
     "TimedExecutor",
     "VirtualEngine",
-    "percentile",
 ]

@@ -9,6 +9,7 @@ from math import inf
 from headway.core.slo.targets import met
 from headway.core.terms import Targets
 from headway.errors import ConfigError
+from headway.percentiles import percentile, quantile
 from headway.sim.served import ServedLoad, ServedRequest
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import Setup
@@ -72,20 +73,9 @@ def by_tenant(
 
 
 def _percentiles(values: Sequence[float | None]) -> dict[int, float]:
-    present = sorted(value for value in values if value is not None)
-    return {percent: quantile(present, percent / 100.0) for percent in PERCENTS}
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile of ordered values, linear between two; infinite without values."""
-    if not ordered:
-        return inf
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    if ordered[low] == ordered[high]:  # both may be infinite
-        return ordered[low]
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    """Return the percentiles of the values that there are; infinite if there are none."""
+    present = [value for value in values if value is not None] or [inf]
+    return {percent: percentile(present, percent) for percent in PERCENTS}
 
 
 def _expected_quantile(ordered: Sequence[float], share: float) -> float:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 
 from headway.core.params import SamplingParams
 from headway.core.request import Request
@@ -59,10 +57,3 @@ class Record:
             priority=self.priority,
             terms=self.terms,
         )
-
-
-def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return a percentile of the values; None without values."""
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else quantiles(values, n=100)[percent - 1]

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headway.bench.load.records import LoadRecord, Outcome
-from headway.bench.records import percentile
 from headway.core import terms as slo
 from headway.core.slo.targets import met
 from headway.errors import ConfigError
+from headway.percentiles import percentile
 from headway.workload.spec import Form, check_positive, parse_parts
 
 PERCENTS = (50, 95, 99)

@@ -9,13 +9,14 @@ from statistics import median
 from headway.bench.offline.continuous import ContinuousRun
 from headway.bench.offline.static import StaticBatcher
 from headway.bench.options import GREEDY, SamplingOptions
-from headway.bench.records import RunRecord, percentile
+from headway.bench.records import RunRecord
 from headway.bench.steal import Steal, StealMeter
 from headway.clock import Clock
 from headway.config import SchedulerConfig
 from headway.core.engine import EngineCore
 from headway.core.executor import Executor
 from headway.core.scheduler import Scheduler
+from headway.percentiles import percentile
 from headway.workload import OfflineWorkload
 
 DYNAMIC_WINDOW_S = 0.5
