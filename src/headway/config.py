@@ -19,7 +19,7 @@ from headway.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "HEADWAY_"
-SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE"})
+SCRIPT_VARIABLES = frozenset({"HEADWAY_VENV", "HEADWAY_CACHE", "HEADWAY_KERNELS"})
 """Variables of the repository's scripts; not settings."""
 _SERVICE_LINK = re.compile(
     r"HEADWAY_(?:\w+_)?"
