@@ -146,8 +146,12 @@ class ManagedFleet:
     def pids(self, role: str) -> set[int]:
         return {one.pid for one in self.members(role)}
 
-    def http(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    def http(self, max_idle: int | None = None) -> httpx.AsyncClient:
+        """Return a client that keeps so many idle connections; None: all of them.
+
+        A frontend that leaves waits for idle connections to end, at most 75 s.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_idle)
         return httpx.AsyncClient(base_url=self.url, timeout=300, limits=limits)
 
     def processes(self) -> Sequence[str]:

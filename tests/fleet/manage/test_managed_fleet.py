@@ -37,7 +37,7 @@ async def run_streams(
     fault: Callable[[], Awaitable[None]] | None = None,
 ) -> list[History]:
     histories = [History() for _ in requests]
-    async with fleet.http() as http:
+    async with fleet.http(max_idle=0) as http:
         running = asyncio.create_task(record_all(http, requests, histories))
         if fault is not None:
             await asyncio.wait_for(until_all_run(histories), 30)
