@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.cli import main
-from headway.cli.simulate import SimulateOptions
+from headway.cli.capacity.simulate import SimulateOptions
 from headway.errors import ConfigError
 from headway.sim.profile import write_profile
 from tests.cli.test_cli import headway

@@ -8,8 +8,10 @@ In reading order:
     options.py      flags from the settings
     progress.py     progress bars
     ledger.py       opens the ledger for a command
-    serve.py, engine.py, frontend.py, fleet.py, chat.py, batch.py, bench.py, doctor.py, explain.py,
-    replay.py, usage.py, keys.py, tenants.py, cache.py
+    serve.py, chat.py, batch.py, bench.py, doctor.py, explain.py, replay.py, usage.py, keys.py,
+    tenants.py, cache.py
+    capacity/       profile, simulate, plan
+    fleet/          engine, frontend, router, fleet
 """
 
 from __future__ import annotations

@@ -11,6 +11,11 @@ from headway._version import __version__
 from headway.cli.root import ABOUT, SUMMARIES
 
 GROUPS = ("batch", "bench", "cache", "fleet", "keys", "tenants")
+FOLDERS = {
+    **dict.fromkeys(("profile", "simulate", "plan"), "capacity"),
+    **dict.fromkeys(("engine", "frontend", "router", "fleet"), "fleet"),
+}
+"""Folders of the subcommands that have one."""
 
 
 def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
@@ -31,7 +36,8 @@ def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
             app.command(name, help=summary)(_not_imported)
         return app
     for name in SUMMARIES if arguments is None else arguments[:1]:
-        module = import_module(f"headway.cli.{name}")
+        place = f"{FOLDERS[name]}.{name}" if name in FOLDERS else name
+        module = import_module(f"headway.cli.{place}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
         else:

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from headway.bench.load.workload import WorkloadOptions, workload_of
 from headway.bench.options import option_about
-from headway.cli.files import write_text
+from headway.cli.capacity.files import write_text
+from headway.cli.capacity.simulate import ENGINES, RUN, EngineOptions
 from headway.cli.options import with_options
-from headway.cli.simulate import ENGINES, RUN, EngineOptions
 from headway.errors import ConfigError
 from headway.sim.figures import Runs
 from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table

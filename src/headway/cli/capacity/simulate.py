@@ -17,10 +17,10 @@ from rich.console import Console
 from headway.bench.load.options import DEFAULT_NUM_REQUESTS, parse_targets
 from headway.bench.load.workload import WorkloadOptions, workload_of
 from headway.bench.options import flag_of, option_about
-from headway.cli.files import write_text
+from headway.cli.capacity.files import write_text
+from headway.cli.capacity.simulate_report import SimulatedCase, document_of, page_of, show
 from headway.cli.options import with_options
 from headway.cli.progress import progress_bar
-from headway.cli.simulate_report import SimulatedCase, document_of, page_of, show
 from headway.core.terms import Targets
 from headway.errors import ConfigError
 from headway.record.reader import find_recordings

@@ -1,0 +1,10 @@
+"""What a load takes: `headway profile`, `headway simulate` and `headway plan`.
+
+In reading order:
+
+    profile.py          measures a machine with a model
+    simulate.py         predicts what clients of a load would see
+    simulate_report.py  shows a prediction as a table, JSON and a page
+    plan.py             says how many engines a load needs
+    files.py            writes results
+"""
