@@ -50,3 +50,22 @@ async def test_a_server_that_stops_leaves_its_port_to_the_other(launch: Launcher
         await asyncio.gather(*asking)
     assert set(answers) == {200}
     assert second.process.poll() is None
+
+
+async def test_a_server_that_stops_serves_idle_connections_until_they_end(
+    launch: Launcher,
+) -> None:
+    settings: dict[str, object] = {"reuse_port": True, "timeouts": {"keep_alive_s": 3.0}}
+    server = await asyncio.to_thread(launch(server=settings).wait_ready)
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=60) as busy,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as idle,
+    ):
+        for http in (idle, busy):
+            assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        while "draining" not in server.log:
+            await asyncio.sleep(0.01)
+        last = await busy.post("/v1/completions", json=BODY)
+        assert (last.status_code, last.headers["connection"]) == (200, "close")
+        assert await asyncio.to_thread(server.process.wait, 20) == 0, server.log
