@@ -110,7 +110,8 @@ def test_the_target_comes_from_the_widest_fixed_setting(monkeypatch: pytest.Monk
     assert others == expected + [(one, 5.0, report["target_s"], 1) for one in again]
 
 
-def test_every_policy_gets_the_same_requests() -> None:
+def test_every_policy_gets_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_pace, "VIRTUAL_DURATION_S", 10.0)
     report = served_pace.run_deadlines(FAKE, [1.5], 1.5, seed=0)
     assert report["capacity"]["requests_per_s"] > 0
     (level,) = report["levels"]
