@@ -39,12 +39,13 @@ ROUTES = (
     "/v1/responses/resp_0123456789abcdef0123456789abcdef/cancel", "/v1/embeddings",
     "/v1/messages", "/v1/messages/count_tokens", "/", "/docs", "/admin", "/no/such/path",
     "/dashboard", "/dashboard/static/main.js", "/dashboard/api/stream", "/dashboard/api/requests/x",
-    "/dashboard/api/drain", "/playground",
+    "/dashboard/api/drain", "/playground", "/trace",
 )  # fmt: skip
 FILES = ("/dashboard", "/dashboard/static/main.js", "/playground")
 """Static files, which hold no data: the only routes besides the probes that need no key."""
 FOR_ADMINS = (
     ("GET", "/metrics"),
+    ("GET", "/trace"),
     ("GET", "/dashboard/api/stream"),
     ("GET", "/dashboard/api/tenants"),
     ("GET", "/dashboard/api/requests"),

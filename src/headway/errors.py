@@ -12,6 +12,7 @@ HeadwayError
 ├── ReaderReplacedError     another client has resumed the stream; the server closes the connection
 ├── ConfigError             a flag, environment variable or config file is wrong
 ├── LedgerError             the ledger cannot be read or written
+├── TraceError              a trace cannot be fetched or written
 ├── RecordingError          a recording cannot be read
 ├── BatchStoreError         files and batches cannot be read or written (HTTP 503)
 ├── ModelLoadError          weights, tokenizer or template cannot be read
@@ -89,6 +90,10 @@ class ConfigError(HeadwayError, ValueError):
 
 class LedgerError(HeadwayError):
     """The ledger database does not answer, or returned an error."""
+
+
+class TraceError(HeadwayError):
+    """A trace cannot be fetched from a server, or written."""
 
 
 class RecordingError(HeadwayError):

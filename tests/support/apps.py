@@ -42,6 +42,7 @@ async def serving(
     metrics, settings = Metrics(NAMES[0]), ServerConfig(**config)
     observers = make_observers(metrics, LedgerConfig(ledger_url="none"), SystemClock())
     made.engine.subscribe(lambda batch: observers.consume(all_events(batch)))
+    made.engine.subscribe_steps(observers.steps.record)
     context = ServerContext(
         engine=made.engine,
         model_names=NAMES,
@@ -52,6 +53,7 @@ async def serving(
         tool_call_parser=settings.tool_call_parser,
         reasoning_field=settings.reasoning_field,
         ledger=observers.ledger,
+        steps=observers.steps,
         new_id=new_id,
         time_of_day=lambda: FIXED_TIME,
     )
@@ -69,6 +71,7 @@ async def serving(
             process=made.process,
             metrics=metrics,
             context=context,
+            observers=observers,
             files=frozenset(one.path for one in (*pages.public_files, *pages.admin_files)),
         )
 

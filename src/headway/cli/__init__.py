@@ -8,8 +8,9 @@ In reading order:
     options.py      flags from the settings
     progress.py     progress bars
     ledger.py       opens the ledger for a command
-    serve.py, chat.py, batch.py, bench.py, doctor.py, explain.py, replay.py, usage.py, keys.py,
-    tenants.py, cache.py
+    remote.py       how commands ask a server
+    serve.py, chat.py, batch.py, bench.py, doctor.py, explain.py, trace.py, replay.py, usage.py,
+    keys.py, tenants.py, cache.py
     capacity/       profile, simulate, plan
     fleet/          engine, frontend, router, fleet
 """

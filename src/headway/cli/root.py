@@ -16,6 +16,7 @@ SUMMARIES = {
     "chat": "Chat with a model.",
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
     "explain": "Explain a request: a paragraph and a timeline.",
+    "trace": "Write recent steps and requests as a trace that Perfetto opens.",
     "replay": "Replay recordings of an engine, and compare every plan.",
     "usage": "Sum usage and cost of requests.",
     "batch": "Run files of requests on a server's spare capacity.",

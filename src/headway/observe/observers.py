@@ -13,6 +13,7 @@ from headway.core.events import Event
 from headway.observe.ledger.ledger import Ledger, open_archive
 from headway.observe.metrics.metrics import Metrics
 from headway.observe.metrics.stats_log import StatsLog
+from headway.observe.requests.steps import RecentSteps
 from headway.observe.requests.table import Changes, RequestTable
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Observers:
     metrics: Metrics
     ledger: Ledger
     stats: StatsLog
+    steps: RecentSteps = field(default_factory=RecentSteps)
     others: list[Observer] = field(default_factory=list[Observer])
 
     def consume(self, events: Iterable[Event]) -> None:

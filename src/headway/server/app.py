@@ -34,6 +34,7 @@ from headway.server.api.operate.explanations import explanations_router
 from headway.server.api.operate.health import HealthStatus, health_router, probe_router
 from headway.server.api.operate.requests import requests_router
 from headway.server.api.operate.status import load_router, metrics_router, version_router
+from headway.server.api.operate.traces import traces_router
 from headway.server.api.responses.route import responses_router
 from headway.server.api.streams import streams_router
 from headway.server.api.tokenize import tokenize_router
@@ -110,9 +111,11 @@ def create_context(
         reasoning_field=access.config.reasoning_field,
         ledger=observers.ledger,
         batches=batch_store,
+        steps=observers.steps,
     )
     logger.info("%s", context.dialect.describe())
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
+    engine.subscribe_steps(observers.steps.record)
     engine.subscribe_restarts(observers.metrics.count_restart)
     if engine.demand is not None:
         observers.metrics.watch_need(lambda: engine.demand.need if engine.demand else 0.0)
@@ -139,7 +142,7 @@ def make_apps(context: ServerContext, access: AccessControl, pages: Pages = NO_P
         *_batch_routers(context, feeder),
         _unsupported_router(),
     )
-    admin = (metrics_router(context, directory), pages.admin)
+    admin = (metrics_router(context, directory), traces_router(context, directory), pages.admin)
     health = HealthStatus(context.status, lambda: context.engine.has_given_up)
     make = partial(_app, access, health, context.metrics.count_refusal, _body_limits(context))
     return Apps(

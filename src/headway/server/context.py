@@ -16,6 +16,7 @@ from headway.engine.client.async_engine import AsyncEngine
 from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
+from headway.observe.requests.steps import RecentSteps
 from headway.server.admission import AdmissionController, Reservation
 from headway.server.background import BackgroundResponses
 from headway.server.batches.store import BatchStore
@@ -60,6 +61,7 @@ class ServerContext:
     background: BackgroundResponses = field(default_factory=BackgroundResponses)
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
+    steps: RecentSteps = field(default_factory=RecentSteps)
     grammars: GrammarChecks = field(init=False)
     dialect: ChatDialect = field(init=False)
 

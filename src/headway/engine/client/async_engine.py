@@ -34,7 +34,7 @@ from headway.engine.client.delivery import Delivery, LiveStreams
 from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.inputs import draw_seed, resolve_params
 from headway.engine.client.link import EngineLink
-from headway.engine.client.listeners import EventListeners, Listener, total_steps
+from headway.engine.client.listeners import EventListeners, Listener, StepListener, total_steps
 from headway.engine.client.outputs import SampleDelta
 from headway.engine.client.placement import LeastLoaded, Placed, Placement
 from headway.engine.client.replica import EngineReplica
@@ -187,6 +187,10 @@ class AsyncEngine:
     def subscribe(self, listener: Listener) -> None:
         """Pass every batch of events to `listener`, which must not block."""
         self._listeners.add(listener)
+
+    def subscribe_steps(self, listener: StepListener) -> None:
+        """Pass the steps of each engine to `listener`, with the counts of that engine alone."""
+        self._listeners.add_for_steps(listener)
 
     def subscribe_restarts(self, listener: RestartListener) -> None:
         self._restart_listeners.append(listener)
@@ -617,6 +621,7 @@ class AsyncEngine:
             replica.aborting.pop(event.request_id, None)
             stopped.discard(event.request_id)
         await self._delivery.finish_all(report.finished)
+        self._listeners.notify_steps(replica.link.name, report.stepped)
         last_steps = [one.last_step for one in self._replicas]
         self._listeners.notify(total_steps(report, last_steps, len(self._placement)))
         if stopped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from msgspec.structs import replace as replace_fields
 
@@ -14,6 +15,8 @@ from headway.engine.process.messages import EventBatch
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[EventBatch], None]
+StepListener = Callable[[str, Sequence[Stepped]], None]
+"""Called with the name of an engine and the steps that it ended."""
 
 
 class EventListeners:
@@ -21,17 +24,29 @@ class EventListeners:
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
+        self._step_listeners: list[StepListener] = []
 
     def add(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
+    def add_for_steps(self, listener: StepListener) -> None:
+        self._step_listeners.append(listener)
+
     def notify(self, report: EventBatch) -> None:
         for listener in self._listeners:
-            try:
-                listener(report)
-            except Exception:
-                # A fault in a listener must not end a request.
-                logger.exception("an event listener failed")
+            _call(partial(listener, report))
+
+    def notify_steps(self, engine: str, steps: Sequence[Stepped]) -> None:
+        for listener in self._step_listeners:
+            _call(partial(listener, engine, steps))
+
+
+def _call(listener: Callable[[], None]) -> None:
+    try:
+        listener()
+    except Exception:
+        # A fault in a listener must not end a request.
+        logger.exception("an event listener failed")
 
 
 def total_steps(

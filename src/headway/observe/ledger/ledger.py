@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -92,6 +92,14 @@ class Ledger:
         """Return the account of a live or recent request; of any tenant if `tenant` is None."""
         request = self._requests.find(name, tenant)
         return None if request is None else self._account(request)
+
+    def accounts_since(self, at: float) -> tuple[Iterator[RequestAccount], bool]:
+        """Return the accounts of live requests and of those in memory that ended since `at`.
+
+        Also whether these are all. Each account is made when the caller takes it.
+        """
+        requests, is_complete = self._requests.since(at)
+        return map(self._account, requests), is_complete
 
     def find_stored(self, name: str, tenant: str | None) -> RequestAccount | None:
         """Return the account of a stored request; blocks on the database."""

@@ -12,8 +12,9 @@ request.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -37,8 +38,8 @@ from headway.observe.requests.parts import RequestPart, account_of
 from headway.observe.trace.account import CauseShare, RequestAccount
 from headway.observe.trace.names import split_id
 
-MAX_RECENT = 1000
-"""Most accounts of finished requests in memory."""
+MAX_RECENT = 4000
+"""Most accounts of finished requests in memory; about 1 KiB each."""
 
 
 @dataclass(slots=True)
@@ -56,6 +57,11 @@ class TrackedRequest:
     @property
     def is_live(self) -> bool:
         return any(part.is_live for part in self.parts.values())
+
+    @property
+    def ended_at(self) -> float:
+        """End of the last part that has ended."""
+        return max(part.finished_at or 0.0 for part in self.parts.values())
 
     @property
     def key(self) -> tuple[str, str]:
@@ -200,6 +206,16 @@ class RequestTable:
             found = ids[-1] if ids else self._by_client.get((tenant or "", name), "")
             request = self._find_by_id(found)
         return request
+
+    def since(self, at: float) -> tuple[Iterator[TrackedRequest], bool]:
+        """Return live requests and those that ended at `at` or later, and whether these are all.
+
+        The requests are those of now, the latest first, however slowly the caller takes them.
+        """
+        live, packed = list(self._live.values()), list(self._recent.values())
+        ended = (one for one in map(_decode, reversed(packed)) if one.ended_at >= at)
+        is_complete = len(packed) < self._max_recent or _decode(packed[0]).ended_at < at
+        return chain(reversed(live), ended), is_complete
 
     def _find_by_id(self, request_id: str) -> TrackedRequest | None:
         """Return a live request, or a copy of a finished one."""

@@ -16,5 +16,5 @@ Must not import api, schema or the engine. In reading order:
     disconnect.py    cancels work whose client has left
     sse.py           server-sent events
     multipart.py     forms with files, in pieces
-    file_stream.py   files as answers
+    file_stream.py   answers in pieces: files, and what is made meanwhile
 """
