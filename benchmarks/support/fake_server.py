@@ -25,6 +25,7 @@ from headway.config import (
     RoutingConfig,
     ServerConfig,
     SupervisionConfig,
+    TracingConfig,
 )
 from headway.dashboard import make_pages
 from headway.engine.client.async_engine import AsyncEngine
@@ -81,6 +82,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     supervision = take(given, SupervisionConfig)
     frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
     routing, for_batches = take(given, RoutingConfig), take(given, BatchConfig)
+    tracing = take(given, TracingConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -101,7 +103,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         print("engine", process.pid, flush=True)
         return process
 
-    observers = make_observers(Metrics("fake"), for_ledger, SystemClock())
+    observers = make_observers(Metrics("fake"), for_ledger, SystemClock(), tracing)
 
     async def make_parts() -> ServerParts:
         background = meters = None
@@ -126,11 +128,11 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         return ServerParts(engine, apps, admission, observers.stats, background)
 
     observers.ledger.price_of = lambda _tier: Price()
-    observers.ledger.start()
+    observers.start()
     try:
         return await serve(make_parts, listeners, timeouts)
     finally:
-        observers.ledger.close()
+        observers.close()
         if batches is not None:
             batches.close()
 

@@ -164,7 +164,7 @@ def serve_api(
     listeners = listen(config.server)
     names = config.server.served_model_name or (config.model.model,)
     batches = open_batch_store(config.batches, config.ledger)
-    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock())
+    observers = make_observers(Metrics(names[0]), config.ledger, SystemClock(), config.tracing)
     loadings: list[Loading] = []
 
     def load(work: Callable[[], T]) -> Awaitable[T]:
@@ -183,11 +183,11 @@ def serve_api(
         return ServerParts(engine, apps, admission, observers.stats, work)
 
     observers.ledger.price_of = listeners.access.tenants.directory.price_of
-    observers.ledger.start()
+    observers.start()
     try:
         exit_code = run(serve(make_parts, listeners))
     finally:
-        observers.ledger.close()
+        observers.close()
         if batches is not None:
             batches.close()
     for loading in loadings:

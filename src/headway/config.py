@@ -39,6 +39,9 @@ TOOL_CALL_PARSERS = ("auto", "hermes", "llama", "mistral", "qwen-xml", "generic"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 ROUTINGS = ("ttft", "cache-aware", "least-loaded", "round-robin")
 T = TypeVar("T")
+_HOST = r"[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\]"
+_URL = re.compile(rf"https?://(?:{_HOST})(?::([0-9]{{1,5}}))?(?:/[!-~]*)?")
+_HEADER = re.compile(r"[A-Za-z0-9-]+=[ -~]*")
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -326,6 +329,31 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """Spans of requests, for a receiver of OpenTelemetry."""
+
+    otlp_endpoint: str | None = setting(
+        None,
+        "URL of an OTLP receiver for spans of requests, such as http://127.0.0.1:4318 (without a "
+        "path: /v1/traces); needs `pip install 'headway[otlp]'`; default: no spans are made.",
+    )
+    otlp_header: tuple[str, ...] = setting(
+        (), "Header for the receiver, as NAME=VALUE; repeatable."
+    )
+    otlp_service_name: str = setting("headway", "Name of this server in spans (service.name).")
+
+    def __post_init__(self) -> None:
+        match = _URL.fullmatch(self.otlp_endpoint or "http://none")
+        if match is None or int(match[1] or 1) > 65535:
+            raise ConfigError(
+                "otlp_endpoint must be http://HOST[:PORT][/PATH] or https://...; keys go into "
+                "otlp_header"
+            )
+        if any(not _HEADER.fullmatch(one) for one in self.otlp_header):
+            raise ConfigError("otlp_header must be NAME=VALUE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
     """The ledger of finished requests."""
 
@@ -466,6 +494,7 @@ class Config:
     recording: RecordConfig = field(default_factory=RecordConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     logs: LogConfig = field(default_factory=LogConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -24,6 +24,7 @@ from headway.core.events import (
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.observe import Metrics, RequestTable
+from headway.observe.spans.exporter import Receiver, SpanExporter
 from tests.support.rows import make_writer
 
 Tell = Callable[[Sequence[Event]], None]
@@ -250,6 +251,7 @@ def test_two_instances_share_nothing() -> None:
 
 def test_every_metric_is_on_its_page_and_no_other(metrics: Metrics, tmp_path: Path) -> None:
     metrics.watch_ledger(make_writer(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "spool"))
+    metrics.watch_spans(SpanExporter(Receiver("http://x"), lambda *_: b"", lambda _: 0))
     metrics.watch_need(lambda: 2.5)
     assert b'headway_fleet_desired_replicas{engine="0",model_name="m"} 2.5' in metrics.render()
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -21,6 +21,7 @@ PANELS = {
     "recording": "Recording",
     "server": "Server",
     "logs": "Log",
+    "tracing": "Tracing",
     "ledger": "Ledger",
     "batches": "Batches",
     "cluster": "Cluster",

@@ -18,7 +18,7 @@ from headway.logs import set_up_logging
 
 SERVE_SECTIONS = (
     *("model", "cache", "scheduler", "supervision", "recording", "server", "logs", "ledger"),
-    "batches",
+    *("batches", "tracing"),
 )
 
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from headway.config import Config
 
-SECRETS = frozenset({"api_key"})
-URLS = frozenset({"ledger_url"})
+SECRETS = frozenset({"api_key", "otlp_header"})
+URLS = frozenset({"ledger_url", "otlp_endpoint"})
 """Settings that may have a password in a URL."""
 
 

@@ -6,6 +6,7 @@ Must not import engine or server. In reading order:
     requests/     the request table: follows each request and attributes its waits
     metrics/      Prometheus metrics and the statistics line of the log
     ledger/       one row per finished request, in SQLite or PostgreSQL
+    spans/        spans of finished requests, for a receiver of OpenTelemetry
     observers.py  passes events to the request table, and its changes to the others
 """
 

@@ -47,6 +47,7 @@ from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse, ins
 from headway.server.http.hosts import HostPolicy
 from headway.server.http.limits import BodyLimit
 from headway.server.http.routing import NO_PAGES, Pages, Routes
+from headway.server.http.trace_headers import TraceHeaders
 from headway.server.schema.request import RequestLimits
 from headway.text import ChatTemplate
 
@@ -112,6 +113,7 @@ def create_context(
         ledger=observers.ledger,
         batches=batch_store,
         steps=observers.steps,
+        spans=observers.spans,
     )
     logger.info("%s", context.dialect.describe())
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
@@ -146,7 +148,7 @@ def make_apps(context: ServerContext, access: AccessControl, pages: Pages = NO_P
     health = HealthStatus(context.status, lambda: context.engine.has_given_up)
     make = partial(_app, access, health, context.metrics.count_refusal, _body_limits(context))
     return Apps(
-        make(_Listener(access.hosts, public, pages.public_files)),
+        make(_Listener(access.hosts, public, pages.public_files, context.spans is not None)),
         make(_Listener(access.admin_hosts, admin, pages.admin_files)),
         context.grammars.prepare_when_idle,
         None if feeder is None else feeder.run,
@@ -174,6 +176,8 @@ class _Listener:
     routers: Sequence[Routes]
     files: Routes = field(default_factory=Routes)
     """Files that need no key: the same for everybody, without data."""
+    has_spans: bool = False
+    """Whether requests of this listener get spans."""
 
 
 def _app(
@@ -193,6 +197,7 @@ def _app(
         middleware=[
             *([Middleware(AccessLog)] if access.config.access_log else []),
             Middleware(Edge),
+            *([Middleware(TraceHeaders)] if listener.has_spans else []),
             Middleware(BodyLimit, max_body_bytes=access.config.max_body_bytes, by_path=body_limits),
         ],
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +17,9 @@ from headway.errors import NeverFitsError
 from headway.observe.ledger.ledger import Ledger
 from headway.observe.metrics.metrics import Metrics
 from headway.observe.requests.steps import RecentSteps
+from headway.observe.spans.context import RequestTrace
+from headway.observe.spans.recorder import SpanRecorder
+from headway.observe.spans.spans import Attribute
 from headway.server.admission import AdmissionController, Reservation
 from headway.server.background import BackgroundResponses
 from headway.server.batches.store import BatchStore
@@ -62,6 +65,7 @@ class ServerContext:
     streams: ResumableStreams = field(default_factory=ResumableStreams)
     live: LiveGenerations = field(default_factory=LiveGenerations)
     steps: RecentSteps = field(default_factory=RecentSteps)
+    spans: SpanRecorder | None = None
     grammars: GrammarChecks = field(init=False)
     dialect: ChatDialect = field(init=False)
 
@@ -129,6 +133,14 @@ class ServerContext:
         tenant, is_spot = record.tenant.name, record.terms.is_spot
         return self.admission.admit(tenant, num_bytes, meter, record.gateway, is_spot)
 
+    def begun_span(
+        self, request_id: str, caller: Caller, asked: Mapping[str, Attribute]
+    ) -> AbstractContextManager[None]:
+        """Have the request that is sent within this context get spans, if the server makes any."""
+        if self.spans is None:
+            return nullcontext()
+        return self.spans.begun(request_id, caller.trace, asked)
+
     def open_lease(self, request: Request, reservation: Reservation) -> None:
         """Have a repeated request take a lease after all, because its answer is gone."""
         meter = request.state.record.meter
@@ -145,10 +157,15 @@ class Caller:
     """The id in the X-Request-Id header of the answer."""
     request_id: str = ""
     """The id of the request without its prefix; empty for a new one."""
+    trace: RequestTrace | None = None
+    """The trace that the request belongs to, on a server that makes spans."""
 
     @classmethod
     def of(cls, request: Request) -> Caller:
-        return cls(request.state.record, getattr(request.state, "request_id", ""))
+        state = request.state
+        return cls(
+            state.record, getattr(state, "request_id", ""), trace=getattr(state, "trace", None)
+        )
 
     def check_permissions(self, body: GenerationRequest) -> None:
         """Refuse fields of a body that the tier of the tenant does not allow."""

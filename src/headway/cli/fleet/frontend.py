@@ -9,7 +9,9 @@ from headway.config import Config
 from headway.logs import set_up_logging
 
 
-@with_settings("server", "logs", "ledger", "batches", "cluster", "frontend", "routing")
+@with_settings(
+    *("server", "logs", "tracing", "ledger", "batches", "cluster", "frontend", "routing")
+)
 def frontend(config: Config) -> None:
     """Serve the OpenAI API over engines on the network.
 

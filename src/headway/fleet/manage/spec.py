@@ -25,7 +25,7 @@ DEFAULT_LEASE_S = 600.0
 ENGINE_SECTIONS = (
     *("model", "cache", "scheduler", "supervision", "recording", "logs", "listener", "orphans"),
 )
-FRONTEND_SECTIONS = ("server", "logs", "ledger", "frontend", "routing")
+FRONTEND_SECTIONS = ("server", "logs", "tracing", "ledger", "frontend", "routing")
 TAKEN = frozenset(
     {"model", "listen", "lease_s", "engine", "discover", "host", "port", "admin_port", "reuse_port"}
 )

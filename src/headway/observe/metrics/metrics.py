@@ -23,6 +23,7 @@ from headway.observe.metrics.engine_metrics import EngineMetrics, EngineState
 from headway.observe.metrics.tenant_metrics import MAX_TENANTS, TenantMetrics
 from headway.observe.requests.parts import RequestPart
 from headway.observe.requests.table import Changes
+from headway.observe.spans.exporter import SpanExporter
 from headway.observe.trace.account import CauseShare
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -117,6 +118,18 @@ class Metrics:
     def watch_ledger(self, writer: LedgerWriter) -> None:
         """Export the state of the ledger writer."""
         self._by_tenant.watch_ledger(writer)
+
+    def watch_spans(self, exporter: SpanExporter) -> None:
+        """Export the state of the span exporter."""
+        self._gauge(
+            "headway_otlp_requests_pending", "Ended requests whose spans are not sent yet."
+        ).set_function(lambda: exporter.num_pending)
+        self._gauge(
+            "headway_otlp_requests_dropped", "Ended requests whose spans were dropped."
+        ).set_function(lambda: exporter.num_dropped)
+        self._gauge(
+            "headway_otlp_failing", "1 while the receiver of spans cannot be reached."
+        ).set_function(lambda: float(exporter.is_failing))
 
     def watch_need(self, read: Callable[[], float]) -> None:
         """Export how many engines the work of this frontend needs; read at each scrape."""

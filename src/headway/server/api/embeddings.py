@@ -74,7 +74,8 @@ async def _begin(request: Request, context: ServerContext, limits: RequestLimits
             request_id = f"embd-{context.new_id()}"
             spec = GenerationSpec(request_id, inputs, _PARAMS, terms=caller.record.terms)
             generation = Generation(context.engine, spec, reservation.take_lease())
-            await generation.start()
+            with context.begun_span(request_id, caller, {"gen_ai.request.model": model}):
+                await generation.start()
         except InvalidRequestError as error:
             error.param = "input" if error.param in ("prompt", "max_tokens") else error.param
             raise

@@ -17,4 +17,5 @@ Must not import api, schema or the engine. In reading order:
     sse.py           server-sent events
     multipart.py     forms with files, in pieces
     file_stream.py   answers in pieces: files, and what is made meanwhile
+    trace_headers.py traceparent of requests and answers
 """

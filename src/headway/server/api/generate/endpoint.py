@@ -21,6 +21,7 @@ from headway.engine.client.inputs import with_bad_words
 from headway.engine.client.transcript import Cursor
 from headway.engine.process.messages import NO_NOTE, Note
 from headway.errors import InvalidRequestError
+from headway.observe.spans.spans import Attribute
 from headway.server.admission import Reservation
 from headway.server.api.generate.adopted import adopt_stream
 from headway.server.api.generate.answer import (
@@ -206,7 +207,8 @@ class GenerationEndpoint(Generic[RequestT]):
                 )
             payload.check_scores(sum(map(len, prompts)))
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
-            with _claim_log(context, job, caller):
+            span = context.begun_span(job.spec.id, caller, _asked(job))
+            with _claim_log(context, job, caller), span:
                 await context.admission.reserve_shared(reservation)
                 generation = Generation(context.engine, job.spec, reservation.take_lease())
                 await generation.start()
@@ -255,6 +257,22 @@ class GenerationEndpoint(Generic[RequestT]):
             spec, model, make_form, is_stream, options, created, client_id, repeat.body_digest
         )
         return replace(job, reply=draft.reply, echo=read.echo)
+
+
+def _asked(job: GenerationJob) -> dict[str, Attribute]:
+    """Return what the client asked for, as attributes of its span."""
+    params = job.spec.params
+    asked: dict[str, Attribute | None] = {
+        "gen_ai.request.model": job.model,
+        "gen_ai.response.model": job.model,
+        "gen_ai.request.stream": job.is_stream,
+        "gen_ai.request.temperature": float(params.temperature),
+        "gen_ai.request.top_p": float(params.top_p),
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.choice.count": params.n if params.n > 1 else None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _claim_log(
