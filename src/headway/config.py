@@ -220,6 +220,11 @@ class ServerConfig:
     access_log: bool = setting(
         False, "Log a line for each answered request: path, status, time, ids; never its content."
     )
+    log_prompts: str | None = setting(
+        None,
+        "Log prompts, without what matches the regular expressions in this file, one per line; "
+        "default: prompts are never logged.",
+    )
     max_body_bytes: int = setting(4 * 1024**2, "Largest request body, in bytes.")
     max_num_queued_reqs: int = setting(
         256,

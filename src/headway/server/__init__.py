@@ -15,6 +15,7 @@ Must not import build, cli or bench, nor any tensor library. In reading order:
     streams.py      resumable streams, kept for a while without a reader
     background.py   events of background responses, kept for readers to come
     live.py         requests that are being answered, by id
+    prompt_log.py   the log of prompts, redacted, for those who ask for it
 
     http/     below the API: limits, hosts, authentication, errors, SSE
     schema/   request and response bodies

@@ -11,6 +11,7 @@ from headway.config import ServerConfig
 from headway.server.http.auth import Authentication
 from headway.server.http.hosts import HostCheck, HostPolicy
 from headway.server.http.proxies import TrustedProxies
+from headway.server.prompt_log import PromptLog, open_prompt_log
 from headway.tenancy.load import LoadedTenants, load_tenants
 
 
@@ -23,6 +24,7 @@ class AccessControl:
     proxies: TrustedProxies
     hosts: HostPolicy
     admin_hosts: HostPolicy
+    prompt_log: PromptLog | None = None
 
     @classmethod
     def of(cls, config: ServerConfig, clock: Clock) -> AccessControl:
@@ -33,6 +35,7 @@ class AccessControl:
             TrustedProxies.of(config.trusted_proxy),
             HostPolicy.of(config.host, config.allowed_host),
             HostPolicy.of(config.admin_host, config.allowed_host),
+            open_prompt_log(config.log_prompts),
         )
 
     def protect(self, app: ASGIApp, hosts: HostPolicy) -> ASGIApp:

@@ -114,6 +114,7 @@ def create_context(
         batches=batch_store,
         steps=observers.steps,
         spans=observers.spans,
+        prompt_log=access.prompt_log,
     )
     logger.info("%s", context.dialect.describe())
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))

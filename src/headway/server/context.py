@@ -26,6 +26,7 @@ from headway.server.batches.store import BatchStore
 from headway.server.grammars import GrammarChecks
 from headway.server.http.errors import UNAVAILABLE, ApiError, ErrorResponse
 from headway.server.live import LiveGenerations
+from headway.server.prompt_log import PromptLog
 from headway.server.schema.request import GenerationRequest
 from headway.server.streams import ResumableStreams
 from headway.tenancy import TenantRecord
@@ -66,6 +67,7 @@ class ServerContext:
     live: LiveGenerations = field(default_factory=LiveGenerations)
     steps: RecentSteps = field(default_factory=RecentSteps)
     spans: SpanRecorder | None = None
+    prompt_log: PromptLog | None = None
     grammars: GrammarChecks = field(init=False)
     dialect: ChatDialect = field(init=False)
 

@@ -6,6 +6,8 @@ with the same key, gets the answer that is under way or kept, here or at another
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,10 +38,13 @@ from headway.server.background import LogSpace, estimate_bytes
 from headway.server.context import Caller, ServerContext, read_body, run_off_loop
 from headway.server.http.errors import ApiError, ErrorResponse
 from headway.server.http.idempotency import alias_of
+from headway.server.prompt_log import PromptLog
 from headway.server.schema.adapted import ReadRequest, RequestT
 from headway.server.schema.request import GenerationRequest, RequestLimits
 from headway.server.streams import NOTE_VERSION, ResumableStream, StreamNote, encode_note
 from headway.text.reply import TEXT_ONLY, ReplyForm
+
+logger = logging.getLogger(__name__)
 
 ADOPT_S = 1.0
 """How long engines have to say whether they have a request with this Idempotency-Key."""
@@ -207,6 +212,8 @@ class GenerationEndpoint(Generic[RequestT]):
                 )
             payload.check_scores(sum(map(len, prompts)))
             context.admission.resize(reservation, len(prompts), sum(map(len, prompts)))
+            if context.prompt_log is not None:
+                await _log_prompts(context, context.prompt_log, job)
             span = context.begun_span(job.spec.id, caller, _asked(job))
             with _claim_log(context, job, caller), span:
                 await context.admission.reserve_shared(reservation)
@@ -273,6 +280,16 @@ def _asked(job: GenerationJob) -> dict[str, Attribute]:
         "gen_ai.request.choice.count": params.n if params.n > 1 else None,
     }
     return {name: value for name, value in asked.items() if value is not None}
+
+
+async def _log_prompts(context: ServerContext, log: PromptLog, job: GenerationJob) -> None:
+    """Log the prompts of a request; an exception must not end it."""
+    spec, tokenizer = job.spec, context.engine.tokenizer
+    write = partial(log.write, spec.id, spec.terms.tenant, spec.prompts, tokenizer)
+    try:
+        await asyncio.to_thread(write)
+    except Exception:
+        logger.exception("the prompts of request %s cannot be logged", spec.id)
 
 
 def _claim_log(
