@@ -12,6 +12,7 @@ In reading order:
     serve.py, chat.py, batch.py, bench.py, doctor.py, explain.py, trace.py, replay.py, usage.py,
     keys.py, tenants.py, cache.py
     capacity/       profile, simulate, plan
+    top/            the dashboard in a terminal
     fleet/          engine, frontend, router, fleet
 """
 

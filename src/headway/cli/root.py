@@ -15,6 +15,7 @@ SUMMARIES = {
     "fleet": "Run many engines and frontends from one file.",
     "chat": "Chat with a model.",
     "doctor": "Show the hardware: cores, instruction sets, torch, memory, KV cache.",
+    "top": "Show live what requests wait for and what the engines do.",
     "explain": "Explain a request: a paragraph and a timeline.",
     "trace": "Write recent steps and requests as a trace that Perfetto opens.",
     "replay": "Replay recordings of an engine, and compare every plan.",

@@ -96,6 +96,7 @@ def _request_columns(intervals: Sequence[HistoryInterval]) -> dict[str, Any]:
     return {
         "num_arrived": [one.num_arrived for one in intervals],
         "num_finished": [one.num_finished for one in intervals],
+        "num_first_tokens": [one.num_first_tokens for one in intervals],
         "ttft_ms": [_mean_ms(one.ttft_s, one.num_first_tokens) for one in intervals],
         "num_met": [one.num_met for one in intervals],
         "num_missed": [one.num_missed for one in intervals],
