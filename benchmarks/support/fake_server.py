@@ -122,7 +122,13 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
         template, access = ChatTemplate(TEMPLATE, {}), listeners.access
         model = ServedModel(("fake",), template)
         context = create_context(engine, admission, access, model, observers, batches)
-        shown = Config(server=config, ledger=for_ledger, supervision=supervision)
+        shown = Config(
+            server=config,
+            ledger=for_ledger,
+            supervision=supervision,
+            frontend=frontend,
+            routing=routing,
+        )
         pages = make_pages(context, observers, shown, access.tenants.directory)
         apps = make_apps(context, access, pages)
         return ServerParts(engine, apps, admission, observers.stats, background)

@@ -140,9 +140,13 @@ class DashboardData:
         read_query(request)
         engine, admission = self._context.engine, self._context.admission
         rows = [_engine_row(one, self._collector.routed) for one in engine.engines]
+        is_frontend = engine.demand is not None
         return JsonResponse(
             {
                 "engines": rows,
+                "is_frontend": is_frontend,
+                "rule": self._config.routing.routing if is_frontend else None,
+                "routers": self._config.frontend.router if is_frontend else (),
                 "status": self._context.status(),
                 "is_paused": admission.is_paused,
                 "restarts": list(self._collector.restarts)[::-1],
@@ -207,6 +211,7 @@ def _engine_row(replica: EngineReplica, routed: dict[str, int]) -> dict[str, Any
         "kv_usage": kv_usage,
         "num_blocks_cached": 0 if replica.owners is None else replica.owners.num_cached,
         "num_routed": routed.get(name, 0),
+        "num_own": replica.num_seqs,
         "step_s": None if step is None else step.elapsed_s,
         "token_budget": None if step is None else step.token_budget,
         "info": None if info is None else msgspec.to_builtins(info),

@@ -1,4 +1,4 @@
-// Engines of this frontend: load, cache, placement; drain and log level of this process.
+// Engines of this server or frontend: load, cache, placement; drain and log level of this process.
 
 import { html, useState } from "./vendor/preact.module.js";
 import { send } from "./client.js";
@@ -6,12 +6,12 @@ import { clock, number, percent, seconds } from "./format.js";
 import { API, Confirm, Failure, Table, usePolled } from "./parts.js";
 
 function stateOf(engine) {
-  if (engine.is_retired) return ["retired", ""];
+  if (engine.is_retired) return [engine.num_own ? "draining" : "retired", ""];
   if (engine.is_ready) return ["ready", "good"];
   return engine.is_up ? ["stalled", ""] : ["down", "bad"];
 }
 
-function Engine({ engine }) {
+function Engine({ engine, isFrontend }) {
   const [state, kind] = stateOf(engine);
   const { info } = engine;
   const facts = [
@@ -19,7 +19,12 @@ function Engine({ engine }) {
     ["waiting", number(engine.num_waiting)],
     ["last step", seconds(engine.step_s)],
     ["token budget", number(engine.token_budget)],
-    ["sent by the router", number(engine.num_routed)],
+    ...(isFrontend
+      ? [
+          ["of this frontend", number(engine.num_own)],
+          ["sent by the router", number(engine.num_routed)],
+        ]
+      : []),
     ["cached blocks", number(engine.num_blocks_cached)],
     ...(info
       ? [
@@ -40,6 +45,16 @@ function Engine({ engine }) {
   </section>`;
 }
 
+// What a frontend does not know: other frontends have pages of their own.
+function Placement({ data }) {
+  const { routers, rule } = data;
+  const decides = routers.length
+    ? `The router at ${routers.join(" or ")} decides for all frontends that share it (rule: ${rule} while this frontend decides by itself).`
+    : `This frontend decides by itself which engine gets a request (rule: ${rule}).`;
+  return html`<p class="hint">${decides} Running and waiting count the requests of all frontends in an engine; all else
+    on these pages is of this frontend alone. Other frontends have pages of their own.</p>`;
+}
+
 export function Engines() {
   const [data, error, read] = usePolled(`${API}/engines`);
   const [message, setMessage] = useState("");
@@ -58,7 +73,8 @@ export function Engines() {
     ["requests sent again", (one) => number(one.num_resubmitted), "n"],
   ];
   return html`<section class="card" aria-label="This server">
-      <div class="head"><h1 class="brand">Engines</h1><span class="muted">of this server: ${data?.status ?? "…"}</span></div>
+      <div class="head"><h1 class="brand">Engines</h1><span class="muted">of this ${data?.is_frontend ? "frontend" : "server"}: ${data?.status ?? "…"}</span></div>
+      ${data?.is_frontend && html`<${Placement} data=${data} />`}
       <${Failure} error=${error} />
       <div class="form">
         ${data && (data.is_paused
@@ -72,7 +88,7 @@ export function Engines() {
         <span role="status" class="muted">${message}</span>
       </div>
     </section>
-    <div class="grid">${(data?.engines ?? []).map((engine) => html`<${Engine} key=${engine.name} engine=${engine} />`)}</div>
+    <div class="grid">${(data?.engines ?? []).map((engine) => html`<${Engine} key=${engine.name} engine=${engine} isFrontend=${data.is_frontend} />`)}</div>
     ${data && html`<section class="card" aria-label="Restarts">
       <div class="head"><h2>Restarts</h2></div>
       <${Table} caption="The last restarts" columns=${restarts} rows=${data.restarts} empty="None since the server started." />
