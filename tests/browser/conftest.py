@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import Launcher, RunningServer
 from headway.tenancy.keys import digest_of, write_digest
 
@@ -47,6 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: Path) -> It
     ).wait_ready(ADMIN)
     yield made
     launcher.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, tokenizer_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, tokenizer_path)
+    yield made
+    made.close()
 
 
 def ask(server: RunningServer, tenant: str, **body: Any) -> httpx.Response:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.support.servers import RunningServer
+from benchmarks.support.fleets import Fleet
+from benchmarks.support.servers import Launcher, RunningServer
 from tests.browser.conftest import ADMIN, FAIRNESS, TENANTS, USER, Open, ask, load
 
 pytestmark = pytest.mark.browser
@@ -215,3 +218,108 @@ def test_a_user_of_the_playground(server: RunningServer, open_page: Open) -> Non
         == 403
     )
     watched.check(f"127.0.0.1:{server.port}")
+
+
+def chunks(*deltas: dict[str, Any], reason: str) -> str:
+    """The stream of an answer, as the server writes it."""
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reason})
+    events = [json.dumps({"id": "chatcmpl-1", "choices": [one]}) for one in choices]
+    return "".join(f"data: {one}\n\n" for one in (*events, "[DONE]"))
+
+
+def test_tools_and_schemas_in_the_playground(server: RunningServer, open_page: Open) -> None:
+    code = "<img src=x onerror=alert(1)>"
+    begin = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": ""}}
+    rest = {"index": 0, "function": {"arguments": json.dumps({"city": code})}}
+    answers = [
+        chunks({"tool_calls": [begin]}, {"tool_calls": [rest]}, reason="tool_calls"),
+        chunks({"content": "It is warm."}, reason="stop"),
+    ]
+    bodies: list[dict[str, Any]] = []
+
+    def answer(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(body=answers.pop(0), content_type="text/event-stream")
+
+    watched = open_page(f"{server.url}/playground", USER)
+    page = watched.page
+    page.route("**/v1/chat/completions", answer)
+    page.get_by_text("ready", exact=True).wait_for()
+    message = page.get_by_label("Message", exact=True)
+    page.get_by_label("Tools").fill("[{")
+    message.fill("How warm is it?")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Tools: not valid JSON").wait_for()
+    assert message.input_value() == "How warm is it?"  # nothing is lost
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    page.get_by_label("Tools").fill(json.dumps(tools))
+    page.get_by_role("combobox", name="Answer").select_option("json_schema")
+    page.get_by_label("JSON schema").fill('{"type": "object"}')
+    assert not serious(page)
+    message.press("Control+Enter")
+    page.get_by_text(f"weather({json.dumps({'city': code})})").wait_for()
+    assert page.locator("#messages img").count() == 0
+    assert "Result of weather(" in message.get_attribute("placeholder")
+    message.fill("21 degrees")
+    message.press("Control+Enter")
+    page.get_by_text("It is warm.").wait_for()
+    assert "Ask something" in message.get_attribute("placeholder")
+    first, second = bodies
+    assert first["tools"] == tools
+    assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    call, result = second["messages"][-2:]
+    assert [one["id"] for one in call["tool_calls"]] == ["call_1"]
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"}
+    watched.check(f"127.0.0.1:{server.port}")
+
+
+def test_ten_thousand_tenants_do_not_break_the_page(launch: Launcher, open_page: Open) -> None:
+    server = launch(
+        server={"trusted_proxy": ["127.0.0.1"], "max_num_queued_reqs": 4096},
+        scheduling_policy="fair", step_s=0.0, max_num_seqs=256, num_blocks=4096,
+    ).wait_ready()  # fmt: skip
+    body = {"prompt": "x", "max_tokens": 1}
+
+    def ask_as(numbers: range) -> None:
+        with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
+            for number in numbers:
+                headers = {FAIRNESS: f"tenant-{number:05}"}
+                answer = client.post("/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask_as, [range(start, start + 1250) for start in range(0, 10_000, 1250)]))
+    ask_as(range(9_999, 10_000))  # the last to arrive is among those that are counted apart
+    url, num_bytes = f"{server.admin_url}{API}", list[int]()
+    for path in ("/tenants", "/requests", "/tenants?search=tenant-0"):
+        num_bytes.append(len(httpx.get(url + path).content))
+    assert max(num_bytes) < 100_000
+    watched = open_page(f"{server.admin_url}/dashboard")
+    page = watched.page
+    page.get_by_role("heading", name="Requests waiting, by cause").wait_for()
+    assert page.evaluate("document.querySelectorAll('*').length") < 5000
+    page.evaluate("location.hash = '#/tenants'")
+    page.get_by_text("all others").wait_for()
+    rows = page.locator("section[aria-label='Tenants'] tbody tr")
+    assert rows.count() == 65
+    page.get_by_label("Name contains").fill("tenant-09999")
+    page.get_by_text("tenant-09999").wait_for()
+    for path, text in PAGES.items():
+        page.evaluate(f"location.hash = '#/{path}'")
+        page.get_by_text(text, exact=True).first.wait_for()
+    assert not serious(page)
+    watched.check(address(server))
+
+
+def test_a_frontend_says_what_its_page_does_not_show(fleet: Fleet, open_page: Open) -> None:
+    for _ in range(2):
+        fleet.start_engine()
+    server = fleet.start_frontend().wait_ready()
+    watched = open_page(f"{server.admin_url}/dashboard#/engines")
+    page = watched.page
+    page.get_by_text("Other frontends have pages of their own").wait_for()
+    for engine in fleet.engines:
+        page.get_by_role("heading", name=engine.address).wait_for()
+    assert not serious(page)
+    watched.check(address(server))

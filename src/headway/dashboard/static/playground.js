@@ -5,7 +5,9 @@ import { number, seconds } from "./format.js";
 
 const LATE = 3; // a piece is late if it took so many times the median
 const $ = (id) => document.getElementById(id);
+const PLACEHOLDER = $("prompt").placeholder;
 const messages = [];
+let pending = []; // calls of the last answer that have no result yet
 let stopper = null;
 let lastId = "";
 
@@ -51,6 +53,26 @@ function numberOf(id) {
   return text === "" ? undefined : Number(text);
 }
 
+// The value of a text box with JSON; nothing if it is empty.
+function jsonOf(id, name) {
+  const text = $(id).value.trim();
+  if (!text) return undefined;
+  try {
+    return JSON.parse(text);
+  } catch (failure) {
+    throw new Error(`${name}: not valid JSON (${failure.message})`);
+  }
+}
+
+function formatOf() {
+  const type = $("format").value;
+  if (type === "text") return undefined;
+  if (type === "json_object") return { type };
+  const schema = jsonOf("schema", "JSON schema");
+  if (schema === undefined) throw new Error("JSON schema: say which");
+  return { type, json_schema: { name: "answer", schema } };
+}
+
 function makeBody() {
   const system = $("system").value.trim();
   return {
@@ -60,7 +82,8 @@ function makeBody() {
     temperature: numberOf("temperature"),
     top_p: numberOf("top_p"),
     seed: numberOf("seed"),
-    response_format: $("json").checked ? { type: "json_object" } : undefined,
+    response_format: formatOf(),
+    tools: jsonOf("tools", "Tools"),
     stream: true,
     stream_options: { include_usage: true },
   };
@@ -86,9 +109,25 @@ function drawStrip(startedAt, times, isOver) {
   $("timing").textContent = isOver ? text : `${text} …`;
 }
 
+// Adds the parts of calls that a chunk has.
+function addCalls(calls, parts) {
+  for (const part of parts) {
+    if (!calls.has(part.index)) calls.set(part.index, { id: "", type: "function", function: { name: "", arguments: "" } });
+    const call = calls.get(part.index);
+    call.id ||= part.id ?? "";
+    call.function.name += part.function?.name ?? "";
+    call.function.arguments += part.function?.arguments ?? "";
+  }
+}
+
+const callText = (call) => `${call.function.name}(${call.function.arguments})`;
+
+// Shows an answer while it comes; returns its message.
 async function readAnswer(response, text, startedAt) {
   const times = [];
+  const calls = new Map();
   let content = "";
+  let reason = null;
   let usage = null;
   let drawnAt = 0;
   for await (const data of readEvents(response)) {
@@ -97,11 +136,15 @@ async function readAnswer(response, text, startedAt) {
     if (chunk.error) throw new Error(chunk.error.message);
     lastId = chunk.id ?? lastId;
     usage = chunk.usage ?? usage;
-    const piece = chunk.choices?.[0]?.delta?.content ?? "";
-    if (piece) {
+    const [choice] = chunk.choices ?? [];
+    reason = choice?.finish_reason ?? reason;
+    const delta = choice?.delta ?? {};
+    const parts = delta.tool_calls ?? [];
+    if (delta.content || parts.length) {
       times.push(performance.now());
-      content += piece;
-      text.textContent = content;
+      content += delta.content ?? "";
+      addCalls(calls, parts);
+      text.textContent = [content, ...[...calls.values()].map(callText)].filter(Boolean).join("\n");
       if (times.at(-1) - drawnAt > 100) {
         drawnAt = times.at(-1);
         drawStrip(startedAt, times, false);
@@ -111,7 +154,30 @@ async function readAnswer(response, text, startedAt) {
   }
   drawStrip(startedAt, times, true);
   if (usage) $("timing").textContent += ` ${number(usage.prompt_tokens)} prompt and ${number(usage.completion_tokens)} output tokens.`;
-  return content;
+  // Calls that were cut off are text.
+  if (reason !== "tool_calls") return { role: "assistant", content: text.textContent };
+  return { role: "assistant", content: content || null, tool_calls: [...calls.values()] };
+}
+
+// The next input is a message, or the result of the next call.
+function askNext() {
+  const [call] = pending;
+  $("prompt").placeholder = call ? `Result of ${callText(call)}; Ctrl+Enter sends` : PLACEHOLDER;
+}
+
+function addInput(prompt) {
+  const call = pending.shift();
+  messages.push(call ? { role: "tool", tool_call_id: call.id, content: prompt } : { role: "user", content: prompt });
+  const shown = addMessage(call ? "tool" : "user", prompt);
+  $("prompt").value = "";
+  askNext();
+  return () => {
+    messages.pop();
+    shown.parentElement.remove();
+    if (call) pending.unshift(call);
+    if (!$("prompt").value) $("prompt").value = prompt;
+    askNext();
+  };
 }
 
 async function ask(event) {
@@ -120,25 +186,30 @@ async function ask(event) {
   if (!prompt || stopper) return;
   showError("");
   $("explanation").hidden = true;
-  messages.push({ role: "user", content: prompt });
-  addMessage("user", prompt);
-  $("prompt").value = "";
+  const takeBack = addInput(prompt);
+  if (pending.length) return;
   stopper = new AbortController();
   setBusy(true);
   const text = addMessage("assistant", "");
   const startedAt = performance.now();
   drawStrip(startedAt, [], false);
+  let answer = null;
   try {
     const response = await send("/v1/chat/completions", { method: "POST", body: makeBody(), signal: stopper.signal });
-    await readAnswer(response, text, startedAt);
+    answer = await readAnswer(response, text, startedAt);
   } catch (failure) {
     if (failure.name === "AbortError") $("status").textContent = "stopped";
     else showError(failure.message);
   }
-  if (text.textContent) messages.push({ role: "assistant", content: text.textContent });
-  else {
-    messages.pop();
-    text.parentElement.remove();
+  // What came before an error or a stop is a part of the conversation, as text.
+  if (text.isConnected) {
+    if (text.textContent) messages.push(answer ?? { role: "assistant", content: text.textContent });
+    else {
+      takeBack();
+      text.parentElement.remove();
+    }
+    pending.push(...(answer?.tool_calls ?? []));
+    askNext();
   }
   stopper = null;
   setBusy(false);
@@ -166,9 +237,16 @@ async function explain() {
 function clear() {
   stopper?.abort();
   messages.length = 0;
+  pending = [];
+  askNext();
   $("messages").replaceChildren();
   $("explanation").hidden = true;
   showError("");
+}
+
+function showFormat() {
+  $("format-hint").hidden = $("format").value === "text";
+  $("schema-label").hidden = $("format").value !== "json_schema";
 }
 
 $("key").value = getKey();
@@ -176,6 +254,7 @@ $("key").addEventListener("change", () => {
   setKey($("key").value.trim());
   loadModels();
 });
+$("format").addEventListener("change", showFormat);
 $("options").addEventListener("submit", (event) => event.preventDefault());
 $("ask").addEventListener("submit", ask);
 $("prompt").addEventListener("keydown", (event) => {
@@ -184,4 +263,5 @@ $("prompt").addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", () => stopper?.abort());
 $("clear").addEventListener("click", clear);
 $("explain").addEventListener("click", explain);
+showFormat();
 loadModels();
