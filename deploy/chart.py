@@ -92,7 +92,8 @@ def _with_values(found: Object) -> Object:
     if kind == "ScaledObject":
         spec["maxReplicaCount"] = "<<.Values.scaling.maxEngines>>"
         spec["fallback"]["replicas"] = "<<.Values.fleet.engines>>"
-        spec["triggers"][0]["metadata"]["serverAddress"] = "<<.Values.scaling.prometheus>>"
+        for trigger in spec["triggers"]:
+            trigger["metadata"]["serverAddress"] = "<<.Values.scaling.prometheus>>"
     if kind not in ("Deployment", "StatefulSet"):
         return found
     counts = {"headway-engine": "engines", "headway-frontend": "frontends"}

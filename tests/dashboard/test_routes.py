@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import Launcher, RunningServer
 from headway.config import Config, LedgerConfig, ServerConfig
 from headway.dashboard.files import CSP
@@ -252,6 +253,28 @@ def test_names_that_look_like_code_arrive_as_text(guarded: RunningServer) -> Non
         assert set(history["loads"]["tenants"]) <= set(sent)
 
 
+def test_a_frontend_shows_its_engines(tmp_path: Path, tokenizer_path: Path) -> None:
+    fleet = Fleet(tmp_path, tokenizer_path)
+    try:
+        for _ in range(2):
+            fleet.start_engine()
+        server = fleet.start_frontend(routing="least-loaded").wait_ready()
+        with httpx.Client(timeout=20) as client:
+            for number in range(4):
+                body = {"prompt": f"{number}", "max_tokens": 40, "ignore_eos": True}
+                answer = client.post(f"{server.url}/v1/completions", json=body)
+                assert answer.status_code == 200
+            found = client.get(f"{server.admin_url}{API}/engines").json()
+        assert (found["is_frontend"], found["rule"], found["routers"]) == (True, "least-loaded", [])
+        assert {one["name"] for one in found["engines"]} == {one.address for one in fleet.engines}
+        assert sum(one["num_routed"] for one in found["engines"]) == 4
+        assert all(one["num_own"] == 0 for one in found["engines"])
+        # Its steps are known by then.
+        assert 0.0 < server.metric("headway_expected_ttft_seconds") < 1.0
+    finally:
+        fleet.close()
+
+
 def test_viewers_are_bounded_and_do_not_delay_the_end(launch: Launcher) -> None:
     server = launch().wait_ready()
     url = f"{server.admin_url}{API}/stream"
@@ -268,6 +291,7 @@ def test_viewers_are_bounded_and_do_not_delay_the_end(launch: Launcher) -> None:
         assert kinds[:2] == ["history", "now"] and set(kinds) == {"history", "now"}
         answer = client.get(f"{server.admin_url}{API}/engines").json()
         assert answer["status"] == "ready" and len(answer["engines"]) == 1
+        assert not answer["is_frontend"] and answer["rule"] is None
         with client.stream("GET", url) as again:  # the first has left
             assert again.status_code == 200
         assert server.stop() == 0

@@ -42,8 +42,8 @@ def queries() -> Iterator[tuple[str, str]]:
             for query in panel["queries"]:
                 yield panel["title"], query["expr"]
     scaled = DEPLOY / "kubernetes/scaling/scaled-object.yaml"
-    [trigger] = yaml.safe_load(scaled.read_text())["spec"]["triggers"]
-    yield "the ScaledObject", trigger["metadata"]["query"]
+    for trigger in yaml.safe_load(scaled.read_text())["spec"]["triggers"]:
+        yield "the ScaledObject", trigger["metadata"]["query"]
 
 
 def names_in(expr: str) -> set[str]:

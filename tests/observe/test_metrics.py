@@ -253,6 +253,8 @@ def test_every_metric_is_on_its_page_and_no_other(metrics: Metrics, tmp_path: Pa
     metrics.watch_ledger(make_writer(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "spool"))
     metrics.watch_spans(SpanExporter(Receiver("http://x"), lambda *_: b"", lambda _: 0))
     metrics.watch_need(lambda: 2.5)
+    metrics.watch_ttft(lambda: 0.5)
+    assert b'headway_expected_ttft_seconds{engine="0",model_name="m"} 0.5' in metrics.render()
     assert b'headway_fleet_desired_replicas{engine="0",model_name="m"} 2.5' in metrics.render()
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| (`.+`) \| (\w+) \|", page, re.MULTILINE)

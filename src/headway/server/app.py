@@ -21,6 +21,7 @@ from starlette.routing import Mount, Router
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.process.messages import all_events
 from headway.observe import Observers
+from headway.observe.metrics.expected_ttft import ExpectedTtft
 from headway.server.access import AccessControl
 from headway.server.admission import AdmissionController
 from headway.server.api.batches import batches, files
@@ -120,6 +121,9 @@ def create_context(
     engine.subscribe(lambda batch: observers.consume(all_events(batch)))
     engine.subscribe_steps(observers.steps.record)
     engine.subscribe_restarts(observers.metrics.count_restart)
+    expected = ExpectedTtft(observers.requests, lambda: engine.last_steps)
+    observers.others.append(expected)
+    observers.metrics.watch_ttft(expected.seconds)
     if engine.demand is not None:
         observers.metrics.watch_need(lambda: engine.demand.need if engine.demand else 0.0)
     return context

@@ -136,6 +136,12 @@ class AsyncEngine:
         return self._replicas
 
     @property
+    def last_steps(self) -> list[events.Stepped]:
+        """The last step of each engine that takes requests."""
+        found = [one.last_step for one in self._replicas if one.is_ready and not one.is_retired]
+        return [step for step in found if step is not None]
+
+    @property
     def engine_states(self) -> list[tuple[str, int, int, float]]:
         """Name, running and waiting requests, and KV usage of each engine that is up."""
         return [one.state for one in self._replicas if one.link.is_up]

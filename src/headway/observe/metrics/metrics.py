@@ -138,6 +138,10 @@ class Metrics:
             "Engines that the work of this frontend needs; the sum over frontends, rounded up.",
         ).set_function(read)
 
+    def watch_ttft(self, read: Callable[[], float]) -> None:
+        """Export the TTFT of a request that would arrive now; read at each scrape."""
+        self._expected_ttft.set_function(read)
+
     def describe_cache(self, num_blocks: int, block_size: int) -> None:
         """Export the size of the KV cache."""
         labels = {**self._labels, "block_size": block_size, "num_gpu_blocks": num_blocks}
@@ -249,6 +253,10 @@ class Metrics:
         )
         self._fill = self._gauge(
             "headway_token_budget_fill", "Tokens in the last step over the token budget."
+        )
+        self._expected_ttft = self._gauge(
+            "headway_expected_ttft_seconds",
+            "Predicted TTFT of a typical request that would arrive now, behind all that wait.",
         )
         self._blocks_used = self._gauge("headway_kv_blocks_used", "KV cache blocks in use.")
         self._blocks_total = self._gauge("headway_kv_blocks_total", "Total KV cache blocks.")
