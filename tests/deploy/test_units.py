@@ -26,12 +26,16 @@ class Repeated(dict):
         super().__setitem__(key, value)
 
 
-@pytest.fixture(scope="module")
-def unit():
+def read_unit(name: str):
     parser = ConfigParser(interpolation=None, strict=False, delimiters="=", dict_type=Repeated)
     parser.optionxform = str  # pyright: ignore
-    parser.read_string((DEPLOY / "systemd/headway.service").read_text())
+    parser.read_string((DEPLOY / "systemd" / name).read_text())
     return parser["Service"]
+
+
+@pytest.fixture(scope="module")
+def unit():
+    return read_unit("headway.service")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,20 @@ def test_the_unit_waits_for_streams_to_finish(unit, settings) -> None:
     assert unit["Type"] == "notify"
     assert int(unit["TimeoutStopSec"]) > settings.server.shutdown_timeout
     assert unit["KillMode"] == "mixed"
+
+
+def test_the_unit_of_an_engine_is_as_locked_as_that_of_a_server(unit) -> None:
+    engine = read_unit("headway-engine.service")
+    program, command, model, *flags = engine["ExecStart"].split()
+    assert (program, command, model) == ("/opt/headway/bin/headway", "engine", "${MODEL}")
+    assert flags == ["--config", "/etc/headway/engine.yaml"]
+    given = yaml.safe_load((DEPLOY / "systemd/engine.yaml").read_text())
+    assert load_config({}, given, {}).listener.listen == "tcp://127.0.0.1:7600"
+    own = {"ExecStart", "ExecReload", "TimeoutStopSec"}
+    assert engine["Type"] == "notify"
+    assert {k: v for k, v in unit.items() if k not in own} == {
+        k: v for k, v in engine.items() if k not in own
+    }
 
 
 def test_the_settings_of_the_unit_listen_on_loopback_only(settings) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.fleets import Fleet
 from headway.config import notify_address, watchdog_s
 from headway.server.service_manager import ServiceManager
 
@@ -60,6 +61,23 @@ def test_signs_of_life_end_when_the_engine_is_given_up(inbox, launch, monkeypatc
         while True:
             inbox.recv(4096)
     assert server.process.poll() is None
+
+
+def test_an_engine_host_says_it_too(inbox, tmp_path: Path, tokenizer_path, monkeypatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    fleet = Fleet(tmp_path, tokenizer_path)
+    try:
+        engine = fleet.start_engine(load_s=0.3)
+        while "READY" not in (told := receive(inbox)):
+            assert told == {"WATCHDOG": "1"}
+        assert told == {"READY": "1", "STATUS": f"serving {engine.address}"}
+        assert receive(inbox) == {"WATCHDOG": "1"}
+        engine.process.send_signal(signal.SIGTERM)
+        while "STOPPING" not in (told := receive(inbox)):
+            assert told == {"WATCHDOG": "1"}
+        assert engine.process.wait(10) == 0
+    finally:
+        fleet.close()
 
 
 @pytest.mark.parametrize("name", ["@headway-test-{}", "headway-test"])

@@ -1,4 +1,4 @@
-"""Tells the service manager (systemd) when the server is ready, stops, and is alive.
+"""Tells the service manager (systemd) when a process is ready, stops, and is alive.
 
 The protocol of sd_notify(3): datagrams to the socket that the environment names. Without one,
 nothing is sent.
@@ -26,13 +26,13 @@ class ServiceManager:
             self._address = "\0" + address[1:]
         self._watchdog_s = None if address is None else watchdog_s
 
-    def say_ready(self, url: str) -> None:
+    def say_ready(self, address: str) -> None:
         """Say that requests are served."""
-        self._send(f"READY=1\nSTATUS=serving {url}")
+        self._send(f"READY=1\nSTATUS=serving {address}")
 
-    def say_stopping(self) -> None:
-        """Say that the server drains, and then ends."""
-        self._send("STOPPING=1\nSTATUS=draining")
+    def say_stopping(self, status: str = "draining") -> None:
+        """Say that the process ends, maybe after a drain."""
+        self._send(f"STOPPING=1\nSTATUS={status}")
 
     async def show_life(self, is_alive: Callable[[], bool]) -> None:
         """Send signs of life for as long as `is_alive`, if the manager asks for them."""

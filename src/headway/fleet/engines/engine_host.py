@@ -11,10 +11,13 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
+from typing import Any
 
+from headway.config import notify_address, watchdog_s
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import HeadwayError
 from headway.fleet.engines.listener import EngineListener
+from headway.server.service_manager import ServiceManager
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +34,19 @@ async def host_engine(
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    manager = ServiceManager(notify_address(), watchdog_s())
     stopping = asyncio.create_task(stop.wait())
-    tasks: list[asyncio.Task[bool]] = [stopping]
+    # A hung engine process is replaced here: signs of life are those of this process.
+    life = asyncio.create_task(manager.show_life(lambda: True))
+    tasks: list[asyncio.Task[Any]] = [stopping, life]
     listener: EngineListener | None = None
     try:
         listener = make_listener(supervisor)
         if lease_s is not None:
             tasks.append(asyncio.create_task(_end_lease(listener, lease_s, stop)))
-        return await _run(supervisor, listener, stopping)
+        return await _run(supervisor, listener, stopping, manager)
     finally:
+        manager.say_stopping("stopping")
         for task in tasks:
             task.cancel()
         if listener is not None:
@@ -61,7 +68,10 @@ async def _end_lease(listener: EngineListener, lease_s: float, stop: asyncio.Eve
 
 
 async def _run(
-    supervisor: Supervisor, listener: EngineListener, stopping: asyncio.Task[bool]
+    supervisor: Supervisor,
+    listener: EngineListener,
+    stopping: asyncio.Task[bool],
+    manager: ServiceManager,
 ) -> int:
     logger.info("listening on %s", listener.address)
     listening = asyncio.create_task(listener.run())
@@ -73,6 +83,7 @@ async def _run(
             return 0
         loading.result() if loading.done() else listening.result()
         logger.info("the engine is ready on %s", listener.address)
+        manager.say_ready(str(listener.address))
         tasks.append(asyncio.create_task(supervisor.run(listener)))
         await asyncio.wait((*tasks[::2], stopping), return_when=asyncio.FIRST_COMPLETED)
         if listener.error is not None:
