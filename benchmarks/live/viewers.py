@@ -1,12 +1,13 @@
 """What viewers of the dashboard cost: output tokens per second with some and with none.
 
     python -m benchmarks.live.viewers MODEL [--viewers 8] [--streams 64] [--tokens 64] [--rounds 5]
-        [--json FILE]
+        [--json FILE] [--memory-minutes 60]
 
 Rounds with and without viewers take turns, and which comes first changes from pair to pair, so that
 noise of the machine hits both alike. Each round sends the same streams and waits for all. Reported:
 the median and the extremes of both, of the ratios of the pairs, and the CPU seconds of the API
-process.
+process. With --memory-minutes: the memory of the API process at the beginning, in the middle and at
+the end of rounds that take so long, all with viewers.
 """
 
 from __future__ import annotations
@@ -110,6 +111,27 @@ async def run(server: RunningServer, options: argparse.Namespace) -> dict[str, o
     }
 
 
+async def run_for_memory(server: RunningServer, options: argparse.Namespace) -> dict[str, object]:
+    """Watch rounds for some minutes; report the memory of the API process over them."""
+    process, samples = psutil.Process(server.process.pid), list[tuple[float, int]]()
+    await run_round(server, options, Rounds())  # warms up
+    begun, rounds = time.monotonic(), Rounds()
+    async with watching(server, options.viewers) as received:
+        while not samples or samples[-1][0] < 60 * options.memory_minutes:
+            samples.append((time.monotonic() - begun, process.memory_info().rss))
+            await run_round(server, options, rounds)
+    samples.append((time.monotonic() - begun, process.memory_info().rss))
+    for name, (at_s, rss) in (
+        ("beginning", samples[0]),
+        ("middle", samples[len(samples) // 2]),
+        ("end", samples[-1]),
+    ):
+        print(f"{name}: {rss / 2**20:.1f} MiB after {at_s / 60:.1f} min")
+    num_requests = options.streams * len(rounds.tokens_per_s)
+    print(f"{num_requests} requests, {received[0] / 1e6:.1f} MB to {options.viewers} viewers")
+    return {"samples": samples, "num_requests": num_requests, "num_bytes": received[0]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", type=Path)
@@ -117,6 +139,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-minutes", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     meter = StealMeter()
@@ -124,7 +147,8 @@ def main() -> int:
         server = start_model_server(options.model, Path(folder) / "server.log")
         try:
             server.wait_ready()
-            report = asyncio.run(run(server, options))
+            measure = run_for_memory if options.memory_minutes else run
+            report = asyncio.run(measure(server, options))
         finally:
             server.stop()
     write_record(report, meter, options.json)
