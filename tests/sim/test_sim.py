@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headway.config import SchedulerConfig
 from headway.core.events import Admitted, Event
 from headway.core.executor import Capacity
+from headway.core.plan import BlockLoad, BlockSave, StepPlan
 from headway.core.slo.steptime import StepCost
 from headway.core.terms import NO_TERMS
 from headway.executors.fake import FakeExecutor
 from headway.sim import (
     SMOLLM2_135M,
+    CannedExecutor,
     Record,
     Simulation,
     StepProfile,
@@ -39,6 +43,14 @@ def test_the_clock_moves_by_what_each_step_takes():
     engine.send([make_request("a", max_tokens=4)])
     engine.run()
     assert engine.clock.now() == 4.0
+
+
+def test_copies_of_kv_blocks_are_part_of_a_step():
+    capacity = replace(CAPACITY, num_slots=4, block_copy_s=0.5)
+    executor = TimedExecutor(CannedExecutor(capacity), SECOND)
+    plan = StepPlan(0, (), saves=(BlockSave(0, 1),), loads=(BlockLoad(1, 2),))
+    result = executor.collect(executor.submit(plan))
+    assert (result.elapsed_s, result.copy_s, executor.step_s) == (2.0, 1.0, 2.0)
 
 
 def test_what_arrives_during_a_step_joins_at_its_end():

@@ -63,6 +63,8 @@ class VirtualEngine:
                 self._arrivals.clear()
             if self.step() is None:
                 if not self._arrivals:
+                    if self.core.has_work:
+                        continue  # the core ends a stall with an error
                     return
                 at = max(self.clock.now(), self._arrivals[0][0])
                 self.clock.advance_to(min(at, until_s))

@@ -64,6 +64,7 @@ class FleetRecord:
     """Whether the engine that has the request has emitted a token of it."""
     num_resent: int = 0
     """How often the engine of the request was killed."""
+    num_preemptions: int = 0
     number: int | None = None
     """Position among the requests of a recording."""
 
@@ -355,6 +356,8 @@ class VirtualFleet:
         elif isinstance(event, Admitted) and not event.is_resumed:
             record.num_cached = event.num_cached_tokens
             router.admitted(record.id, event.num_cached_tokens)
+        elif isinstance(event, Admitted):
+            record.num_preemptions += 1  # it runs again
         elif isinstance(event, Finished):
             record.finished_at = now
             router.finished(record.id, record.output_until(event.num_output_tokens))

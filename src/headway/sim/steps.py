@@ -132,12 +132,13 @@ class CannedExecutor:
 
 
 class TimedExecutor:
-    """Wraps an executor and reports drawn step durations."""
+    """Wraps an executor and reports drawn step durations, with the copies of KV blocks."""
 
     def __init__(self, inner: Executor, times: StepTimes, seed: int = 0) -> None:
         self._inner = inner
         self._draw = times.start(random.Random(f"steps/{seed}"))
-        self._elapsed_s = 0.0
+        self._block_copy_s = inner.capacity().block_copy_s
+        self._elapsed_s = self._copy_s = 0.0
         self.step_s = 0.0
         """Duration of the last submitted step on the clock, with its overhead."""
 
@@ -146,8 +147,9 @@ class TimedExecutor:
 
     def submit(self, plan: StepPlan) -> Ticket:
         drawn = self._draw(shape_of(plan))
-        self._elapsed_s = drawn.elapsed_s
-        self.step_s = drawn.elapsed_s + drawn.overhead_s
+        self._copy_s = self._block_copy_s * (len(plan.saves) + len(plan.loads))
+        self._elapsed_s = drawn.elapsed_s + self._copy_s
+        self.step_s = self._elapsed_s + drawn.overhead_s
         return self._inner.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -156,7 +158,7 @@ class TimedExecutor:
             result.step_id,
             result.outcomes,
             self._elapsed_s,
-            result.copy_s,
+            self._copy_s,
             result.prompt_scores,
             result.embeddings,
         )
