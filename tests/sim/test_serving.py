@@ -47,6 +47,37 @@ def test_one_request_takes_its_steps_overheads_and_delays():
     assert one.tpot_s == pytest.approx(decode_s, rel=0.02)
 
 
+@pytest.mark.parametrize(("policy", "last"), [("fcfs", "b"), ("fair", "a")])
+def test_one_engine_orders_requests_by_its_own_policy(policy: str, last: str):
+    many = [WorkItem(tuple(range(at, at + 20)), 20, 0.001 * at, "a") for at in range(100, 106)]
+    items = (*many, WorkItem(tuple(range(200, 220)), 20, 0.2, "b"))
+    setup = change_settings(SETUP, [f"policy={policy}", "max_num_seqs=1"])
+    served = serve_load(setup, Listed(items), Limits(7)).requests
+    assert max(served, key=lambda one: one.finished_at or 0.0).tenant == last
+
+
+def test_one_engine_refuses_by_its_own_policy():
+    items = tuple(WorkItem(tuple(range(100, 120)), 20, 0.1 * at, "ab"[at % 2]) for at in range(20))
+    num_refused: dict[str, int] = {}
+    for policy in ("fcfs", "fair"):
+        setup = change_settings(SETUP, [f"policy={policy}", "max_num_seqs=1"])
+        setup = replace(setup, term_changes=parse_term_changes(["b.ttft_s=0.0001"]))
+        served = serve_load(setup, Listed(items), Limits(len(items))).requests
+        num_refused[policy] = sum(one.is_refused for one in served)
+    assert num_refused["fcfs"] == 0
+    assert num_refused["fair"] > 0
+
+
+def test_preemptions_are_counted_with_their_request():
+    spec = replace(SETUP.spec, capacity=replace(SETUP.spec.capacity, num_blocks=12))
+    items = tuple(WorkItem(tuple(range(at, at + 40)), 60) for at in (100, 200, 300))
+    served = serve_load(replace(SETUP, spec=spec), Listed(items), Limits(3)).requests
+    assert all(one.finished_at is not None for one in served)
+    assert sum(one.num_preemptions for one in served) > 0
+    served = serve_load(SETUP, Listed(items), Limits(3)).requests
+    assert sum(one.num_preemptions for one in served) == 0
+
+
 def test_the_same_seeds_give_the_same_times():
     profile = make_profile(drift=0.1, ratios=(0.9, 1.1, 1.0))
     first, again, other = (

@@ -8,6 +8,7 @@ tensors or a server. In reading order:
     records.py     one record per request
     simulation.py  Simulation: a run of recorded requests
     fleet.py       VirtualFleet: several engine cores behind a router
+    direct.py      one engine without a router
     profile.py     profiles: measured step times, overhead and delays
     observed.py    steps and requests of a recorded engine
     fitting.py     fits a profile to them

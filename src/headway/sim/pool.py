@@ -7,11 +7,11 @@ time of the profile, and costs from the order to start it.
 from __future__ import annotations
 
 import random
-from math import inf
 
 from headway.core.slo.steptime import StepShape
 from headway.routing import RULES, Router
 from headway.routing.autoscale import Autoscaler, total_need
+from headway.sim.direct import DirectRouter
 from headway.sim.fleet import DELAY_S, VirtualFleet
 from headway.sim.profile import MeasuredTimes
 from headway.sim.served import ServedLoad
@@ -63,8 +63,7 @@ class EnginePool:
         setup = self._setup
         times = [self._draw_times() for _ in range(setup.num_engines)]
         if setup.is_alone:
-            router = Router(ahead_steps=inf)
-            return VirtualFleet([router], times, setup.spec, machine_seed, delay_s=0.0)
+            return VirtualFleet([DirectRouter()], times, setup.spec, machine_seed, delay_s=0.0)
         if setup.make_frontends is None:
             router = Router(RULES[setup.rule]())
             return VirtualFleet([router], times, setup.spec, machine_seed, DELAY_S)

@@ -18,6 +18,7 @@ class ServedRequest:
     num_cached_tokens: int = 0
     refusal_reason: str = ""
     """As in the event Refused; empty if it was not refused."""
+    num_preemptions: int = 0
 
     @property
     def is_refused(self) -> bool:

@@ -205,6 +205,7 @@ class _Clients:
         finished_at = (record.finished_at or 0.0) + self._rng.choice(delays.to_client_s)
         request.finished_at = max(finished_at, request.first_token_at or 0.0)
         request.num_cached_tokens = record.num_cached
+        request.num_preemptions = record.num_preemptions
         if self._concurrency is not None:
             self._fleet.at(request.finished_at, self._send_now)
         self._send_followers(record.number, request.finished_at)
