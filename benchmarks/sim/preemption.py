@@ -3,11 +3,10 @@
     python -m benchmarks.sim.preemption [--requests 2000] [--json FILE] [--plot FILE]
     python -m benchmarks.sim.preemption --model "$(scripts/get-test-model)" [--requests 48]
 
-Without a model: the executor stores token ids in place of keys and values, so a misplaced block
-shows as a wrong token. The clock advances by a cost model with about the figures of live/growth.py.
-All requests arrive at the start. Demand is the blocks that `max_num_seqs` requests of mean length
-need at their end, in percent of the pool. With a model: the model's executor and the machine's
-clock; the methods take turns in each round.
+Without a model: a virtual engine (headway.sim) whose executor stores token ids in place of keys and
+values, so that a misplaced block shows as a wrong token. All requests arrive at the start. Demand
+is the blocks that `max_num_seqs` requests of mean length need at their end, in percent of the pool.
+With a model: the model's executor and the machine's clock; the methods take turns in each round.
 
 Every token is compared with that of a run with enough blocks.
 """
@@ -22,18 +21,21 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
-from headway.clock import Clock, SystemClock, VirtualClock
+from headway.clock import SystemClock
 from headway.config import SchedulerConfig, load_config
 from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Stepped, TokensEmitted
-from headway.core.executor import Capacity, Executor, Ticket
+from headway.core.executor import Capacity, Executor
 from headway.core.params import SamplingParams
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import StepPlan
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
+from headway.core.slo.steptime import StepCost
 from headway.executors.fake import FakeExecutor
+from headway.sim import StepProfile, TimedExecutor, VirtualEngine
 from headway.workload import Bounds, ClosedLoop, Content, Lognormal, Prefixes, Synthetic, WorkItem
 
 METHODS = ("auto", "trim", "checkpoint", "recompute")
@@ -46,28 +48,20 @@ NOISE = 0.01
 
 The order of the same work alone changes the end a little."""
 NO_PREFIXES = Prefixes()
+URGENT_EVERY = 8
+"""Steps between two requests of a higher priority."""
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Costs of a step on the virtual clock, in seconds."""
-
-    constant_s: float = 8e-3
-    per_decode_s: float = 0.4e-3
-    per_prefill_token_s: float = 0.3e-3
-    per_context_token_s: float = 0.6e-6
-    block_copy_s: float = 60e-6
-
-    def copy_s(self, plan: StepPlan) -> float:
-        return self.block_copy_s * (len(plan.saves) + len(plan.loads))
-
-    def step_s(self, plan: StepPlan) -> float:
-        seconds = self.constant_s + self.copy_s(plan)
-        for item in plan.scheduled:
-            count = len(item.token_ids)
-            per_token_s = self.per_decode_s if count == 1 else self.per_prefill_token_s
-            seconds += count * (per_token_s + self.per_context_token_s * item.start)
-        return seconds
+SMALL_MODEL = StepProfile(
+    StepCost(
+        constant_s=8e-3,
+        per_decode_s=0.4e-3,
+        per_prefill_token_s=0.3e-3,
+        per_context_token_s=0.6e-6,
+        per_attended_s=0.6e-6,
+    )
+)
+"""Steps of about the figures of live/growth.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class Scenario:
     outputs: Lognormal
     demand: float = 2.0
     prefixes: Prefixes = NO_PREFIXES
-    costs: Costs = Costs()
+    block_copy_s: float = 60e-6
     store_share: float = 0.25
     """Slots of the offload store per block of the pool."""
     max_num_seqs: int = 64
@@ -96,7 +90,7 @@ class Scenario:
         blocks = [-(-size // BLOCK_SIZE) for size in sizes]
         num_blocks = max(*blocks, round(self.max_num_seqs * statistics.mean(blocks) / self.demand))
         num_slots = int(num_blocks * self.store_share)
-        return Capacity(num_blocks, BLOCK_SIZE, 10_000, num_slots, self.costs.block_copy_s)
+        return Capacity(num_blocks, BLOCK_SIZE, 10_000, num_slots, self.block_copy_s)
 
 
 def lengths(median: int, most: int, sigma: float = 0.5) -> Lognormal:
@@ -111,7 +105,7 @@ SCENARIOS = (
     Scenario("shared prefixes", lengths(400, 1024), lengths(120, 512), 4.0, Prefixes(0.8, 8)),
     replace(CHAT, name="ranks", has_priorities=True),
     # Copying a block takes longer than computing it.
-    replace(CHAT, name="slow store", costs=Costs(block_copy_s=12e-3)),
+    replace(CHAT, name="slow store", block_copy_s=12e-3),
 )
 
 
@@ -165,26 +159,6 @@ class Row:
     """Requests with a token that differs from the run with enough blocks."""
 
 
-class TimedExecutor(FakeExecutor):
-    """Advances the clock by the cost of each step."""
-
-    def __init__(self, capacity: Capacity, costs: Costs, clock: VirtualClock) -> None:
-        super().__init__(capacity)
-        self._costs = costs
-        self._clock = clock
-        self._plan = StepPlan(0, ())
-
-    def submit(self, plan: StepPlan) -> Ticket:
-        self._plan = plan
-        return super().submit(plan)
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        result = super().collect(ticket)
-        elapsed_s = self._costs.step_s(self._plan)
-        self._clock.advance_to(self._clock.now() + elapsed_s)
-        return replace(result, elapsed_s=elapsed_s, copy_s=self._costs.copy_s(self._plan))
-
-
 def request_of(index: int, item: WorkItem, priority: int, now: float) -> Request:
     params = SamplingParams(max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True)
     return Request(
@@ -197,32 +171,6 @@ def request_of(index: int, item: WorkItem, priority: int, now: float) -> Request
     )
 
 
-def run(core: EngineCore, clock: Clock, work: Work) -> None:
-    """Add ordinary requests at once, and a high-priority one every few steps."""
-    urgent = []
-    for index, item in enumerate(work.items):
-        if work.has_priorities and index % 4 == 3:
-            urgent.append((index, item))
-        else:
-            core.add(request_of(index, item, 0, clock.now()))
-    urgent.reverse()
-    num_steps = 0
-    while core.has_work or urgent:
-        if urgent and (num_steps % 8 == 0 or not core.has_work):
-            index, item = urgent.pop()
-            core.add(request_of(index, item, -1, clock.now()))
-        core.step()
-        num_steps += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Requests of a run, and whether some have a higher priority."""
-
-    items: Sequence[WorkItem]
-    has_priorities: bool
-
-
 def simulate(
     scenario: Scenario, items: Sequence[WorkItem], method: str, is_ample: bool
 ) -> RunOutcome:
@@ -233,11 +181,24 @@ def simulate(
         capacity = replace(
             capacity, num_blocks=scenario.max_num_seqs * -(-max(sizes) // BLOCK_SIZE) * 2
         )
-    clock, outcome = VirtualClock(), RunOutcome()
-    executor = TimedExecutor(capacity, scenario.costs, clock)
-    scheduler = Scheduler(settings(scenario, method), capacity)
-    core = EngineCore(scheduler, executor, clock, outcome)
-    run(core, clock, Work(items, scenario.has_priorities))
+    outcome = RunOutcome()
+    executor = TimedExecutor(FakeExecutor(capacity), SMALL_MODEL)
+    engine = VirtualEngine(settings(scenario, method), executor, outcome)
+    is_urgent = [scenario.has_priorities and index % 4 == 3 for index in range(len(items))]
+    engine.send(
+        request_of(index, item, 0, 0.0) for index, item in enumerate(items) if not is_urgent[index]
+    )
+    urgent = [(index, item) for index, item in enumerate(items) if is_urgent[index]][::-1]
+    num_steps = count()
+
+    def send_urgent(_plan: StepPlan | None = None) -> None:
+        """Send a request of higher priority every few steps."""
+        if urgent and (next(num_steps) % URGENT_EVERY == 0 or not engine.core.has_work):
+            engine.send([request_of(*urgent.pop(), -1, engine.clock.now())])
+
+    engine.on_step = send_urgent
+    send_urgent()
+    engine.run()
     return outcome
 
 
@@ -320,7 +281,11 @@ def run_on(executor: Executor, method: str, items: Sequence[WorkItem]) -> RunOut
     """Run once on the machine's clock, counted from the start."""
     outcome, clock = RunOutcome(), StartedClock()
     scheduler = Scheduler(settings(REAL, method), executor.capacity())
-    run(EngineCore(scheduler, executor, clock, outcome), clock, Work(items, False))
+    core = EngineCore(scheduler, executor, clock, outcome)
+    for index, item in enumerate(items):
+        core.add(request_of(index, item, 0, clock.now()))
+    while core.has_work:
+        core.step()
     return outcome
 
 

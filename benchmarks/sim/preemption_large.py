@@ -2,8 +2,8 @@
 
     python -m benchmarks.sim.preemption_large [--requests 200] [--seeds 3] [--json FILE]
 
-Recompute is expensive there. The real scheduler on a virtual clock, Poisson arrivals, a pool of
-60 % of the need of a full running set. The methods take turns over the same arrivals. A profile has
+Recompute is expensive there. A virtual engine (headway.sim), Poisson arrivals, a pool of 60 % of
+the need of a full running set. The methods take turns over the same arrivals. A profile has
 the costs of a step:
 
     x20, x100   a prefill token costs 20 and 100 times as much, relative to a decode step, as
@@ -29,17 +29,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from headway.clock import VirtualClock
 from headway.config import SchedulerConfig
-from headway.core.engine import EngineCore
 from headway.core.events import Admitted, Event, Finished, Preempted, Stepped, TokensEmitted
-from headway.core.executor import Capacity, Ticket
+from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
-from headway.core.plan import Sample, StepPlan, StepResult
 from headway.core.request import Request
-from headway.core.scheduler import Scheduler
+from headway.core.slo.steptime import StepCost
 from headway.core.terms import Terms
 from headway.percentiles import percentile
+from headway.sim import CannedExecutor, StepProfile, TimedExecutor, VirtualEngine
 from headway.workload import Bounds, Content, Lognormal, Poisson, Synthetic, WorkItem
 
 METHODS = ("auto", "recompute", "checkpoint", "trim")
@@ -52,65 +50,19 @@ OUTPUTS = Lognormal(math.log(350), 0.5, Bounds(100, 900))
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Costs of a step, in seconds."""
+    """Costs of a step and of copying a block."""
 
     name: str
-    constant_s: float
-    per_decode_s: float
-    per_prefill_token_s: float
-    per_context_token_s: float
-    """Per token of context that a decode reads."""
-    per_attended_s: float
-    """Per token of context that a prefill token attends to."""
+    cost: StepCost
     block_copy_s: float
-
-    def copy_s(self, plan: StepPlan) -> float:
-        return self.block_copy_s * (len(plan.saves) + len(plan.loads))
-
-    def step_s(self, plan: StepPlan) -> float:
-        seconds = self.constant_s + self.copy_s(plan)
-        for item in plan.scheduled:
-            count = len(item.token_ids)
-            if count == 1:
-                seconds += self.per_decode_s + self.per_context_token_s * item.start
-            else:
-                attended = item.start + count / 2
-                seconds += count * (self.per_prefill_token_s + self.per_attended_s * attended)
-        return seconds
 
 
 PROFILES = (
-    Profile("x20", 150e-3, 7.5e-3, 20 * 0.0375 * 150e-3, 4.4e-6, 3.5e-6, 0.2e-3),
-    Profile("x100", 8e-3, 0.4e-3, 100 * 0.0375 * 8e-3, 0.065e-6, 0.94e-6, 84e-6),
-    Profile("gpu", 8e-3, 0.1e-3, 0.1e-3, 0.065e-6, 3e-9, 84e-6),
+    Profile("x20", StepCost(150e-3, 7.5e-3, 20 * 0.0375 * 150e-3, 4.4e-6, 3.5e-6), 0.2e-3),
+    Profile("x100", StepCost(8e-3, 0.4e-3, 100 * 0.0375 * 8e-3, 0.065e-6, 0.94e-6), 84e-6),
+    Profile("gpu", StepCost(8e-3, 0.1e-3, 0.1e-3, 0.065e-6, 3e-9), 84e-6),
 )
-
-
-class ProfileExecutor:
-    """Computes nothing; advances the clock by the cost of each step."""
-
-    def __init__(self, capacity: Capacity, profile: Profile, clock: VirtualClock) -> None:
-        self._capacity = capacity
-        self._profile = profile
-        self._clock = clock
-        self._plan = StepPlan(0, ())
-
-    def capacity(self) -> Capacity:
-        return self._capacity
-
-    def submit(self, plan: StepPlan) -> Ticket:
-        self._plan = plan
-        return Ticket(plan.step_id)
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        plan = self._plan
-        elapsed_s, copy_s = self._profile.step_s(plan), self._profile.copy_s(plan)
-        self._clock.advance_to(self._clock.now() + elapsed_s)
-        outcomes = tuple(Sample((7,)) if item.has_sample else None for item in plan.scheduled)
-        return StepResult(ticket.step_id, outcomes, elapsed_s, copy_s)
-
-    def close(self) -> None:
-        pass
+"""Seconds of a step, a decode, a prefill token, and per token of context that either reads."""
 
 
 @dataclass(slots=True)
@@ -188,24 +140,21 @@ def items_of(num_requests: int, seed: int) -> list[WorkItem]:
 def simulate(
     case: Case, items: Sequence[WorkItem], arrivals: Sequence[float], method: str, aging_s: float
 ) -> Times:
-    """Run once; an empty engine waits for the next arrival."""
-    capacity, clock, times = case.capacity(items), VirtualClock(), Times()
+    """Run once, until all requests have finished."""
+    capacity, times = case.capacity(items), Times()
     config = SchedulerConfig(
         max_num_seqs=NUM_SEATS,
         preemption_method=method,
         scheduling_policy=case.policy,
         max_wait_s=aging_s,
     )
-    scheduler = Scheduler(config, capacity, enable_prefix_caching=case.has_cache)
-    core = EngineCore(scheduler, ProfileExecutor(capacity, case.profile, clock), clock, times)
-    index = 0
-    while index < len(items) or core.has_work:
-        if not core.has_work:
-            clock.advance_to(max(clock.now(), arrivals[index]))
-        while index < len(items) and arrivals[index] <= clock.now():
-            core.add(case.request(index, items[index], arrivals[index]))
-            index += 1
-        core.step()
+    executor = TimedExecutor(CannedExecutor(capacity), StepProfile(case.profile.cost))
+    engine = VirtualEngine(config, executor, times, case.has_cache)
+    engine.send(
+        case.request(index, item, at)
+        for index, (item, at) in enumerate(zip(items, arrivals, strict=True))
+    )
+    engine.run()
     return times
 
 

@@ -23,12 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.sim.pace_rig import CAPACITY, Tier, draw_record
-from headway.config import SchedulerConfig
+from benchmarks.sim.pace_rig import Tier, draw_record, make_simulation
 from headway.core.running import spot_time
 from headway.core.terms import Terms
 from headway.percentiles import percentile
-from headway.sim import SMOLLM2_135M, Record, Simulation
+from headway.sim import Record
 
 ORDINARY = Tier("ordinary", 1.0, 120, 60)
 SPOT = Tier("spot", 1.0, 120, 60)
@@ -46,14 +45,10 @@ class Outcome:
     spot_tokens_per_s: float
 
 
-def make_simulation(seed: int) -> Simulation:
-    return Simulation(SchedulerConfig(), CAPACITY, SMOLLM2_135M, seed)
-
-
 @cache
 def measure_capacity() -> float:
     """Return the ordinary requests per second of an engine that is never idle."""
-    simulation, draw = make_simulation(0), random.Random("capacity")
+    simulation, draw = make_simulation({}, 0), random.Random("capacity")
     simulation.send([draw_record(number, 0.0, ORDINARY, draw) for number in range(400)])
     simulation.run(1e9)
     return 400 / simulation.engine.clock.now()
@@ -61,7 +56,7 @@ def measure_capacity() -> float:
 
 def run(load: float, num_spot: int, seed: int, seconds: float) -> Outcome:
     """Run arrivals at a load, beside `num_spot` spot requests at every moment."""
-    simulation, draw = make_simulation(seed), random.Random(f"spot/{seed}")
+    simulation, draw = make_simulation({}, seed), random.Random(f"spot/{seed}")
     rate, at = load * measure_capacity(), 0.0
     for number in count():
         at += draw.expovariate(rate)
