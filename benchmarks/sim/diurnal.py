@@ -20,8 +20,9 @@ from dataclasses import replace
 from time import perf_counter
 
 from headway.core.terms import Targets
+from headway.sim.catalog import find_profile
 from headway.sim.figures import summarize
-from headway.sim.profile import MachineProfile, StepFit, find_profile
+from headway.sim.profile import MachineProfile, StepFit
 from headway.sim.served import ServedLoad
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import Setup

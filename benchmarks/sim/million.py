@@ -19,9 +19,9 @@ from math import inf
 from time import perf_counter
 
 from headway.fleet.router.simulated import SharedFrontends
+from headway.sim.catalog import find_profile
 from headway.sim.figures import Runs, summarize
 from headway.sim.planning import saturated_rate
-from headway.sim.profile import find_profile
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import Setup
 from headway.workload import Poisson, Synthetic, Uniform

@@ -46,11 +46,14 @@ from benchmarks.sim.policy_rows import (
 from headway.config import SchedulerConfig
 from headway.core.terms import NO_TARGETS
 from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST
+from headway.sim.catalog import find_profile
 from headway.sim.figures import summarize
 from headway.sim.fleet import EngineSpec
-from headway.sim.profile import MachineProfile, find_profile
-from headway.sim.serving import Limits, ServedRequest, Setup, serve_load
+from headway.sim.profile import MachineProfile
+from headway.sim.served import ServedRequest
+from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import change_settings
+from headway.sim.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 BASELINE = ROOT / "docs" / "results" / "policies.json"

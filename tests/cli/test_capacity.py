@@ -75,6 +75,22 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
     assert "<svg" in page.read_text()
 
 
+def test_predictions_by_datasheet_say_so(tmp_path: Path):
+    document, page = tmp_path / "figures.json", tmp_path / "page.html"
+    done = headway(
+        "plan", "datasheet:h100/8B", *LOAD, "--ttft", "1", "--runs", "1", "--num-requests", "100",
+        "--set", "max_num_seqs=8", "--json", str(document), "--html", str(page),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "datasheet, not measured" in done.stdout
+    assert "datasheet, not measured" in page.read_text()
+    (warning,) = json.loads(document.read_text())["warnings"]
+    assert "datasheet, not measured" in warning
+    done = headway("simulate", "datasheet:h100/8B", *LOAD, "--runs", "1", "--num-requests", "20")
+    assert done.returncode == 0, done.stderr
+    assert "datasheet, not measured" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,6 +101,7 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
         (["simulate", "--from", "nowhere"], "nowhere"),
         (["simulate", "--from", "x", "--rate", "5"], "--from excludes --rate"),
         (["simulate", "PROFILE", "--rule", "round-robin"], "--rule needs --engines above 1"),
+        (["plan", "datasheet:abacus/8B", "--ttft", "1"], "no datasheet of GPU 'abacus'"),
         (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "colour=red"], "unknown setting"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "rate=many"),

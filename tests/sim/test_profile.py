@@ -10,6 +10,7 @@ import pytest
 
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
+from headway.sim.catalog import find_profile
 from headway.sim.fitting import (
     MeasuredDelay,
     fit_overhead,
@@ -19,7 +20,7 @@ from headway.sim.fitting import (
     residual_runs,
 )
 from headway.sim.observed import ObservedStep
-from headway.sim.profile import StepFit, find_profile, read_profile, write_profile
+from headway.sim.profile import StepFit, read_profile, write_profile
 from tests.sim.support import COEFFICIENTS, KNOTS, make_profile
 
 TRUE = StepFit(KNOTS, COEFFICIENTS)

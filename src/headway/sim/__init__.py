@@ -10,6 +10,8 @@ tensors or a server. In reading order:
     fleet.py       VirtualFleet: several engine cores behind a router
     direct.py      one engine without a router
     profile.py     profiles: measured step times, overhead and delays
+    datasheet.py   profiles computed from the datasheets of GPUs
+    catalog.py     profiles by name
     observed.py    steps and requests of a recorded engine
     fitting.py     fits a profile to them
     recorded.py    the requests of a recording as a load

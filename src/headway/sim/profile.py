@@ -23,7 +23,6 @@ from headway.errors import ConfigError
 from headway.sim.steps import DrawStep, StepTime
 
 FORMAT = 1
-SHIPPED = Path(__file__).parent / "profiles"
 NEIGHBOUR_SHARE = 6
 """One of so many runs of residuals fits a step: those of the steps of nearest length."""
 MIN_NEIGHBOURS = 6
@@ -133,6 +132,8 @@ class MachineProfile:
     num_steps: int
     steal: float
     """Share of the CPU time that the host took during the measurement."""
+    caveat: str = ""
+    """What makes predictions doubtful; a measured profile has none."""
     format: int = FORMAT
 
     def times(self, rng: random.Random) -> MeasuredTimes:
@@ -213,16 +214,3 @@ def read_profile(path: Path) -> MachineProfile:
             f"{path} has format {profile.format}, this release reads {FORMAT}: measure it again"
         )
     return profile
-
-
-def find_profile(name: str) -> MachineProfile:
-    """Read a profile by its path, or one that Headway ships by its name."""
-    path = Path(name)
-    if path.exists() or path.suffix:
-        return read_profile(path)
-    shipped = {one.stem: one for one in sorted(SHIPPED.glob("*.json"))}
-    if name not in shipped:
-        raise ConfigError(
-            f"no file and no shipped profile {name!r}; shipped are: {', '.join(shipped) or 'none'}"
-        )
-    return read_profile(shipped[name])

@@ -19,6 +19,7 @@ from headway.cli.capacity.files import write_text
 from headway.cli.capacity.simulate import ENGINES, RUN, EngineOptions
 from headway.cli.options import with_options
 from headway.errors import ConfigError
+from headway.sim.catalog import HELP, find_profile
 from headway.sim.figures import Runs
 from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table
 from headway.sim.planning import (
@@ -30,7 +31,6 @@ from headway.sim.planning import (
     carried_rate,
     engines_needed,
 )
-from headway.sim.profile import find_profile
 from headway.sim.settings import convert_field
 from headway.sim.setup import Setup
 from headway.sim.tables import number
@@ -128,10 +128,7 @@ class _Plan:
 _PROFILE = inspect.Parameter(
     "profile",
     inspect.Parameter.KEYWORD_ONLY,
-    annotation=Annotated[
-        str,
-        typer.Argument(help="File written by `headway profile`, or the name of a shipped profile."),
-    ],
+    annotation=Annotated[str, typer.Argument(help=f"{HELP}.")],
 )
 
 
@@ -157,13 +154,14 @@ def plan(profile: str, options: PlanOptions) -> None:
             f"  {text}", highlight=False, style="dim", soft_wrap=True
         ))  # fmt: skip
         plans.append(_make_plan(name, noted, of_options))
-    lines = _describe(plans[0], goal, rate)
+    lines = [*_describe(plans[0], goal, rate), *_caveats(studies)]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if len(plans) > 1:
         console.print(_grid(plans))
     if options.json is not None:
-        write_text(options.json, json.dumps(_document(plans, goal, rate), indent=1))
+        document = _document(plans, goal, rate) | {"warnings": _caveats(studies)}
+        write_text(options.json, json.dumps(document, indent=1))
     if options.html is not None:
         write_text(options.html, _page(plans, goal, lines))
         typer.echo(f"page: {options.html}")
@@ -224,6 +222,12 @@ def _describe(found: _Plan, goal: Goal, rate: float) -> list[str]:
     if price is not None:
         lines.append(f"A million output tokens cost {number(price)}, spares included.")
     return lines
+
+
+def _caveats(studies: Sequence[Study]) -> list[str]:
+    """Return what makes the plans doubtful, each once."""
+    caveats = [one.setup.profile.caveat for one in studies]
+    return list(dict.fromkeys(text for text in caveats if text))
 
 
 def _grid(plans: Sequence[_Plan]) -> Table:

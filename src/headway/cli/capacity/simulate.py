@@ -24,11 +24,11 @@ from headway.cli.progress import progress_bar
 from headway.core.terms import Targets
 from headway.errors import ConfigError
 from headway.record.reader import find_recordings
+from headway.sim.catalog import HELP, find_profile
 from headway.sim.figures import Runs, predict
 from headway.sim.fitting import profile_of
 from headway.sim.observed import ObservedEngine, read_observed
 from headway.sim.planning import judge
-from headway.sim.profile import find_profile
 from headway.sim.recorded import load_of
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings, parse_term_changes
@@ -185,8 +185,8 @@ _PROFILE = inspect.Parameter(
     annotation=Annotated[
         str | None,
         typer.Argument(
-            help="File written by `headway profile`, or the name of a shipped profile; with --from "
-            "it may be left out: the recording has the step times of its engine."
+            help=f"{HELP}. With --from it may be left out: the recording has the step times of its "
+            "engine."
         ),
     ],
     default=None,

@@ -42,7 +42,7 @@ class SimulatedCase:
 
 def warnings_of(profile: MachineProfile, found: Prediction) -> list[str]:
     """Return what makes a prediction doubtful."""
-    warnings: list[str] = []
+    warnings = [profile.caveat] if profile.caveat else []
     if found.extrapolated_share > 0.01:
         warnings.append(
             f"extrapolated: {100 * found.extrapolated_share:.0f} % of the steps are larger than "
