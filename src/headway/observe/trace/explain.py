@@ -22,7 +22,7 @@ MIN_SHOWN_S = 0.0005
 """Shorter durations are left out."""
 BAR_WIDTH = 40
 
-_CAUSES: dict[str, str] = {
+CAUSES: dict[str, str] = {
     WaitCause.EXECUTOR_BUSY: "while the previous step was running",
     WaitCause.TOKEN_BUDGET: "because the token budget of each step was used up",
     WaitCause.PREFILL_CAP: "because of the cap on prompt tokens in a step",
@@ -36,11 +36,11 @@ _CAUSES: dict[str, str] = {
     ROUTER: "in the router, until an engine could begin it",
     UNRECORDED: "for a cause that was not recorded",
 }
-_HOLDERS: dict[str, str] = {
+HOLDERS: dict[str, str] = {
     WaitCause.RUNNING_LIMIT: ", taken mostly by {}",
     WaitCause.KV_BLOCKS: " held mostly by {}",
 }
-_NEEDS: dict[str, str] = {
+NEEDS: dict[str, str] = {
     WaitCause.RUNNING_LIMIT: "needed room in the running set",
     WaitCause.KV_BLOCKS: "needed KV blocks",
     WaitCause.KV_QUOTA: "needed KV blocks of its tenant's quota",
@@ -111,8 +111,8 @@ def _wait(account: RequestAccount) -> str:
 
 def cause_text(share: CauseShare) -> str:
     """Return the duration and the reason of one cause."""
-    holder = _HOLDERS.get(share.cause, "").format(_tenant(share.held_by)) if share.held_by else ""
-    return f"{seconds(share.seconds)} {_CAUSES.get(share.cause, share.cause)}{holder}"
+    holder = HOLDERS.get(share.cause, "").format(_tenant(share.held_by)) if share.held_by else ""
+    return f"{seconds(share.seconds)} {CAUSES.get(share.cause, share.cause)}{holder}"
 
 
 def _preemptions(account: RequestAccount) -> Iterable[str]:
@@ -127,7 +127,7 @@ def _preemptions(account: RequestAccount) -> Iterable[str]:
 def _by(entry: Entry) -> str:
     who = f"by request {entry.by}" if entry.by else "by a request"
     whose = f" of {_tenant(entry.by_tenant)}" if entry.by_tenant else ""
-    return f"{who}{whose}, which {_NEEDS.get(entry.cause, 'needed its place')}"
+    return f"{who}{whose}, which {NEEDS.get(entry.cause, 'needed its place')}"
 
 
 def _restarts(account: RequestAccount) -> Iterable[str]:
