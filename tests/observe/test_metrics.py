@@ -256,7 +256,7 @@ def test_every_metric_is_on_its_page_and_no_other(metrics: Metrics, tmp_path: Pa
     metrics.watch_ttft(lambda: 0.5)
     assert b'headway_expected_ttft_seconds{engine="0",model_name="m"} 0.5' in metrics.render()
     assert b'headway_fleet_desired_replicas{engine="0",model_name="m"} 2.5' in metrics.render()
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     rows = re.findall(r"^\| (`.+`) \| (\w+) \|", page, re.MULTILINE)
     documented = {(name, kind) for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
     assert documented == {(one.name, one.type) for one in metrics.registry.collect()}
