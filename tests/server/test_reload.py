@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 def ask(server: RunningServer, key: str, headers: Any = None, **body: Any) -> httpx.Response:
     return httpx.post(
         server.url + PATH,
-        json={"prompt": "x", **body},
+        json={"prompt": "x", "max_tokens": 1, **body},
         headers={"Authorization": f"Bearer {key}", **(headers or {})},
     )
 
