@@ -110,7 +110,7 @@ def _convert(record: LoadRecord) -> ServedRequest:
         record.first_token_at if is_done else None,
         record.ended_at if is_done else None,
         record.num_cached_tokens or 0,
-        record.outcome is Outcome.REFUSED,
+        "refused" if record.outcome is Outcome.REFUSED else "",
     )
 
 

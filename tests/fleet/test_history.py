@@ -17,7 +17,7 @@ def good() -> History:
         0: ChoiceHistory(list(TOKENS), [-0.1, -0.2, -0.3, -0.4, -0.5], ["length"]),
         1: ChoiceHistory(["a", "b", "b", "c"], [], ["stop"]),
     }
-    return History(choices, num_done=1, num_tokens=9, times=[1.0, 1.1, 3.0, 3.1])
+    return History("cmpl-1", choices, num_done=1, num_tokens=9, times=[1.0, 1.1, 3.0, 3.1])
 
 
 def dropped(history: History) -> None:
