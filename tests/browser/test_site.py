@@ -50,7 +50,8 @@ def test_every_page_loads_and_fits(site: str, open_page: Open, scheme: str, widt
 
 
 @pytest.mark.parametrize(
-    ("word", "page"), [("kv-watermark", "reference/settings"), ("ThinkingOptions", "reference/fields")]
+    ("word", "page"),
+    [("kv-watermark", "reference/settings"), ("ThinkingOptions", "reference/fields")],
 )
 def test_search_finds_a_word(site: str, open_page: Open, word: str, page: str) -> None:
     watched = open_page(pages(site)[0])
