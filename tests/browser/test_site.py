@@ -55,9 +55,10 @@ def test_every_page_loads_and_fits(site: str, open_page: Open, scheme: str, widt
 )
 def test_search_finds_a_word(site: str, open_page: Open, word: str, page: str) -> None:
     watched = open_page(pages(site)[0])
-    watched.page.keyboard.press("Control+k")
-    watched.page.keyboard.type(word)
-    found = watched.page.locator(f"[class*=search] a[href*='{page}']").first
+    watched.page.wait_for_load_state("networkidle")
+    watched.page.locator(".md-search__button").click()
+    watched.page.locator("input:visible").first.fill(word)
+    found = watched.page.locator(f"a[href*='{page}.html?h=']").first
     found.wait_for()
     found.click()
     watched.page.wait_for_url(f"**/{page}.html**")
