@@ -67,7 +67,7 @@ headway() {
       server=$!
       wait_ready || { tail -20 server.log >&2; return 1; }
       ;;
-    profile) command headway "$@" --seconds 20 ;;
+    profile) command headway "$@" --seconds 30 ;;
     plan) command headway "$@" --runs 2 ;;
     simulate) command headway "$@" --runs 2 ;;
     fleet)
