@@ -15,6 +15,7 @@ from headway.cli.quick_serve import flag_of
 from headway.config import ENV_PREFIX, SECTIONS
 from headway.observe import Metrics
 from headway.observe.ledger.writer import LedgerWriter
+from headway.observe.spans.exporter import SpanExporter
 from headway.observe.trace.explain import CAUSES, HOLDERS, NEEDS
 
 MADE = "<!-- Made by scripts/build-docs from {}; changes here are lost. -->"
@@ -182,6 +183,7 @@ def metrics_page() -> str:
     metrics = Metrics("m", registry)
     metrics.watch_need(lambda: 0.0)
     metrics.watch_ledger(cast("LedgerWriter", None))  # read at a scrape only
+    metrics.watch_spans(cast("SpanExporter", None))
     rows = []
     for one in sorted(registry.listed, key=lambda one: (one._name.startswith("h"), one._name)):
         [family] = one.describe()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.terms import Targets, Terms
+from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.sim.observed import ObservedEngine, read_observed
 from headway.sim.recorded import RecordedItem, load_of
@@ -98,17 +98,22 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_before_it(tmp_path: Path):
 
 
 def test_a_turn_after_a_refused_one_counts_as_refused():
-    def item(number: int, at: float, **fields: Any) -> RecordedItem:
-        prompt, output = tuple(range(100 * number, 100 * number + 20)), (7,) * 5
+    setup = Setup.of(make_profile())
+    capacity = replace(setup.spec.capacity, num_blocks=8)
+    setup = replace(setup, spec=replace(setup.spec, capacity=capacity))
+
+    def item(number: int, at: float, num_prompt: int = 20, **fields: Any) -> RecordedItem:
+        prompt, output = (number,) * num_prompt, (7,) * 5
         return RecordedItem(prompt, 5, at, None, output, 5, number=number, **fields)
 
-    impossible = Terms(targets=Targets(ttft_s=0.0001))
-    items = [item(number, float(number)) for number in range(1, 6)]  # until step times are known
-    items.append(item(6, 10.0, terms=impossible))
-    items.append(item(7, 12.0, after=6, think_s=1.0))
-    items.append(item(8, 13.0, after=7, think_s=1.0))
-    served = serve_load(Setup.of(make_profile()), Listed(tuple(items)), Limits(8)).requests
-    assert [one.is_refused for one in served] == [False] * 5 + [True] * 3
+    items = [
+        item(1, 1.0),
+        item(2, 10.0, num_prompt=9 * capacity.block_size),
+        item(3, 12.0, after=2, think_s=1.0),
+        item(4, 13.0, after=3, think_s=1.0),
+    ]
+    served = serve_load(setup, Listed(tuple(items)), Limits(4)).requests
+    assert [one.refusal_reason for one in served] == ["", *["never_fits"] * 3]
 
 
 def test_a_recording_without_outputs_is_refused(tmp_path: Path):

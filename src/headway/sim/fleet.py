@@ -292,6 +292,8 @@ class VirtualFleet:
         engine.is_stepping = engine.core.begin_step() is not None
         if engine.is_stepping:
             self.at(self.clock.now() + engine.executor.step_s, self._end, engine)
+        elif engine.events:  # an idle engine has refused a request
+            self._tell(engine)
 
     def _expect(self, engine: _Engine, record: FleetRecord) -> None:
         """Have an engine sample the output of a request, and end it where it ended."""
@@ -306,10 +308,14 @@ class VirtualFleet:
         if engine.has_left:
             return
         engine.core.end_step()
+        self._tell(engine)
+        self._begin(engine)
+
+    def _tell(self, engine: _Engine) -> None:
+        """Have what has happened in an engine reach the routers after the time of a message."""
         events = list(engine.events)
         engine.events.clear()
         self.at(self.clock.now() + self._delay_s, self._report, engine, events)
-        self._begin(engine)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
         if engine.has_left:
