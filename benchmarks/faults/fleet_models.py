@@ -27,6 +27,7 @@ import msgspec
 import yaml
 
 from benchmarks.support.fake_engine import Settings
+from benchmarks.support.fleet_loads import PATIENT
 from benchmarks.support.history import History, problems, record
 from benchmarks.support.managed_fleets import FAKE_PROGRAM, MODEL_SETTINGS, ManagedFleet
 from benchmarks.support.servers import free_port
@@ -56,7 +57,7 @@ class TwoModels(ManagedFleet):
                 settings = Settings(**FAKE, numerics=name)  # pyright: ignore
                 model.with_suffix(".json").write_bytes(msgspec.json.encode(settings))
             engines = {"min": 1, "max": 2, "settings": {} if self.is_fake else MODEL_SETTINGS}
-            of_frontends: dict[str, Any] = {"max_queue_age_s": 300}
+            of_frontends: dict[str, Any] = {**PATIENT}
             if not self.is_fake:
                 of_frontends["ledger_url"] = "none"
             frontends = {"count": 1, "port": port, "settings": of_frontends}
