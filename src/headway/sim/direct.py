@@ -22,7 +22,10 @@ class DirectRouter(Router):
         super().__init__(ahead_steps=inf)
 
     def engine_joined(self, name: str, limits: EngineLimits, cost: StepCost | None = None) -> None:
-        unbounded = replace(limits, num_blocks=UNBOUNDED, max_num_seqs=UNBOUNDED)
+        # Prefixes decide nothing with one engine, and would be kept without bound.
+        unbounded = replace(
+            limits, num_blocks=UNBOUNDED, max_num_seqs=UNBOUNDED, has_prefix_cache=False
+        )
         super().engine_joined(name, unbounded, cost)
 
     def _judge(self, one: RoutedRequest, now: float) -> NoEngineInTime | None:
