@@ -356,6 +356,8 @@ class TracingConfig:
             )
         if any(not _HEADER.fullmatch(one) for one in self.otlp_header):
             raise ConfigError("otlp_header must be NAME=VALUE")
+        if self.otlp_header and self.otlp_endpoint is None:
+            raise ConfigError("otlp_header needs otlp_endpoint: without it no spans are sent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

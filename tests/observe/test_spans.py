@@ -313,8 +313,9 @@ def test_a_request_that_nobody_announced_begins_a_trace() -> None:
         {"otlp_endpoint": "http://user:secret@x"},
         {"otlp_endpoint": "http://a b"},
         {"otlp_endpoint": "http://a:99999"},
-        {"otlp_header": ("authorization",)},
-        {"otlp_header": ("a=b\r\nc: d",)},
+        {"otlp_endpoint": "http://x", "otlp_header": ("authorization",)},
+        {"otlp_endpoint": "http://x", "otlp_header": ("a=b\r\nc: d",)},
+        {"otlp_header": ("a=b",)},
     ],
 )
 def test_settings_that_are_wrong_are_refused(setting) -> None:
