@@ -17,8 +17,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from headway.cli.explain import error_message
-from headway.config import load_config
+from headway.cli.remote import Key, cannot_ask, check_url, error_message, key_headers
 from headway.errors import ConfigError, HeadwayError
 
 TIMEOUT_S = 60.0
@@ -26,10 +25,10 @@ POLL_S = 1.0
 PIECE_BYTES = 256 * 1024
 ENDED = ("completed", "failed", "expired", "cancelled")
 DEFAULT_URL = "http://127.0.0.1:8000"
+LISTENER = "the address that `headway serve --batch-dir FOLDER` says it is ready on"
 
 app = typer.Typer(no_args_is_help=True, help="Run files of requests on a server's spare capacity.")
 Url = Annotated[str, typer.Option("--url", help="URL of the server.")]
-Key = Annotated[str | None, typer.Option("--api-key", help="API key; default: HEADWAY_API_KEY.")]
 BatchId = Annotated[str, typer.Argument(help="Id of the batch, as `submit` printed it.")]
 
 
@@ -160,10 +159,7 @@ class _BatchServer:
 
     @classmethod
     def of(cls, url: str, api_key: str | None) -> _BatchServer:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url must start with http:// or https://, got {url!r}")
-        keys = load_config({"api_key": (api_key,) if api_key else None}).server.api_key
-        return cls(url.rstrip("/"), {"Authorization": f"Bearer {keys[0]}"} if keys else {})
+        return cls(check_url(url), key_headers(api_key))
 
     def find(self, batch_id: str) -> dict[str, Any]:
         return self.ask("GET", f"/v1/batches/{_quoted(batch_id)}")
@@ -222,10 +218,7 @@ class _BatchServer:
             raise BatchCommandError(f"{self.url}: {error_message(error)}") from error
         except (urllib.error.URLError, TimeoutError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise BatchCommandError(
-                f"{self.url} cannot be asked: {reason}; --url takes the address that "
-                "`headway serve --batch-dir FOLDER` says it is ready on"
-            ) from error
+            raise BatchCommandError(cannot_ask(self.url, reason, LISTENER)) from error
 
 
 def _pieces(begin: bytes, file: BinaryIO, end: bytes) -> Iterator[bytes]:

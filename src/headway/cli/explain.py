@@ -12,8 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli.ledger import open_ledger
-from headway.config import load_config
-from headway.errors import ConfigError, LedgerError
+from headway.cli.remote import (
+    OTHER_SERVER,
+    PUBLIC,
+    cannot_ask,
+    check_url,
+    error_message,
+    key_headers,
+)
+from headway.errors import LedgerError
 
 TIMEOUT_S = 30.0
 
@@ -64,30 +71,16 @@ def _from_ledger(url: str | None, request_id: str) -> dict[str, Any]:
 
 
 def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
-    keys = load_config({"api_key": (api_key,) if api_key else None}).server.api_key
     path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explanation"
-    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url must start with http:// or https://, got {url!r}")
+    headers, base = key_headers(api_key), check_url(url)
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+        request = urllib.request.Request(base + path, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         raise LedgerError(f"{url}: {error_message(error)}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LedgerError(
-            f"{url} cannot be asked: {error}; --url takes the address that `headway serve` says "
-            "it is ready on"
-        ) from error
+        raise LedgerError(cannot_ask(url, error, PUBLIC)) from error
     if not isinstance(found, dict) or not {"text", "timeline_text"} <= found.keys():
-        raise LedgerError(f"{url} is not a Headway server, or has another release")
+        raise LedgerError(f"{url} {OTHER_SERVER}")
     return found
-
-
-def error_message(error: urllib.error.HTTPError) -> str:
-    """Return what the answer of a server says about an error."""
-    try:
-        return json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"

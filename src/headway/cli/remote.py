@@ -13,6 +13,9 @@ from headway.config import load_config
 from headway.errors import ConfigError
 
 MAX_ERROR_BYTES = 1 << 20
+PUBLIC = "the address that `headway serve` says it is ready on"
+ADMIN = "the address of the admin listener, where `headway serve` says its metrics are"
+OTHER_SERVER = "is not a Headway server, or has another release"
 Key = Annotated[str | None, typer.Option("--api-key", help="API key; default: HEADWAY_API_KEY.")]
 
 
@@ -27,6 +30,11 @@ def key_headers(api_key: str | None) -> dict[str, str]:
     """Return the header with the key, or with that of the settings."""
     keys = load_config({"api_key": (api_key,) if api_key else None}).server.api_key
     return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+
+
+def cannot_ask(url: str, reason: object, listener: str) -> str:
+    """Return what to say of a server that cannot be reached, and of its PUBLIC or ADMIN address."""
+    return f"{url} cannot be asked: {reason}; --url takes {listener}"
 
 
 def error_message(answer: urllib.error.HTTPError | http.client.HTTPResponse) -> str:

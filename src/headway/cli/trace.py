@@ -14,7 +14,15 @@ from typing import IO, Annotated
 import msgspec
 import typer
 
-from headway.cli.remote import Key, check_url, error_message, key_headers
+from headway.cli.remote import (
+    ADMIN,
+    OTHER_SERVER,
+    Key,
+    cannot_ask,
+    check_url,
+    error_message,
+    key_headers,
+)
 from headway.errors import ConfigError, TraceError
 from headway.observe.trace.chrome import ChromeTrace
 from headway.observe.trace.export import (
@@ -32,7 +40,6 @@ from headway.observe.trace.export import (
 TIMEOUT_S = 30.0
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(s|m|h)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_OTHER = "is not a Headway server, or has another release"
 
 
 def trace(
@@ -103,14 +110,11 @@ def _fetch(url: str, since_s: float, api_key: str | None, file: IO[bytes]) -> Tr
     except urllib.error.HTTPError as error:
         raise TraceError(f"{url}: {error_message(error)}{_hint(error.code)}") from error
     except msgspec.MsgspecError as error:
-        raise TraceError(f"{url} {_OTHER}: {str(error)[:200]}") from error
+        raise TraceError(f"{url} {OTHER_SERVER}: {str(error)[:200]}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        raise TraceError(
-            f"{url} cannot be asked: {error}; --url takes the address of the admin listener, which "
-            "`headway serve` logs as that of the metrics"
-        ) from error
+        raise TraceError(cannot_ask(url, error, ADMIN)) from error
 
 
 def _hint(status: int) -> str:
@@ -129,10 +133,10 @@ def _convert(answer: http.client.HTTPResponse, file: IO[bytes], url: str) -> Tra
         match decode_line(line):
             case TraceHead() as head:
                 if head.version != VERSION:
-                    raise TraceError(f"{url} {_OTHER}: it has headway {head.headway}")
+                    raise TraceError(f"{url} {OTHER_SERVER}: it has headway {head.headway}")
                 written = ChromeTrace(file, head)
             case _ if written is None:
-                raise TraceError(f"{url} {_OTHER}")
+                raise TraceError(f"{url} {OTHER_SERVER}")
             case TraceSteps(engine=engine, steps=steps):
                 written.add_steps(engine, steps)
             case TraceRequest(account=account):

@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.cli.remote import check_url, error_message, key_headers
+from headway.cli.remote import (
+    ADMIN,
+    OTHER_SERVER,
+    cannot_ask,
+    check_url,
+    error_message,
+    key_headers,
+)
 from headway.cli.top.messages import SlowRequests, StreamFrame
 from headway.cli.top.text import clean
 from headway.errors import ConfigError, HeadwayError
@@ -73,8 +80,7 @@ class DashboardClient:
         try:
             return decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            text = f"{self.url} is not a Headway server, or has another release"
-            raise TopError(text, is_final=True) from error
+            raise TopError(f"{self.url} {OTHER_SERVER}", is_final=True) from error
 
     @contextmanager
     def _get(self, path: str) -> Iterator[http.client.HTTPResponse]:
@@ -88,10 +94,8 @@ class DashboardClient:
                     raise self._refusal(answer)
                 yield answer
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise TopError(
-                f"{self.url} cannot be asked: {clean(str(error) or repr(error))}; --url takes the "
-                "address of the admin listener, where `headway serve` says its metrics are"
-            ) from error
+            reason = clean(str(error) or repr(error))
+            raise TopError(cannot_ask(self.url, reason, ADMIN)) from error
         finally:
             connection.close()
 
