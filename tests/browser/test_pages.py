@@ -323,3 +323,18 @@ def test_a_frontend_says_what_its_page_does_not_show(fleet: Fleet, open_page: Op
         page.get_by_role("heading", name=engine.address).wait_for()
     assert not serious(page)
     watched.check(address(server))
+
+
+def test_frontends_of_one_router_show_each_other(fleet: Fleet, open_page: Open) -> None:
+    fleet.start_engine()
+    router = fleet.start_router()
+    servers = [fleet.start_frontend(router=[router.address]).wait_ready() for _ in range(2)]
+    watched = open_page(f"{servers[0].admin_url}/dashboard#/engines")
+    table = watched.page.get_by_role("region", name="Frontends that share the router")
+    for server in servers:
+        table.get_by_text(f":{server.process.pid}").wait_for()
+    assert table.get_by_text("(this one)").count() == 1
+    assert not serious(watched.page)
+    watched.check(address(servers[0]))
+    router.kill()
+    watched.page.get_by_text("This frontend decides by itself now").wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from heapq import nsmallest
 from typing import Any
 
@@ -147,6 +148,7 @@ class DashboardData:
                 "is_frontend": is_frontend,
                 "rule": self._config.routing.routing if is_frontend else None,
                 "routers": self._config.frontend.router if is_frontend else (),
+                "frontends": [asdict(one) for one in engine.frontends],
                 "status": self._context.status(),
                 "is_paused": admission.is_paused,
                 "restarts": list(self._collector.restarts)[::-1],

@@ -17,7 +17,7 @@ the same code. Must not know links, threads or asyncio. In reading order:
 from headway.routing.autoscale import FleetDemand
 from headway.routing.engines import EngineLimits
 from headway.routing.requests import Reason
-from headway.routing.router import AllowedEngines, NoEngineInTime, Router, Sending
+from headway.routing.router import AllowedEngines, FrontendLoad, NoEngineInTime, Router, Sending
 from headway.routing.rules import RULES, PredictedTtft, Rule
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "AllowedEngines",
     "EngineLimits",
     "FleetDemand",
+    "FrontendLoad",
     "NoEngineInTime",
     "PredictedTtft",
     "Reason",

@@ -89,6 +89,21 @@ class Sending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class FrontendLoad:
+    """The requests of one of the frontends that share a router."""
+
+    name: str
+    num_waiting: int
+    """Requests that wait in the router."""
+    num_sent: int
+    """Requests in engines."""
+    num_engines: int
+    """Engines that the frontend is connected to."""
+    is_own: bool
+    """Whether the frontend that reads this is the one."""
+
+
+@dataclass(frozen=True, slots=True)
 class NoEngineInTime:
     """No engine that may have the request is expected to meet its targets."""
 
@@ -112,6 +127,8 @@ class Router:
         self._ahead_steps = ahead_steps
         self._move_gain = move_gain
         self.shares = FleetShares()
+        self.frontends: Sequence[FrontendLoad] = ()
+        """All frontends that share a router process; none if it is not shared."""
         self._prefixes = AssignedPrefixes()
         self._engines: dict[str, RoutedEngine] = {}
         self._by_number: dict[int, RoutedEngine] = {}

@@ -27,7 +27,7 @@ from headway.fleet.router.wire import (
     decode_told,
     encode,
 )
-from headway.routing import EngineLimits, PredictedTtft
+from headway.routing import EngineLimits, FrontendLoad, PredictedTtft
 from tests.routing.support import LIMITS, prompt, request, step
 
 
@@ -533,3 +533,22 @@ def test_no_request_is_lost_or_sent_twice_whatever_happens(seed: int) -> None:
             assert number <= chaos.attempts[name]
         assert not frontend.router._requests and not frontend.router.num_asked
     assert rig.fleet is None or not rig.fleet.router._requests
+
+
+def test_each_frontend_is_shown_all_of_them_while_there_is_a_router() -> None:
+    rig = Rig()
+    fleet = rig.start_router()
+    first, second = rig.frontends
+    first.router.arrive(request(100, name="a"), 0.0)
+    assert rig.pass_on() == ["a"]
+    first.router.engine_lost("e1" if first.where["a"] == "e0" else "e0", 0.0)
+    rig.pass_on()
+    fleet.show_frontends()
+    rig.pass_on()
+    assert first.router.frontends == [
+        FrontendLoad("f0", num_waiting=0, num_sent=1, num_engines=1, is_own=True),
+        FrontendLoad("f1", num_waiting=0, num_sent=0, num_engines=2, is_own=False),
+    ]
+    assert [one.is_own for one in second.router.frontends] == [False, True]
+    rig.kill_router()
+    assert first.router.frontends == second.router.frontends == ()

@@ -34,11 +34,13 @@ from headway.fleet.router.wire import (
     Arrive,
     Decided,
     EngineFound,
+    FrontendsShown,
     Join,
     ReportSteps,
     RouterFrame,
     RouterRequest,
     SendTo,
+    ToFrontend,
     Told,
     decode_router_frame,
     encode,
@@ -177,13 +179,23 @@ class Peer:
         if key is not None:
             secure_frontend(self.socket, key)
         self.socket.connect(address)
+        self._heard = -1
 
     async def receive(self, timeout_s: float = 1.0) -> RouterFrame | None:
+        """Return the next message, without what the router shows of all frontends each second."""
         try:
             frame = await asyncio.wait_for(self.socket.recv(), timeout_s)
         except TimeoutError:
             return None
-        return decode_router_frame(frame)
+        message = decode_router_frame(frame)
+        if not isinstance(message, Decided):
+            return message
+        items: list[ToFrontend] = []
+        items += (one for one in message.items if not isinstance(one, FrontendsShown))
+        if message.heard == self._heard and not items:
+            return await self.receive(timeout_s)
+        self._heard = message.heard
+        return Decided(message.heard, items)
 
     async def tell(self, number: int, *items: Any) -> RouterFrame | None:
         await self.socket.send(encode(Told(number, list(items))))

@@ -45,7 +45,7 @@ function Engine({ engine, isFrontend }) {
   </section>`;
 }
 
-// What a frontend does not know: other frontends have pages of their own.
+// Who decides for this frontend, and what these pages count.
 function Placement({ data }) {
   const { routers, rule } = data;
   const decides = routers.length
@@ -53,6 +53,21 @@ function Placement({ data }) {
     : `This frontend decides by itself which engine gets a request (rule: ${rule}).`;
   return html`<p class="hint">${decides} Running and waiting count the requests of all frontends in an engine; all else
     on these pages is of this frontend alone. Other frontends have pages of their own.</p>`;
+}
+
+const FRONTENDS = [
+  ["frontend", (one) => html`<span class="mono">${one.name}</span>${one.is_own ? " (this one)" : ""}`],
+  ["waiting in the router", (one) => number(one.num_waiting), "n"],
+  ["in engines", (one) => number(one.num_sent), "n"],
+  ["engines it reaches", (one) => number(one.num_engines), "n"],
+];
+
+function Frontends({ data }) {
+  return html`<section class="card" aria-label="Frontends">
+    <div class="head"><h2>Frontends</h2></div>
+    <${Table} caption="Frontends that share the router, once a second" columns=${FRONTENDS} rows=${data.frontends} keyOf=${(one) => one.name}
+      empty="This frontend decides by itself now: no router answers." />
+  </section>`;
 }
 
 export function Engines() {
@@ -89,6 +104,7 @@ export function Engines() {
       </div>
     </section>
     <div class="grid">${(data?.engines ?? []).map((engine) => html`<${Engine} key=${engine.name} engine=${engine} isFrontend=${data.is_frontend} />`)}</div>
+    ${data?.routers.length > 0 && html`<${Frontends} data=${data} />`}
     ${data && html`<section class="card" aria-label="Restarts">
       <div class="head"><h2>Restarts</h2></div>
       <${Table} caption="The last restarts" columns=${restarts} rows=${data.restarts} empty="None since the server started." />

@@ -63,7 +63,7 @@ from headway.errors import (
 from headway.text import Tokenizer
 
 if TYPE_CHECKING:
-    from headway.routing import FleetDemand
+    from headway.routing import FleetDemand, FrontendLoad
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +189,11 @@ class AsyncEngine:
     def demand(self) -> FleetDemand | None:
         """The work that arrives and waits; None if it is not measured."""
         return self._placement.demand(self._clock.now())
+
+    @property
+    def frontends(self) -> Sequence[FrontendLoad]:
+        """The frontends that share a router process, this one among them; none without one."""
+        return self._placement.frontends()
 
     def subscribe(self, listener: Listener) -> None:
         """Pass every batch of events to `listener`, which must not block."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headway.core.events import Routed
@@ -12,7 +12,7 @@ from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EventBatch
 
 if TYPE_CHECKING:
-    from headway.routing import FleetDemand
+    from headway.routing import FleetDemand, FrontendLoad
 
 
 class Placed(NamedTuple):
@@ -31,6 +31,8 @@ class Placement(Protocol):
     """Returns whether a request that is not sent waits for a certain engine."""
     demand: Callable[[float], FleetDemand | None]
     """Returns the work that arrives and waits now; None if it is not measured."""
+    frontends: Callable[[], Sequence[FrontendLoad]]
+    """Returns the frontends that share a router process; none without one."""
 
     def __len__(self) -> int: ...
 
@@ -70,6 +72,7 @@ class LeastLoaded:
         self._is_sorted = True
         self.has_engine: Callable[[RequestStream], bool] = lambda _stream: False
         self.demand: Callable[[float], FleetDemand | None] = lambda _now: None
+        self.frontends: Callable[[], Sequence[FrontendLoad]] = lambda: ()
 
     def __len__(self) -> int:
         return len(self._waiting)

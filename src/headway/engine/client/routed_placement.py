@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from headway.core.events import Routed
@@ -20,6 +20,7 @@ from headway.routing import (
     AllowedEngines,
     EngineLimits,
     FleetDemand,
+    FrontendLoad,
     NoEngineInTime,
     Router,
     Rule,
@@ -63,6 +64,9 @@ class RoutedPlacement:
 
     def demand(self, now: float) -> FleetDemand | None:
         return self._router.demand(now)
+
+    def frontends(self) -> Sequence[FrontendLoad]:
+        return self._router.frontends
 
     def add(self, stream: RequestStream, now: float) -> None:
         request_id, command = stream.request_id, stream.command

@@ -27,6 +27,7 @@ from headway.fleet.router.wire import (
     EngineStepped,
     FirstToken,
     FromFrontend,
+    FrontendsShown,
     RefuseLate,
     ReportSteps,
     Restore,
@@ -34,7 +35,7 @@ from headway.fleet.router.wire import (
     SendTo,
     ToFrontend,
 )
-from headway.routing import RULES, EngineLimits, NoEngineInTime, Router
+from headway.routing import RULES, EngineLimits, FrontendLoad, NoEngineInTime, Router
 from headway.tenancy import QuotaLease
 
 HARD_BOUND = 2
@@ -58,6 +59,11 @@ class JoinedFrontend:
     """Engines whose steps it tells."""
     leases: dict[int, QuotaLease] = field(default_factory=dict[int, QuotaLease])
     outbox: list[ToFrontend] = field(default_factory=list[ToFrontend])
+
+    def load(self, is_own: bool) -> FrontendLoad:
+        """Return what a frontend is shown of this one."""
+        num_sent = len(self.requests) - self.num_waiting
+        return FrontendLoad(self.name, self.num_waiting, num_sent, len(self.engines), is_own)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +149,12 @@ class FleetRouter:
                 min(sending.predicted_ttft_s, MAX_AGE_S / 2),
             )
             frontend.outbox.append(send)
+
+    def show_frontends(self) -> None:
+        """Put the load of all frontends into the outboxes."""
+        for frontend in self:
+            loads = [one.load(is_own=one is frontend) for one in self]
+            frontend.outbox.append(FrontendsShown(loads))
 
     # ---------------------------------------------------------------- requests
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 from dataclasses import dataclass
+from itertools import count
 
 from headway.clock import Clock
 from headway.fleet.network.checks import loggable_name, refuse_version
@@ -20,6 +21,7 @@ from headway.fleet.network.server_socket import ServerSocket
 from headway.fleet.network.wire import MAX_SILENCE_S, Closed, WireError
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
 from headway.fleet.router.wire import (
+    MAX_FRONTENDS,
     MAX_ITEMS,
     ROUTER_VERSION,
     Decided,
@@ -31,11 +33,12 @@ from headway.fleet.router.wire import (
 
 logger = logging.getLogger(__name__)
 
-MAX_FRONTENDS = 64
 MAX_ENDED = 1024
 """Connections without a session that are remembered."""
 TICK_S = 0.1
 """How often requests are looked at without news: they age, and may move."""
+SHOW_TICKS = 10
+"""How many of these pass between two messages about all frontends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +88,7 @@ class RouterListener:
 
     async def _tick_at_intervals(self) -> None:
         ticked_at = self._clock.now()
-        while True:
+        for number in count(1):
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
             # Time in which this process itself was delayed is no silence: messages are unread.
@@ -94,6 +97,8 @@ class RouterListener:
                 session.heard_at += late_s
                 if now - session.heard_at > MAX_SILENCE_S:
                     await self._end(session, "it is silent")
+            if number % SHOW_TICKS == 0:
+                self.fleet.show_frontends()
             await self._decide()
 
     async def _receive(self, frames: list[bytes]) -> None:

@@ -33,6 +33,7 @@ from headway.fleet.router.wire import (
     EngineStepped,
     FirstToken,
     FromFrontend,
+    FrontendsShown,
     LeaseOpened,
     LeaseRefused,
     RefuseLate,
@@ -191,7 +192,7 @@ class SharedRouter(Router):
 
     def unshare(self, now: float) -> None:
         """Decide here from now on, also for the requests that were to be decided there."""
-        self.is_shared, self._reported = False, frozenset()
+        self.is_shared, self._reported, self.frontends = False, frozenset(), ()
         self.quotas.unshare()
         self.outbox.clear()
         self._decisions.clear()
@@ -213,6 +214,8 @@ class SharedRouter(Router):
                 case RefuseLate():
                     if self._pop_asked(item.request_id) is not None:
                         self.refusals.append(item)
+                case FrontendsShown():
+                    self.frontends = item.frontends
                 case LeaseOpened() | LeaseRefused():
                     self.quotas.take(item)
 

@@ -18,10 +18,11 @@ from headway.core.terms import NO_TERMS, Terms
 from headway.errors import InvalidRequestError
 from headway.fleet.network.checks import check_id, check_name, check_terms
 from headway.fleet.network.wire import MAX_COMMAND_BYTES, Closed, WireError, decode_message
-from headway.routing import Reason
+from headway.routing import FrontendLoad, Reason
 from headway.tenancy import Quotas
 
-ROUTER_VERSION = 2
+ROUTER_VERSION = 3
+MAX_FRONTENDS = 64
 MAX_JOIN_BYTES = 4096
 MAX_ITEMS = 16_384
 MAX_FRAME_TOKENS = 2**20
@@ -220,6 +221,12 @@ class ReportSteps(msgspec.Struct, tag="report", frozen=True):
     engines: Names
 
 
+class FrontendsShown(msgspec.Struct, tag="frontends", frozen=True):
+    """All frontends of the router, for people."""
+
+    frontends: Annotated[list[FrontendLoad], msgspec.Meta(max_length=MAX_FRONTENDS)]
+
+
 class LeaseOpened(msgspec.Struct, tag="lease_opened", frozen=True):
     """A request is within the quotas of its tenant."""
 
@@ -235,7 +242,7 @@ class LeaseRefused(msgspec.Struct, tag="lease_refused", frozen=True):
     quota: str
 
 
-ToFrontend = SendTo | RefuseLate | ReportSteps | LeaseOpened | LeaseRefused
+ToFrontend = SendTo | RefuseLate | ReportSteps | FrontendsShown | LeaseOpened | LeaseRefused
 
 
 class Decided(msgspec.Struct, tag="decided", frozen=True):
