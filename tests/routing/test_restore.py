@@ -54,6 +54,8 @@ def test_a_forgotten_request_is_not_refunded_and_not_charged_again():
 
 def test_a_waiting_request_can_be_assigned_anew():
     class Allowed:
+        restricts = True
+
         def __init__(self) -> None:
             self.engines = {"e0", "e1"}
 

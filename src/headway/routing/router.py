@@ -55,6 +55,9 @@ OUTPUT_FOLLOWING = 0.02
 class AllowedEngines(Protocol):
     """Decides which engines may have a request; the answers may change with time."""
 
+    restricts: bool
+    """Whether an answer may be no: if not, none need be asked for."""
+
     def may_assign(self, request: Request, engine: str) -> bool:
         """Return whether a request may wait for an engine."""
         ...
@@ -66,6 +69,8 @@ class AllowedEngines(Protocol):
 
 class AllEngines:
     """Every engine may have every request."""
+
+    restricts = False
 
     def may_assign(self, request: Request, engine: str) -> bool:
         return True

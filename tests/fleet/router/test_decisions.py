@@ -34,6 +34,8 @@ from tests.routing.support import LIMITS, prompt, request, step
 class Allowed:
     """Lets every engine have every request, unless a test says otherwise."""
 
+    restricts = True
+
     def __init__(self) -> None:
         self.may = True
         self.banned: dict[str, str] = {}

@@ -31,6 +31,8 @@ from headway.routing import (
 class RoutedPlacement:
     """Tells a Router what happens to requests and engines, and sends what it decides."""
 
+    restricts = True
+
     def __init__(
         self,
         eligible: EligibleEngines,

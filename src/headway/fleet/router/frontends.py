@@ -79,6 +79,8 @@ class FrontendRequest:
 class FleetRouter:
     """Decides for all its frontends by one Router."""
 
+    restricts = True
+
     def __init__(self, rule: str, clock: Clock) -> None:
         self._meters = FleetMeters(clock)
         self.router = Router(RULES[rule](), allowed=self)

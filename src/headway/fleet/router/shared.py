@@ -232,16 +232,18 @@ class SharedRouter(Router):
         if not self._may_ask(request):
             self._held.push(_Asked(request, is_resent))
             return
-        names = [one.name for one in self.engines]
-        allowed = [name for name in names if self._allowed.may_assign(request, name)]
-        if not allowed:
-            self._arrive_here(_Asked(request, is_resent), now)
-            return
+        only: list[str] | None = None
+        if self._allowed.restricts or not self._engines:
+            names = [one.name for one in self.engines]
+            only = [name for name in names if self._allowed.may_assign(request, name)]
+            if not only:
+                self._arrive_here(_Asked(request, is_resent), now)
+                return
+            only = None if len(only) == len(names) else only
         self._asked[request.id] = _Asked(request, is_resent)
         self._num_asked_tokens += request.num_tokens
         self._asked_of[request.terms.tenant] += 1
         self._known.add(request.id)
-        only = None if len(allowed) == len(names) else allowed
         self._tell(Arrive(_described(request, now), is_resent, only))
 
     def _may_ask(self, request: Request) -> bool:
