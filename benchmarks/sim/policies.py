@@ -55,7 +55,7 @@ from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import change_settings
 from headway.sim.setup import Setup
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 BASELINE = ROOT / "docs" / "results" / "policies.json"
 BASELINE_NAME = str(BASELINE.relative_to(ROOT))
 PROFILE = "smollm2-135m-2-cores"

@@ -28,9 +28,10 @@ SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 
 def bodies() -> list[dict[str, Any]]:
     """Streams that share a prefix, of two samples each; one has a grammar, one a stop string."""
-    plain = [{"prompt": f"{STEM}{number}", "max_tokens": 45, "n": 2} for number in range(3)]
+    # Long enough to be there when the engine is killed, however late that is.
+    plain = {"max_tokens": 150, "n": 2, "ignore_eos": True}
     return [
-        *plain,
+        *({"prompt": f"{STEM}{number}", **plain} for number in range(3)),
         {"prompt": "A name:", "max_tokens": 30, "structured_outputs": {"json": SCHEMA}},
         {"prompt": STEM, "max_tokens": 30, "stop": [" the", "\n"]},
     ]

@@ -38,8 +38,9 @@ def cannot_ask(url: str, reason: object, listener: str) -> str:
 
 
 def error_message(answer: urllib.error.HTTPError | http.client.HTTPResponse) -> str:
-    """Return what the answer of a server says about an error."""
+    """Return what the answer of a server says about an error; close the answer."""
     try:
-        return json.loads(answer.read(MAX_ERROR_BYTES))["error"]["message"]
+        with answer:
+            return json.loads(answer.read(MAX_ERROR_BYTES))["error"]["message"]
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return f"HTTP {answer.status}"

@@ -23,7 +23,8 @@ from headway import LLM, SamplingParams
 from headway.errors import ModelLoadError
 
 llm = LLM(sys.argv[1], kv_cache_memory_bytes="64M")
-params = [SamplingParams(temperature=t, top_p=0.9, max_tokens=8, logprobs=1) for t in (0, 1)]
+fields = {"top_p": 0.9, "max_tokens": 8, "ignore_eos": True, "logprobs": 1}
+params = [SamplingParams(temperature=t, **fields) for t in (0, 1)]
 outputs = llm.generate(["The capital of France is"] * 2, params)
 assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
 print(repr(outputs[0].outputs[0].text))
