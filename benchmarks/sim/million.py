@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -24,7 +26,25 @@ from headway.sim.figures import Runs, summarize
 from headway.sim.planning import saturated_rate
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import Setup
-from headway.workload import Poisson, Synthetic, Uniform
+from headway.workload import Poisson, Synthetic, Uniform, WorkItem
+
+PROMPTS, OUTPUTS = Uniform(16, 240), Uniform(8, 56)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Synthetic):
+    """A workload that says how far it is, twenty times."""
+
+    num_requests: int = 1
+
+    def items(self, seed: int) -> Iterator[WorkItem]:
+        began_at, every = perf_counter(), max(1, self.num_requests // 20)
+        for number, item in enumerate(Synthetic.items(self, seed)):
+            if number % every == 0 and number:
+                minutes = (perf_counter() - began_at) / 60
+                text = f"  {number / self.num_requests:.0%} sent after {minutes:.1f} minutes"
+                print(text, file=sys.stderr, flush=True)
+            yield item
 
 
 def main() -> None:
@@ -37,7 +57,7 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=10.0)
     arguments = parser.parse_args()
     one = Setup.of(find_profile(arguments.profile))
-    workload = Synthetic(Poisson(1.0), Uniform(16, 240), Uniform(8, 56))
+    workload = Synthetic(Poisson(1.0), PROMPTS, OUTPUTS)
     most = arguments.engines * saturated_rate(one, workload, Runs(3)).middle
     num_frontends = arguments.frontends
     setup = replace(
@@ -49,7 +69,9 @@ def main() -> None:
     print(f"{arguments.engines} engines can serve {most:.0f} requests/s", flush=True)
     for load in arguments.loads:
         began_at = perf_counter()
-        served = serve_load(setup, workload.with_rate(load * most), Limits(arguments.requests))
+        num_requests = arguments.requests
+        sent = Watched(Poisson(load * most), PROMPTS, OUTPUTS, num_requests=num_requests)
+        served = serve_load(setup, sent, Limits(num_requests))
         minutes = (perf_counter() - began_at) / 60
         memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         figures = summarize(served.requests)
