@@ -259,9 +259,10 @@ class Datasheet:
     def caveat(self) -> str:
         """What a reader of predictions has to know."""
         median, most = TPOT_ERRORS.get(self.gpu_name, ALL_TPOT_ERRORS)
-        of = f"of {self.gpu_name}" if self.gpu_name in TPOT_ERRORS else "of other GPUs, none of it"
+        is_known = self.gpu_name in TPOT_ERRORS
+        of = self.gpu_name if is_known else f"other GPUs (there are none of {self.gpu_name}),"
         return (
-            f"datasheet, not measured: against published measurements {of} TPOT was off by "
+            f"datasheet, not measured: against published measurements of {of} TPOT was off by "
             f"{100 * median:.0f} % in the median and {100 * most:.0f} % at the 90th percentile; "
             "TTFT by more"
         )
