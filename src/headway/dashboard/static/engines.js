@@ -51,8 +51,8 @@ function Placement({ data }) {
   const decides = routers.length
     ? `The router at ${routers.join(" or ")} decides for all frontends that share it (rule: ${rule} while this frontend decides by itself).`
     : `This frontend decides by itself which engine gets a request (rule: ${rule}).`;
-  return html`<p class="hint">${decides} Running and waiting count the requests of all frontends in an engine; all else
-    on these pages is of this frontend alone. Other frontends have pages of their own.</p>`;
+  return html`<p class="hint">${decides} Running and waiting count the requests of all frontends in an engine${routers.length ? ", and the table of frontends those of each" : ""};
+    all else on these pages is of this frontend alone. Other frontends have pages of their own.</p>`;
 }
 
 const FRONTENDS = [
