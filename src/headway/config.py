@@ -530,7 +530,7 @@ def load_config(
     for section, cls in SECTIONS.items():
         hints = get_type_hints(cls)
         values = {
-            spec.name: _convert(spec.name, merged.pop(spec.name), hints[spec.name])
+            spec.name: convert(spec.name, merged.pop(spec.name), hints[spec.name])
             for spec in fields(cls)
             if spec.name in merged
         }
@@ -628,7 +628,7 @@ def _is_service_link(key: str, value: str) -> bool:
     return _SERVICE_LINK.fullmatch(key) is not None
 
 
-def _convert(name: str, value: object, hint: Any) -> Any:
+def convert(name: str, value: object, hint: Any) -> Any:
     """Convert a setting from text or YAML to its declared type."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "")):

@@ -133,3 +133,7 @@ class ReportError(EngineError):
 
 class EngineStalledError(EngineError):
     """Requests are present, but step after step schedules nothing."""
+
+
+class WireError(ValueError):
+    """A message that is not part of the protocol."""

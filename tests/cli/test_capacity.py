@@ -104,7 +104,7 @@ def test_predictions_by_datasheet_say_so(tmp_path: Path):
         (["plan", "datasheet:abacus/8B", "--ttft", "1"], "no datasheet of GPU 'abacus'"),
         (["plan", "PROFILE", "--rate", "5"], "a target is needed"),
         (["plan", "PROFILE", "--ttft", "1", "--what-if", "colour=red"], "unknown setting"),
-        (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "rate=many"),
+        (["plan", "PROFILE", "--ttft", "1", "--what-if", "rate=many"], "'many' is not a valid"),
         (["plan", "PROFILE", "--arrivals", "closed:4", "--ttft", "1"], "a rate"),
         (
             ["plan", "PROFILE", *LOAD, "--ttft", "0.001", "--runs", "1", "--num-requests", "100"],

@@ -26,7 +26,7 @@ from headway.engine.process.messages import (
     Past,
     SampleRecord,
 )
-from headway.errors import InvalidRequestError
+from headway.errors import InvalidRequestError, WireError
 from headway.fleet.engines.sessions import Sessions
 from headway.fleet.network.checks import check_engine, check_handover, check_id, check_request
 from headway.fleet.network.clocks import MAX_AGE_S, age_of, localize
@@ -40,7 +40,6 @@ from headway.fleet.network.wire import (
     Heartbeat,
     Hello,
     Reported,
-    WireError,
     decode_engine_message,
     decode_frontend_message,
     encode,

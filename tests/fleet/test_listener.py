@@ -19,6 +19,7 @@ from headway.engine.process.messages import AddRequest, QuarantinedDigest
 from headway.engine.supervise.quarantine import digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
+from headway.errors import WireError
 from headway.fleet.engines import listener
 from headway.fleet.engines.listener import EngineIdentity, EngineListener
 from headway.fleet.frontends.link import LinkParts, NetworkLink
@@ -38,7 +39,6 @@ from headway.fleet.network.wire import (
     Pulse,
     Quarantined,
     Reported,
-    WireError,
     decode_engine_message,
     encode,
 )

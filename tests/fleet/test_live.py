@@ -6,8 +6,9 @@ import pytest
 
 from headway.core.params import SamplingParams
 from headway.engine.process.messages import AddRequest
+from headway.errors import WireError
 from headway.fleet.network.live import LiveRequests
-from headway.fleet.network.wire import Credit, WireError
+from headway.fleet.network.wire import Credit
 
 
 def command(name: str, attempt: int = 0, n: int = 1, num_prompt: int = 0) -> AddRequest:

@@ -10,8 +10,9 @@ import pytest
 
 from headway.core.terms import Terms
 from headway.errors import ConfigError
+from headway.sim.items import RecordedItem
 from headway.sim.observed import ObservedEngine, read_observed
-from headway.sim.recorded import RecordedItem, load_of
+from headway.sim.recorded import load_of
 from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import parse_term_changes
 from headway.sim.setup import Setup

@@ -209,7 +209,7 @@ def test_settings_change_scheduler_and_cache():
     ("change", "message"),
     [
         ("max_num_seqs", "not KEY=VALUE"),
-        ("max_num_seqs=many", "max_num_seqs=many"),
+        ("max_num_seqs=many", "max_num_seqs: .many. is not"),
         ("max_num_sequences=3", "unknown setting 'max_num_sequences'; one of"),
         ("max_num_seqs=0", "max_num_seqs"),
     ],

@@ -53,6 +53,12 @@ def main() -> None:
     except HeadwayError as error:
         sys.stderr.write(f"headway: error: {error}\n")
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        if sys.implementation.name == "cpython":
+            raise
+        text = "simulate and plan run here, other commands need CPython"
+        sys.stderr.write(f"headway: error: {error.name} is not installed: {text}\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

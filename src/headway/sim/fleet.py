@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +30,8 @@ from headway.core.terms import NO_TERMS, Terms
 from headway.routing import EngineLimits, NoEngineInTime, Router
 from headway.sim.steps import STOP_TOKEN, TOKEN, CannedExecutor, StepTimes, TimedExecutor
 
+_Entry = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+"""Time, number, and what happens."""
 TOLD = (TokensEmitted, Finished, Admitted, Refused)
 """Events that a router, or the client of a request, is told of."""
 DELAY_S = 0.001
@@ -156,7 +159,10 @@ class VirtualFleet:
         self.on_leave: Callable[[], None] = lambda: None
         """Called when an engine was killed, or has left."""
         self._engines: dict[str, _Engine] = {}
-        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._agenda: list[_Entry] = []
+        """What is to happen, as a heap."""
+        self._messages: deque[_Entry] = deque()
+        """Messages on their way; all take the same time, so they arrive in order."""
         self._numbers, self._engine_numbers = count(), count()
         self._spec = spec
         self._seed = seed
@@ -246,14 +252,23 @@ class VirtualFleet:
         entry = (time if time > now else now, next(self._numbers), action, arguments)
         heappush(self._agenda, entry)
 
+    def deliver(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Have something happen after the time of a message."""
+        at = self.clock.now() + self._delay_s
+        self._messages.append((at, next(self._numbers), action, arguments))
+
     def send(self, record: FleetRecord) -> None:
         """Have a request arrive at its time."""
         self.at(record.arrived_at, self._arrive, record)
 
     def run(self, until_s: float) -> None:
         """Let everything happen that is due before a time."""
-        while self._agenda and self._agenda[0][0] <= until_s:
-            time, _, action, arguments = heappop(self._agenda)
+        agenda, messages = self._agenda, self._messages
+        while agenda or messages:
+            is_message = not agenda or (messages and messages[0] < agenda[0])
+            if (messages if is_message else agenda)[0][0] > until_s:
+                return
+            time, _, action, arguments = messages.popleft() if is_message else heappop(agenda)
             self.clock.advance_to(time)
             action(*arguments)
 
@@ -273,7 +288,7 @@ class VirtualFleet:
             record.engine, record.waited_s = sending.engine, sending.waited_s
             record.predicted_cached = sending.num_cached
             engine = self._engines[sending.engine]
-            self.at(now + self._delay_s, self._join, engine, record)
+            self.deliver(self._join, engine, record)
         self.on_tick()
 
     def _join(self, engine: _Engine, record: FleetRecord) -> None:
@@ -315,7 +330,7 @@ class VirtualFleet:
         """Have what has happened in an engine reach the routers after the time of a message."""
         events = list(engine.events)
         engine.events.clear()
-        self.at(self.clock.now() + self._delay_s, self._report, engine, events)
+        self.deliver(self._report, engine, events)
 
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
         if engine.has_left:

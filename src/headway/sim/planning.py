@@ -14,7 +14,7 @@ from math import ceil, inf
 
 from headway.errors import ConfigError
 from headway.sim.figures import Figures, Interval, Prediction, Runs, predict
-from headway.sim.recorded import follows
+from headway.sim.items import follows
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import MAX_ENGINES, Setup
 from headway.workload import Listed, Replay, Synthetic, Workload

@@ -10,16 +10,15 @@ import json
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
-
-import msgspec
 
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
+from headway.sim.plain import from_plain
 from headway.sim.steps import DrawStep, StepTime
 
 FORMAT = 1
@@ -186,12 +185,9 @@ class MeasuredTimes:
         return draw
 
 
-_decode = msgspec.json.Decoder(MachineProfile).decode
-
-
 def write_profile(path: Path, profile: MachineProfile) -> None:
     """Write a profile as JSON, one field per line."""
-    plain = msgspec.to_builtins(profile)
+    plain = asdict(profile)
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in plain.items()]
     try:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -202,10 +198,12 @@ def write_profile(path: Path, profile: MachineProfile) -> None:
 def read_profile(path: Path) -> MachineProfile:
     """Read a profile; ConfigError if the file is none."""
     try:
-        profile = _decode(path.read_bytes())
+        profile = from_plain(
+            MachineProfile, json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        )
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # not JSON, or not of this form
         raise ConfigError(
             f"{path} is not a profile written by `headway profile`: {error}"
         ) from error
@@ -214,3 +212,7 @@ def read_profile(path: Path) -> MachineProfile:
             f"{path} has format {profile.format}, this release reads {FORMAT}: measure it again"
         )
     return profile
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")

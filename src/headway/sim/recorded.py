@@ -10,30 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from headway.core.terms import NO_TERMS, Terms
 from headway.errors import ConfigError
 from headway.record.entries import HASH_BYTES
+from headway.sim.items import RecordedItem
 from headway.sim.observed import ObservedEngine, ObservedRequest
-from headway.workload import Listed, WorkItem
+from headway.workload import Listed
 
 FIRST_TOKEN = 100
 """Stand-in tokens begin above those that the simulated executor samples by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedItem(WorkItem):
-    """A recorded request; its output tokens matter to later prompts."""
-
-    output_ids: tuple[int, ...] = ()
-    max_tokens: int = 0
-    terms: Terms = NO_TERMS
-    priority: int = 0
-    number: int = 0
-    """Position among the requests of the recording."""
-    after: int | None = None
-    """Number of the request whose answer this one continues; None: arrives at its time."""
-    think_s: float = 0.0
-    """Seconds between that answer and this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +83,6 @@ def _find_followed(
                 followed[number] = other, one.entry.arrived_at - finished_at
                 break
     return followed
-
-
-def follows(item: WorkItem) -> bool:
-    """Return whether a request is sent after the answer to another one."""
-    return isinstance(item, RecordedItem) and item.after is not None
 
 
 def _stand_ins(

@@ -16,9 +16,9 @@ from math import inf
 from headway.core.terms import NO_TERMS, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import FleetRecord
+from headway.sim.items import RecordedItem
 from headway.sim.pool import EnginePool
 from headway.sim.profile import Delays
-from headway.sim.recorded import RecordedItem
 from headway.sim.served import ServedLoad, ServedRequest
 from headway.sim.setup import Setup
 from headway.workload import Listed, WorkItem, Workload

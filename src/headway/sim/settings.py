@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
-import msgspec
-
-from headway.config import SchedulerConfig
+from headway.config import SchedulerConfig, convert
 from headway.core.executor import Capacity
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
@@ -80,8 +78,4 @@ def _change(old: Any, key: str, value: str) -> Any:
 
 def convert_field(cls: type[Any], key: str, value: str) -> Any:
     """Return the value of a field of a dataclass, given as text."""
-    hint = get_type_hints(cls)[key]
-    try:
-        return msgspec.convert(value, hint, strict=False, dec_hook=lambda kind, text: kind(text))
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{key}={value}: {error}") from error
+    return convert(key, value, get_type_hints(cls)[key])

@@ -10,17 +10,15 @@ import pytest
 from headway.clock import VirtualClock
 from headway.core.request import Request
 from headway.core.terms import Targets
-from headway.fleet.network.wire import Closed, WireError
+from headway.errors import WireError
+from headway.fleet.network.wire import Closed
 from headway.fleet.router import frontends, shared
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
+from headway.fleet.router.messages import Arrive, EngineFound, Restore, RouterRequest
 from headway.fleet.router.shared import ROUTER, SharedRouter
 from headway.fleet.router.wire import (
-    Arrive,
     Decided,
-    EngineFound,
     Join,
-    Restore,
-    RouterRequest,
     Told,
     decode_join,
     decode_router_frame,

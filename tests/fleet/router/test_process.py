@@ -28,19 +28,21 @@ from headway.errors import ConfigError
 from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.wire import Closed
-from headway.fleet.router.process import RouterListener
-from headway.fleet.router.wire import (
-    ROUTER_VERSION,
+from headway.fleet.router.messages import (
     Arrive,
-    Decided,
     EngineFound,
     FrontendsShown,
-    Join,
     ReportSteps,
-    RouterFrame,
     RouterRequest,
     SendTo,
     ToFrontend,
+)
+from headway.fleet.router.process import RouterListener
+from headway.fleet.router.wire import (
+    ROUTER_VERSION,
+    Decided,
+    Join,
+    RouterFrame,
     Told,
     decode_router_frame,
     encode,

@@ -11,19 +11,10 @@ import pytest
 
 from benchmarks.support.fleets import Fleet
 from headway.clock import VirtualClock
-from headway.errors import QuotaError
-from headway.fleet.network.wire import WireError
+from headway.errors import QuotaError, WireError
+from headway.fleet.router.messages import ChargeLease, LeaseItem, OpenLease, RestoreLease, UsedQuota
 from headway.fleet.router.quotas import MAX_METERS, NEW_S, FleetMeters, SharedQuotas
-from headway.fleet.router.wire import (
-    ChargeLease,
-    LeaseItem,
-    OpenLease,
-    RestoreLease,
-    Told,
-    UsedQuota,
-    decode_told,
-    encode,
-)
+from headway.fleet.router.wire import Told, decode_told, encode
 from headway.tenancy import Meter, QuotaLease, Quotas
 from headway.tenancy.keys import digest_of, write_digest
 from tests.fleet.conftest import NUM_BLOCKS, STEP_S, wait_log

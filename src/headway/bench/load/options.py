@@ -16,12 +16,11 @@ from headway.bench.load.measure import Plan, Sweep
 from headway.bench.load.openai import Target
 from headway.bench.load.runner import RunLimits
 from headway.bench.load.stats import parse_targets
-from headway.bench.load.workload import WorkloadOptions, workload_of
+from headway.bench.load.workload import DEFAULT_NUM_REQUESTS, WorkloadOptions, workload_of
 from headway.bench.options import SamplingOptions, flag_of, option_about
 from headway.errors import ConfigError
 from headway.workload import Workload, parse_rates
 
-DEFAULT_NUM_REQUESTS = 100
 ASK, RUN, RESULTS = "Requests", "Run", "Results"
 
 

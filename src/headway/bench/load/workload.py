@@ -22,6 +22,7 @@ from headway.workload import (
 )
 
 WORK, REPLAY = "Workload", "Replay"
+DEFAULT_NUM_REQUESTS = 100
 
 
 @dataclass(frozen=True)

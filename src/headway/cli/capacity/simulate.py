@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from headway.bench.load.options import DEFAULT_NUM_REQUESTS, parse_targets
-from headway.bench.load.workload import WorkloadOptions, workload_of
+from headway.bench.load.stats import parse_targets
+from headway.bench.load.workload import DEFAULT_NUM_REQUESTS, WorkloadOptions, workload_of
 from headway.bench.options import flag_of, option_about
 from headway.cli.capacity.files import write_text
 from headway.cli.capacity.simulate_report import SimulatedCase, document_of, page_of, show
@@ -23,17 +23,16 @@ from headway.cli.options import with_options
 from headway.cli.progress import progress_bar
 from headway.core.terms import Targets
 from headway.errors import ConfigError
-from headway.record.reader import find_recordings
 from headway.sim.catalog import HELP, find_profile
 from headway.sim.figures import Runs, predict
-from headway.sim.fitting import profile_of
-from headway.sim.observed import ObservedEngine, read_observed
 from headway.sim.planning import judge
-from headway.sim.recorded import load_of
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings, parse_term_changes
 from headway.sim.setup import Frontends, Setup
 from headway.workload import Listed
+
+if TYPE_CHECKING:
+    from headway.cli.capacity.recording import RecordedEngine
 
 ENGINES, RUN, RESULTS = "Engines", "Run", "Results"
 MAX_FRONTENDS = 64
@@ -216,13 +215,11 @@ def simulate(profile: str | None, options: SimulateOptions) -> None:
 
 
 def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
-    observed: ObservedEngine | None = None
-    if options.from_recording is not None:
-        observed = _read_recording(options.from_recording)
+    recorded = _recorded_of(options)
     if profile is not None:
         found = find_profile(profile)
-    elif observed is not None:
-        found = profile_of(observed)
+    elif recorded is not None:
+        found = recorded.profile()
     else:
         raise ConfigError("a profile is needed: write one with `headway profile MODEL -o FILE`")
     num_engines, max_engines = options.num_engines
@@ -237,15 +234,9 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     engines = "1 engine" if options.engines == "1" else f"{options.engines} engines"
     frontends = f", {options.frontends} frontends" if options.frontends > 1 else ""
     about = f"{engines}{frontends}, {found.model} on {found.machine}"
-    if observed is not None:
-        load = load_of(observed, options.closed_loop)
-        left = f", {load.num_left_out} without an output left out" if load.num_left_out else ""
-        if options.closed_loop:
-            left += f", {load.num_following} continue an answer"
-        num = len(load.workload.requests)
-        return SimulatedCase(
-            setup, load.workload, Limits(num), f"{about}; {num} recorded requests{left}"
-        )
+    if recorded is not None:
+        load, about_load = recorded.load(options.closed_loop)
+        return SimulatedCase(setup, load, Limits(len(load.requests)), f"{about}; {about_load}")
     num_requests = options.num_requests
     if num_requests is None and options.duration is None:
         num_requests = DEFAULT_NUM_REQUESTS
@@ -260,11 +251,14 @@ def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None
     return partial(SharedFrontends.make, options.frontends)
 
 
-def _read_recording(path: Path) -> ObservedEngine:
-    found = find_recordings([path])
-    if len(found) != 1:
-        raise ConfigError(f"{path} has {len(found)} recordings; name a file of one of them")
-    return read_observed(found[0])
+def _recorded_of(options: SimulateOptions) -> RecordedEngine | None:
+    if options.from_recording is None:
+        return None
+    try:
+        from headway.cli.capacity.recording import RecordedEngine
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--from needs {error.name}: run it with CPython, not PyPy") from error
+    return RecordedEngine(options.from_recording)
 
 
 def _targets_of(options: SimulateOptions) -> Targets | None:

@@ -20,7 +20,7 @@ from headway.core.request import FinishReason
 from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
-from headway.errors import EngineError, InvalidRequestError, QuarantinedError
+from headway.errors import EngineError, InvalidRequestError, QuarantinedError, WireError
 from headway.fleet.engines.numerics import numerics_class, own_class
 from headway.fleet.engines.orphans import KeptRequest, KeptRequests
 from headway.fleet.engines.sessions import Session, Sessions
@@ -56,7 +56,6 @@ from headway.fleet.network.wire import (
     Pulse,
     Quarantined,
     Reported,
-    WireError,
     decode_frontend_message,
     decode_hello,
     encode,

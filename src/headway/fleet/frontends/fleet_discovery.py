@@ -9,7 +9,7 @@ import re
 import secrets
 
 from headway.engine.client.async_engine import AsyncEngine
-from headway.errors import ConfigError
+from headway.errors import ConfigError, WireError
 from headway.fleet.manage.link import ManagerLink
 from headway.fleet.manage.messages import (
     MANAGER_VERSION,
@@ -20,7 +20,7 @@ from headway.fleet.manage.messages import (
 from headway.fleet.network.checks import check_engine
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.endpoints import Endpoint
-from headway.fleet.network.wire import EngineUp, WireError, decode_engine_message
+from headway.fleet.network.wire import EngineUp, decode_engine_message
 
 _SOURCE = re.compile(r"(tcp://[^/]+)/([a-z0-9-]{1,32})(?:/([a-z0-9-]{1,64}))?")
 

@@ -40,7 +40,7 @@ from headway.engine.process.messages import (
     QuarantinedDigest,
 )
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
-from headway.errors import InvalidRequestError
+from headway.errors import InvalidRequestError, WireError
 from headway.fleet.network.checks import check_engine, check_handover
 from headway.fleet.network.clocks import age_of, localize
 from headway.fleet.network.cluster_key import ClusterKey
@@ -65,7 +65,6 @@ from headway.fleet.network.wire import (
     HandedOver,
     Quarantined,
     Reported,
-    WireError,
     encode_command,
     split_wire_id,
     wire_id,

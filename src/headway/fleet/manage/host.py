@@ -22,7 +22,7 @@ from pathlib import Path
 import zmq.asyncio
 
 from headway.clock import SystemClock
-from headway.errors import ConfigError
+from headway.errors import ConfigError, WireError
 from headway.fleet.manage.folders import FleetFolder, machine_id
 from headway.fleet.manage.link import ManagerAwayError, ManagerLink
 from headway.fleet.manage.messages import (
@@ -47,7 +47,7 @@ from headway.fleet.manage.processes import (
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.connection import ConnectionLostError, PeerConnection, engine_dialect
 from headway.fleet.network.endpoints import Endpoint
-from headway.fleet.network.wire import EngineUp, WireError, encode
+from headway.fleet.network.wire import EngineUp, encode
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from headway.clock import SystemClock
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, HeadwayError, WireError
 from headway.fleet.manage.control import ControlRequest, FleetStatus, MemberStatus, PoolStatus
 from headway.fleet.manage.folders import FleetFolder, write_atomically
 from headway.fleet.manage.host import (
@@ -44,7 +44,6 @@ from headway.fleet.manage.scaling import FleetScaler
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.server_socket import ServerSocket
-from headway.fleet.network.wire import WireError
 
 logger = logging.getLogger(__name__)
 

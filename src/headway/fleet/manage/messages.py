@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from headway.fleet.network.wire import WireError
+from headway.errors import WireError
 
 MANAGER_VERSION = 1
 MAX_FRAME_BYTES = 1024**2

@@ -17,7 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from headway.clock import Clock
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, WireError
 from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.wire import (
@@ -30,7 +30,6 @@ from headway.fleet.network.wire import (
     EngineMessage,
     Heartbeat,
     Hello,
-    WireError,
     decode_engine_message,
     encode_command,
 )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from headway.core.request import sample_id
 from headway.engine.process.messages import AddRequest
-from headway.fleet.network.wire import Credit, WireError, wire_id
+from headway.errors import WireError
+from headway.fleet.network.wire import Credit, wire_id
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from headway.engine.process.messages import (
     QuarantinedDigest,
 )
 from headway.engine.supervise.quarantine import MAX_QUARANTINED
+from headway.errors import WireError
 
 PROTOCOL_VERSION = 6
 MAX_HELLO_BYTES = 4096
@@ -39,10 +40,6 @@ SOCKET_SILENCE_MS = 2000
 
 _MAX_ERROR_CHARS = 200
 T = TypeVar("T")
-
-
-class WireError(ValueError):
-    """A message that is not part of the protocol."""
 
 
 class Credit(msgspec.Struct, frozen=True):

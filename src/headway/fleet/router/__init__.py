@@ -4,7 +4,9 @@ Decides for all frontends which engine gets a request and when, by the Router th
 has. Tokens never pass it: frontends keep their links to the engines. Its state is soft. In reading
 order:
 
-    wire.py       the messages between frontends and a router, and their bounds
+    structs.py    the base class of messages
+    messages.py   what frontends and a router tell each other
+    wire.py       the frames that carry it, and their bounds
     frontends.py  FleetRouter: the frontends of a router, and one Router for all of them
     quotas.py     FleetMeters and SharedQuotas: quotas over all frontends
     process.py    RouterListener: the router's side of all connections

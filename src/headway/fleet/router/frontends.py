@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from headway.clock import Clock
 from headway.core.params import SamplingParams
 from headway.core.request import Request
-from headway.fleet.network.wire import WireError
-from headway.fleet.router.quotas import FleetMeters
-from headway.fleet.router.wire import (
+from headway.errors import WireError
+from headway.fleet.router.messages import (
     MAX_AGE_S,
     MAX_ASKED,
     MAX_ASKED_TOKENS,
@@ -35,6 +34,7 @@ from headway.fleet.router.wire import (
     SendTo,
     ToFrontend,
 )
+from headway.fleet.router.quotas import FleetMeters
 from headway.routing import RULES, EngineLimits, FrontendLoad, NoEngineInTime, Router
 from headway.tenancy import QuotaLease
 

@@ -16,23 +16,19 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from headway.engine.client.async_engine import AsyncEngine
-from headway.errors import DeadlineError
+from headway.errors import DeadlineError, WireError
 from headway.fleet.frontends.link import MAX_BACKOFF_S, MIN_BACKOFF_S, LinkParts
 from headway.fleet.network.connection import ConnectionLostError, PeerConnection, PeerDialect
 from headway.fleet.network.endpoints import Endpoint
-from headway.fleet.network.wire import WireError
+from headway.fleet.router.messages import Arrive, End, FromFrontend, Restore
 from headway.fleet.router.quotas import SharedQuotas
 from headway.fleet.router.shared import SharedRouter
 from headway.fleet.router.wire import (
     MAX_FRAME_TOKENS,
     MAX_ITEMS,
     ROUTER_VERSION,
-    Arrive,
     Decided,
-    End,
-    FromFrontend,
     Join,
-    Restore,
     RouterFrame,
     Told,
     decode_router_frame,

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from itertools import count
 
 from headway.clock import Clock
+from headway.errors import WireError
 from headway.fleet.network.checks import loggable_name, refuse_version
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.server_socket import ServerSocket
-from headway.fleet.network.wire import MAX_SILENCE_S, Closed, WireError
+from headway.fleet.network.wire import MAX_SILENCE_S, Closed
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
+from headway.fleet.router.messages import MAX_FRONTENDS
 from headway.fleet.router.wire import (
-    MAX_FRONTENDS,
     MAX_ITEMS,
     ROUTER_VERSION,
     Decided,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from itertools import count
 
 from headway.clock import Clock
-from headway.errors import QuotaError
-from headway.fleet.network.wire import WireError
-from headway.fleet.router.wire import (
+from headway.errors import QuotaError, WireError
+from headway.fleet.router.messages import (
     ChargeLease,
     CloseLease,
     LeaseItem,

@@ -18,8 +18,7 @@ from headway.core.events import Stepped
 from headway.core.request import Request
 from headway.core.slo.forecast import Forecast
 from headway.core.slo.steptime import StepCost
-from headway.fleet.router.quotas import SharedQuotas
-from headway.fleet.router.wire import (
+from headway.fleet.router.messages import (
     MAX_AGE_S,
     MAX_ASKED,
     MAX_ASKED_TOKENS,
@@ -43,6 +42,7 @@ from headway.fleet.router.wire import (
     SendTo,
     ToFrontend,
 )
+from headway.fleet.router.quotas import SharedQuotas
 from headway.routing import (
     AllowedEngines,
     EngineLimits,
@@ -397,7 +397,7 @@ class SharedRouter(Router):
                 sendings.append(sending)
             else:
                 self._known.discard(request.id)
-                self._tell(End(request.id))
+                self._tell(End(request.id, []))
                 self._arrive_here(asked, now)
         if len(self._held):
             (self._ask_held if self.is_shared else self._arrive_held)(now)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
+from headway.fleet.router.messages import FromFrontend, ToFrontend
 from headway.fleet.router.shared import SharedRouter
-from headway.fleet.router.wire import FromFrontend, ToFrontend
 from headway.routing import RULES, Rule
 from headway.routing.router import AllEngines
-from headway.sim.fleet import DELAY_S, VirtualFleet
+from headway.sim.fleet import VirtualFleet
 
 
 class SharedFrontends:
@@ -71,7 +71,7 @@ class SharedFrontends:
                 fleet.on_refuse(record)
             if frontend.outbox and router is not None:
                 items, frontend.outbox = frontend.outbox, []
-                fleet.at(fleet.clock.now() + DELAY_S, self._hear, router, number, items)
+                fleet.deliver(self._hear, router, number, items)
 
     def _hear(self, router: FleetRouter, number: int, items: list[FromFrontend]) -> None:
         if router is not self._router:
@@ -83,7 +83,7 @@ class SharedFrontends:
         for frontend, joined in zip(self.routers, self._joined, strict=True):
             if joined.outbox:
                 decided, joined.outbox = joined.outbox, []
-                fleet.at(now + DELAY_S, self._decide, router, frontend, decided)
+                fleet.deliver(self._decide, router, frontend, decided)
 
     def _decide(
         self, router: FleetRouter, frontend: SharedRouter, decided: list[ToFrontend]

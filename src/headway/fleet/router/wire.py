@@ -1,4 +1,4 @@
-"""The messages between frontends and a router, and their bounds.
+"""The frames between frontends and a router, and their bounds.
 
 A frontend begins with Join. From then on it sends Told: all that has happened since the last, in
 order. The router answers each with Decided, which says how far it has heard. So a frontend knows
@@ -14,29 +14,37 @@ import msgspec
 
 from headway.core.events import Stepped
 from headway.core.params import MAX_SAMPLES
-from headway.core.terms import NO_TERMS, Terms
-from headway.errors import InvalidRequestError
+from headway.errors import InvalidRequestError, WireError
 from headway.fleet.network.checks import check_id, check_name, check_terms
-from headway.fleet.network.wire import MAX_COMMAND_BYTES, Closed, WireError, decode_message
-from headway.routing import FrontendLoad, Reason
-from headway.tenancy import Quotas
+from headway.fleet.network.wire import MAX_COMMAND_BYTES, Closed, decode_message
+from headway.fleet.router.messages import (
+    MAX_AGE_S,
+    MAX_PRIORITY,
+    Admission,
+    Arrive,
+    ChargeLease,
+    CloseLease,
+    End,
+    EngineFound,
+    EngineGone,
+    EngineIdled,
+    EngineStepped,
+    FirstToken,
+    FromFrontend,
+    OpenLease,
+    Restore,
+    RestoreLease,
+    RouterRequest,
+    ToFrontend,
+    UsedQuota,
+)
 
 ROUTER_VERSION = 3
-MAX_FRONTENDS = 64
 MAX_JOIN_BYTES = 4096
 MAX_ITEMS = 16_384
 MAX_FRAME_TOKENS = 2**20
 """Prompt tokens of one message, unless a single request has more."""
-MAX_ASKED = 4096
-"""Requests of one frontend that wait in the router."""
-MAX_ASKED_TOKENS = 8 * 1024**2
-MAX_TOKENS = 2**24
-_MAX_ENGINES = 1024
-MAX_AGE_S = 7 * 86400.0
-MAX_PRIORITY = 2**31 - 1
 _MAX_INT = 2**31
-Names = Annotated[list[str], msgspec.Meta(max_length=_MAX_ENGINES)]
-TokenIds = Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)]
 
 
 class Join(msgspec.Struct, tag="join", frozen=True, forbid_unknown_fields=True):
@@ -48,201 +56,11 @@ class Join(msgspec.Struct, tag="join", frozen=True, forbid_unknown_fields=True):
     """Random id of the frontend process: its earlier connection, if any, is over."""
 
 
-class EngineFound(msgspec.Struct, tag="engine", frozen=True):
-    """The frontend can use an engine."""
-
-    name: str
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    has_prefix_cache: bool
-
-
-class EngineGone(msgspec.Struct, tag="gone", frozen=True):
-    """The frontend cannot use an engine; what it had there is lost, or runs on if it drains."""
-
-    name: str
-    is_draining: bool = False
-
-
-class EngineStepped(msgspec.Struct, tag="stepped", frozen=True):
-    """A step of an engine has ended."""
-
-    name: str
-    stepped: Stepped
-
-
-class EngineIdled(msgspec.Struct, tag="idled", frozen=True):
-    """No request is left in an engine."""
-
-    name: str
-    num_blocks_used: int
-
-
-class RouterRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a router must know of a request."""
-
-    id: str
-    token_ids: TokenIds
-    """The prompt, and output of an earlier attempt."""
-    max_tokens: int
-    num_samples: int = 1
-    priority: int = 0
-    age_s: float = 0.0
-    terms: Terms = NO_TERMS
-    is_scored: bool = False
-    """Whether it wants log-probabilities of its prompt, and so reads no prefix cache."""
-
-
-class Arrive(msgspec.Struct, tag="arrive", frozen=True, omit_defaults=True):
-    """A request wants an engine; the answer is SendTo or RefuseLate, at any time."""
-
-    request: RouterRequest
-    is_resent: bool = False
-    only: Names | None = None
-    """Engines that may have the request; None for all of the frontend."""
-
-
-class Restore(msgspec.Struct, tag="restore", frozen=True, omit_defaults=True):
-    """A request is in an engine, by a decision that this router did not make."""
-
-    request: RouterRequest
-    engine: str
-    num_cached: int | None = None
-    """Prompt tokens that the engine found; None before it has admitted the request."""
-    has_first_token: bool = False
-
-
-class Admission(msgspec.Struct, tag="admit", frozen=True):
-    """An engine has admitted a request."""
-
-    request_id: str
-    num_cached: int
-
-
-class FirstToken(msgspec.Struct, tag="first", frozen=True):
-    """The prefill of a request is complete."""
-
-    request_id: str
-
-
-class End(msgspec.Struct, tag="end", frozen=True):
-    """A request has ended, is not wanted any more, or was sent by a decision of its frontend."""
-
-    request_id: str
-    output_ids: TokenIds = []
-
-
-class OpenLease(msgspec.Struct, tag="lease", frozen=True):
-    """A request wants part of its tenant's quotas; the answer is LeaseOpened or LeaseRefused."""
-
-    number: int
-    tenant: str
-    quotas: Quotas
-    num_requests: int
-    num_prompt_tokens: int
-
-
-class RestoreLease(msgspec.Struct, tag="restore_lease", frozen=True):
-    """A request that was accepted before has not ended."""
-
-    number: int
-    tenant: str
-    quotas: Quotas
-    num_requests: int
-
-
-class UsedQuota(msgspec.Struct, tag="used", frozen=True):
-    """What requests of a tenant have used at a frontend lately."""
-
-    tenant: str
-    quotas: Quotas
-    num_requests: float
-    num_tokens: float
-
-
-class ChargeLease(msgspec.Struct, tag="charge", frozen=True):
-    """A request has used tokens; a negative number is given back."""
-
-    number: int
-    num_tokens: int
-
-
-class CloseLease(msgspec.Struct, tag="close_lease", frozen=True):
-    """A request has ended."""
-
-    number: int
-
-
-LeaseItem = OpenLease | RestoreLease | UsedQuota | ChargeLease | CloseLease
-FromFrontend = (
-    EngineFound
-    | EngineGone
-    | EngineStepped
-    | EngineIdled
-    | Arrive
-    | Restore
-    | Admission
-    | FirstToken
-    | End
-    | LeaseItem
-)
-
-
 class Told(msgspec.Struct, tag="told", frozen=True):
     """What happened at a frontend, in order."""
 
     number: int
     items: Annotated[list[FromFrontend], msgspec.Meta(max_length=MAX_ITEMS)] = []
-
-
-class SendTo(msgspec.Struct, tag="send", frozen=True):
-    """Send a request to an engine now."""
-
-    request_id: str
-    engine: str
-    reason: Reason
-    waited_s: float
-    num_cached: int
-    predicted_ttft_s: float = 0.0
-
-
-class RefuseLate(msgspec.Struct, tag="late", frozen=True):
-    """No engine is expected to meet the targets of a request."""
-
-    request_id: str
-    message: str
-    retry_after_s: float
-
-
-class ReportSteps(msgspec.Struct, tag="report", frozen=True):
-    """The engines whose steps this frontend tells; other frontends tell those of the others."""
-
-    engines: Names
-
-
-class FrontendsShown(msgspec.Struct, tag="frontends", frozen=True):
-    """All frontends of the router, for people."""
-
-    frontends: Annotated[list[FrontendLoad], msgspec.Meta(max_length=MAX_FRONTENDS)]
-
-
-class LeaseOpened(msgspec.Struct, tag="lease_opened", frozen=True):
-    """A request is within the quotas of its tenant."""
-
-    number: int
-
-
-class LeaseRefused(msgspec.Struct, tag="lease_refused", frozen=True):
-    """A request is over a quota of its tenant."""
-
-    number: int
-    message: str
-    retry_after_s: int
-    quota: str
-
-
-ToFrontend = SendTo | RefuseLate | ReportSteps | FrontendsShown | LeaseOpened | LeaseRefused
 
 
 class Decided(msgspec.Struct, tag="decided", frozen=True):

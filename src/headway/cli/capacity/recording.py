@@ -1,0 +1,37 @@
+"""A recording as the load and the machine of a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.errors import ConfigError
+from headway.record.reader import find_recordings
+from headway.sim.fitting import profile_of
+from headway.sim.observed import read_observed
+from headway.sim.profile import MachineProfile
+from headway.sim.recorded import load_of
+from headway.workload import Listed
+
+
+class RecordedEngine:
+    """The requests and the step times of an engine that was recorded."""
+
+    def __init__(self, path: Path) -> None:
+        found = find_recordings([path])
+        if len(found) != 1:
+            raise ConfigError(f"{path} has {len(found)} recordings; name a file of one of them")
+        self._observed = read_observed(found[0])
+
+    def profile(self) -> MachineProfile:
+        """Return the step times of the engine."""
+        return profile_of(self._observed)
+
+    def load(self, is_closed_loop: bool) -> tuple[Listed, str]:
+        """Return its requests, and a text that says how many."""
+        load = load_of(self._observed, is_closed_loop)
+        about = f"{len(load.workload.requests)} recorded requests"
+        if load.num_left_out:
+            about += f", {load.num_left_out} without an output left out"
+        if is_closed_loop:
+            about += f", {load.num_following} continue an answer"
+        return load.workload, about
