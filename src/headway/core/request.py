@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
-from headway.core.kv.prefix import BlockHash
+from headway.core.kv.prefix import BlockHash, no_hashes
 from headway.core.params import SamplingParams
 from headway.core.terms import NO_TERMS, Terms
 
@@ -77,7 +77,7 @@ class Request:
     num_preemptions: int = 0
     is_aged: bool = False
     """Whether the request has waited `max_wait_s` and goes first."""
-    block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
+    block_hashes: list[BlockHash] = field(default_factory=no_hashes)
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
     """When the request entered its state; for a resent request, when its wait began."""

@@ -51,7 +51,7 @@ class RoutedRequest:
     """Seconds of prefill in the engine, by its cost at assignment or admission."""
     order: int = 0
     """Number of the assignment; the prefixes of the engine are noted under it."""
-    known_orders: list[int] = field(default_factory=list[int])
+    known_orders: list[int] = field(default_factory=list)
     """Orders under which the cached blocks were noted before, the first block first."""
     queued_before_s: float = 0.0
     """Seconds of work that the engine's queue had ever taken, before this request."""
@@ -61,7 +61,7 @@ class RoutedRequest:
     """Steps that the engine has ended since the request was sent, without admitting it."""
     has_first_token: bool = False
     charged_s: float = 0.0
-    _hashes: dict[int, list[BlockHash]] = field(default_factory=dict[int, list[BlockHash]])
+    _hashes: dict[int, list[BlockHash]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -217,12 +217,15 @@ class Router:
         engine.observe(stepped, now)
         self._cost = engine.cost
         engine.suspend_stuck()
-        self._ready[name] = None
+        if len(engine.queue):
+            self._ready[name] = None
 
     def idle(self, name: str, num_blocks_used: int) -> None:
         """Record that no request is left in an engine."""
-        self._engines[name].idle(num_blocks_used)
-        self._ready[name] = None
+        engine = self._engines[name]
+        engine.idle(num_blocks_used)
+        if len(engine.queue):
+            self._ready[name] = None
 
     def _take_queue(self, engine: RoutedEngine) -> list[RoutedRequest]:
         """Remove and return the requests that wait for an engine."""
@@ -570,6 +573,8 @@ class Router:
                 self._age(self._requests[request.id])
             self._look(now)
         sendings: list[Sending] = []
+        if not self._ready:
+            return sendings
         ready, self._ready = self._ready, {}
         for name in ready:
             engine = self._engines.get(name)

@@ -8,11 +8,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from headway.core.executor import Capacity, Executor, Ticket
-from headway.core.plan import Sample, ScheduledRequest, StepPlan, StepResult
+from headway.core.plan import (
+    Embedding,
+    PromptScores,
+    Sample,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+)
 from headway.core.slo.steptime import StepCost, StepShape, shape_of
 
 STOP_TOKEN, TOKEN = 0, 7
 _SAMPLE, _STOP = Sample((TOKEN,)), Sample((STOP_TOKEN,))
+_NO_SCORES: dict[str, PromptScores] = {}
+_NO_EMBEDDINGS: dict[str, Embedding] = {}
 
 
 class StepTime(NamedTuple):
@@ -117,7 +126,9 @@ class CannedExecutor:
                 for item in plan.scheduled
             ]
         )  # fmt: skip
-        self._results[plan.step_id] = StepResult(plan.step_id, outcomes, 0.0)
+        self._results[plan.step_id] = StepResult(
+            plan.step_id, outcomes, 0.0, 0.0, _NO_SCORES, _NO_EMBEDDINGS
+        )
         return Ticket(plan.step_id)
 
     def _sample_output(self, item: ScheduledRequest) -> Sample:
