@@ -4,8 +4,10 @@
 
 Real engine cores, real frontends and the real router process on a virtual clock, with the step
 times of a profile. With `--frontends 1` the frontend has a router of its own. A load is relative to
-what the engines can serve. Every 10 s an engine is killed, and another one starts. Prints wall
-minutes, the most memory of the process, simulated steps, and requests that were lost.
+what the engines can serve. Every 10 s an engine is killed, and another one starts. Prints minutes,
+the most memory of the process, simulated steps, and requests that were lost. With PyPy, of a clone:
+
+    PYTHONPATH=src:. PYPY_GC_NURSERY=64M pypy3 -m benchmarks.sim.million --loads 0.7
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from time import perf_counter
+from time import perf_counter, process_time
 
 from headway.fleet.router.simulated import SharedFrontends
 from headway.sim.catalog import find_profile
@@ -68,18 +70,20 @@ def main() -> None:
     )
     print(f"{arguments.engines} engines can serve {most:.0f} requests/s", flush=True)
     for load in arguments.loads:
-        began_at = perf_counter()
+        began_at, cpu_began_at = perf_counter(), process_time()
         num_requests = arguments.requests
         sent = Watched(Poisson(load * most), PROMPTS, OUTPUTS, num_requests=num_requests)
         served = serve_load(setup, sent, Limits(num_requests))
         minutes = (perf_counter() - began_at) / 60
+        cpu_minutes = (process_time() - cpu_began_at) / 60
         memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         figures = summarize(served.requests)
         num_lost = sum(not (one.finished_at or one.is_refused) for one in served.requests)
         span_s = max(one.finished_at or -inf for one in served.requests)
         print(
-            f"load {load:g}: {minutes:.1f} minutes, {memory_gb:.1f} GB, {served.num_steps:,} steps "
-            f"({served.num_steps / minutes / 60:,.0f} a second), {span_s:.0f} simulated s, "
+            f"load {load:g}: {minutes:.1f} minutes ({cpu_minutes:.1f} of CPU), {memory_gb:.1f} GB, "
+            f"{served.num_steps:,} steps ({60e3 * cpu_minutes / served.num_steps:.3f} ms each), "
+            f"{span_s:.0f} simulated s, "
             f"{served.num_kills} kills, {num_lost} requests lost; TTFT p50 "
             f"{1e3 * figures.ttft_s[50]:.0f}, p99 {1e3 * figures.ttft_s[99]:.0f} ms",
             flush=True,

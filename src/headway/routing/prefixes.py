@@ -48,6 +48,8 @@ class AssignedPrefixes:
         self._blocks: dict[int, OrderedDict[BlockHash, int]] = {}
         """Engine -> block -> order of its last use, the least recent first."""
         self._max_blocks: dict[int, int] = {}
+        self._masks: dict[int, int] = {}
+        """Mask of each engine alone, one object for all its blocks: it has a bit per engine."""
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks.values()))
@@ -59,11 +61,12 @@ class AssignedPrefixes:
     def add_engine(self, number: int, max_blocks: int) -> None:
         self._blocks[number] = OrderedDict()
         self._max_blocks[number] = max_blocks
+        self._masks[number] = 1 << number
 
     def remove_engine(self, number: int) -> None:
         for block_hash in self._blocks.pop(number):
             self._clear(number, block_hash)
-        del self._max_blocks[number]
+        del self._max_blocks[number], self._masks[number]
 
     def match(self, hashes: Sequence[BlockHash]) -> PrefixHolders:
         """Return the engines that have the start of a chain."""
@@ -86,7 +89,7 @@ class AssignedPrefixes:
 
         `order` must grow from call to call.
         """
-        blocks, bit = self._blocks[number], 1 << number
+        blocks, holders, own = self._blocks[number], self._holders, self._masks[number]
         max_blocks = self._max_blocks[number]
         hashes = hashes[:max_blocks]
         known: list[int] = []
@@ -97,7 +100,8 @@ class AssignedPrefixes:
         for block_hash in reversed(hashes):
             blocks[block_hash] = order
             blocks.move_to_end(block_hash)
-            self._holders[block_hash] = self._holders.get(block_hash, 0) | bit
+            others = holders.get(block_hash)
+            holders[block_hash] = own if others is None else others | own
         while len(blocks) > max_blocks:
             self._clear(number, blocks.popitem(last=False)[0])
         return known
