@@ -56,7 +56,7 @@ def missing_on_pypy() -> set[str]:
     """Return the modules of the packages that are installed for CPython only."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     marked = [one for one in project["dependencies"] if "implementation_name" in one]
-    names = [one.split(">")[0] for one in marked]
+    names: list[str] = [one.split(">")[0] for one in marked]
     # A typer as on PyPy does not need pydantic; the one that is installed here may.
     return {MODULES.get(name, name) for name in names} - {"pydantic", "typer"}
 
