@@ -29,6 +29,7 @@ class Missing(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
+sys.implementation.name = "pypy"
 """
 SERVE = """
 from dataclasses import replace
@@ -38,7 +39,7 @@ from headway.fleet.router.simulated import SharedFrontends
 from headway.sim.catalog import find_profile
 from headway.sim.serving import Limits, serve_load
 from headway.sim.setup import Setup
-from headway.workload import Poisson, Synthetic, Uniform
+from headway.workload import Content, Poisson, Prefixes, Synthetic, Uniform
 
 setup = replace(
     Setup.of(find_profile("smollm2-135m-2-cores")),
@@ -46,8 +47,11 @@ setup = replace(
     make_frontends=partial(SharedFrontends.make, 3),
     kill_every_s=1.0,
 )
-served = serve_load(setup, Synthetic(Poisson(30), Uniform(16, 240), Uniform(8, 56)), Limits(150))
+content = Content(prefixes=Prefixes(0.5, 3, 64))
+load = Synthetic(Poisson(30), Uniform(16, 240), Uniform(8, 56), content)
+served = serve_load(setup, load, Limits(150))
 assert served.num_kills and served.num_steps > 500
+assert any(one.num_cached_tokens for one in served.requests)
 print(sha256(repr(served.requests).encode()).hexdigest())
 """
 
@@ -75,7 +79,7 @@ def test_what_is_missing_is_read():
     assert run("import msgspec").returncode == 1
 
 
-def test_a_fleet_with_a_router_process_is_served_alike_without_msgspec():
+def test_a_fleet_with_a_router_process_is_served_alike_as_on_pypy():
     on_pypy, usual = run(SERVE), run(SERVE, is_pypy=False)
     assert on_pypy.returncode == 0, on_pypy.stderr
     assert on_pypy.stdout == usual.stdout

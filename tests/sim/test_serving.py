@@ -21,9 +21,18 @@ from headway.sim.planning import (
 )
 from headway.sim.served import ServedLoad
 from headway.sim.serving import Limits, serve_load
-from headway.sim.settings import change_settings, parse_term_changes
+from headway.sim.settings import change_settings, check_tenants, parse_term_changes
 from headway.sim.setup import Setup
-from headway.workload import ClosedLoop, Listed, Poisson, Synthetic, Uniform, WorkItem
+from headway.workload import (
+    ClosedLoop,
+    Content,
+    Listed,
+    Poisson,
+    Synthetic,
+    Tenants,
+    Uniform,
+    WorkItem,
+)
 from tests.sim.support import make_profile
 
 SETUP = Setup.of(make_profile())
@@ -223,6 +232,24 @@ def test_a_wrong_setting_is_named(change: str, message: str):
 def test_a_wrong_term_is_named(change: str):
     with pytest.raises(ConfigError, match="weight"):
         parse_term_changes([change])
+
+
+@pytest.mark.parametrize(
+    "change", ["b.weight=-1", "b.weight=nan", "b.weight=inf", "b.ttft_s=0", "b.max_kv_share=1.5"]
+)
+def test_a_term_out_of_range_is_refused(change: str):
+    with pytest.raises(ConfigError, match="must be above 0 and at most"):
+        parse_term_changes([change])
+
+
+def test_terms_of_a_tenant_without_requests_are_refused():
+    changes = parse_term_changes(["b.weight=2"])
+    drawn = Synthetic(Poisson(1.0), Uniform(8, 16), Uniform(4, 8), Content(tenants=Tenants(2)))
+    with pytest.raises(ConfigError, match="no tenant 'b'; its tenants: tenant-1, tenant-2"):
+        check_tenants(changes, drawn)
+    with pytest.raises(ConfigError, match="no tenant 'b'; it names no tenants"):
+        check_tenants(changes, replace(drawn, content=Content()))
+    check_tenants(changes, Listed((WorkItem((1, 2), 3, 0.0, "b"),)))
 
 
 def test_a_tenant_with_more_weight_waits_less():

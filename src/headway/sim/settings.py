@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -12,10 +12,15 @@ from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import EngineSpec
 from headway.sim.setup import Setup, TermChange
+from headway.workload import Workload
 
 POLICY = "policy"
 """Short for scheduling_policy."""
 _TERMS = ("weight", "max_kv_share", "is_spot", "tier")
+_MAX_TERM = 1e6
+"""Largest weight, or target in seconds."""
+_MAX_SHOWN = 8
+"""Most tenants in a message."""
 _TERM_FORM = "TENANT.FIELD=VALUE, such as b.weight=2"
 
 
@@ -49,16 +54,34 @@ def parse_term_changes(changes: Sequence[str]) -> dict[str, TermChange]:
             raise ConfigError(f"{change!r} is not {_TERM_FORM}")
         old = found.get(tenant, TermChange())
         if field in _TERMS:
-            found[tenant] = replace(
-                old, terms={**old.terms, field: convert_field(Terms, field, value)}
-            )
+            terms = {**old.terms, field: _convert_term(Terms, field, value)}
+            found[tenant] = replace(old, terms=terms)
         elif field in _names(Targets):
-            targets = {**old.targets, field: convert_field(Targets, field, value)}
+            targets = {**old.targets, field: _convert_term(Targets, field, value)}
             found[tenant] = replace(old, targets=targets)
         else:
             known = ", ".join([*_TERMS, *_names(Targets)])
             raise ConfigError(f"unknown term {field!r} of a tenant; one of {known}")
     return found
+
+
+def check_tenants(changes: Mapping[str, TermChange], workload: Workload) -> None:
+    """Refuse changed terms of a tenant that has no requests in a load."""
+    known = workload.tenant_names
+    for tenant in changes:
+        if tenant not in known:
+            shown = ", ".join(sorted(known)[:_MAX_SHOWN]) + ", ..." * (len(known) > _MAX_SHOWN)
+            named = f"its tenants: {shown}" if known else "it names no tenants (--tenants 2)"
+            raise ConfigError(f"the load has no tenant {tenant!r}; {named}")
+
+
+def _convert_term(cls: type[Any], field: str, value: str) -> Any:
+    """Return a term; a number must be in the range that a server allows."""
+    term = convert_field(cls, field, value)
+    most = 1.0 if field == "max_kv_share" else _MAX_TERM
+    if isinstance(term, float) and not 0.0 < term <= most:
+        raise ConfigError(f"{field} must be above 0 and at most {most:g}, not {value}")
+    return term
 
 
 def _split(change: str, form: str) -> tuple[str, str]:

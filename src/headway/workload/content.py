@@ -81,6 +81,11 @@ class Content:
     tenants: Tenants = Tenants()
     prefixes: Prefixes = Prefixes()
 
+    @property
+    def tenant_names(self) -> frozenset[str]:
+        """Tenants that requests may name; none with a single tenant."""
+        return frozenset(self.tenants.names if self.tenants.num > 1 else ())
+
 
 @dataclass(slots=True)
 class ContentMaker:

@@ -33,6 +33,11 @@ class Synthetic:
         return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
 
     @property
+    def tenant_names(self) -> frozenset[str]:
+        """Tenants that requests may name."""
+        return self.content.tenant_names
+
+    @property
     def mean_rate(self) -> float | None:
         return None if isinstance(self.arrivals, ClosedLoop) else self.arrivals.mean_rate
 
@@ -80,6 +85,10 @@ class Replay:
         return None
 
     @property
+    def tenant_names(self) -> frozenset[str]:
+        return self.content.tenant_names
+
+    @property
     def mean_rate(self) -> float:
         """Requests per second over the whole trace."""
         return self.trace.mean_rate / self.scale.time
@@ -109,6 +118,10 @@ class Listed:
 
     requests: tuple[WorkItem, ...]
     concurrency: int | None = None
+
+    @property
+    def tenant_names(self) -> frozenset[str]:
+        return frozenset(one.tenant for one in self.requests if one.tenant is not None)
 
     @property
     def mean_rate(self) -> None:

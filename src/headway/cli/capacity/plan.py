@@ -176,9 +176,10 @@ def _rate_of(options: PlanOptions) -> float:
 
 def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
     _rate_of(options)
-    setup = options.change(Setup.of(find_profile(profile)))
+    workload = workload_of(options)
+    setup = options.change(Setup.of(find_profile(profile)), workload)
     runs = Runs(options.runs, options.seed)
-    return Study(setup, workload_of(options), options.goal, options.num_requests, runs)
+    return Study(setup, workload, options.goal, options.num_requests, runs)
 
 
 def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:

@@ -27,9 +27,9 @@ from headway.sim.catalog import HELP, find_profile
 from headway.sim.figures import Runs, predict
 from headway.sim.planning import judge
 from headway.sim.serving import Limits
-from headway.sim.settings import change_settings, parse_term_changes
+from headway.sim.settings import change_settings, check_tenants, parse_term_changes
 from headway.sim.setup import Frontends, Setup
-from headway.workload import Listed
+from headway.workload import Listed, Workload
 
 if TYPE_CHECKING:
     from headway.cli.capacity.recording import RecordedEngine
@@ -76,10 +76,12 @@ class EngineOptions(WorkloadOptions):
             if path is not None and not path.parent.is_dir():
                 raise ConfigError(f"{path.parent} is not a folder")
 
-    def change(self, setup: Setup) -> Setup:
+    def change(self, setup: Setup, workload: Workload) -> Setup:
         """Return the setup with the settings and terms of these options."""
         changed = change_settings(setup, self.set or [])
-        return replace(changed, term_changes=parse_term_changes(self.tenant or []))
+        term_changes = parse_term_changes(self.tenant or [])
+        check_tenants(term_changes, workload)
+        return replace(changed, term_changes=term_changes)
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,10 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
         found = recorded.profile()
     else:
         raise ConfigError("a profile is needed: write one with `headway profile MODEL -o FILE`")
+    workload, limits, about_load = _load_of(options, recorded)
     num_engines, max_engines = options.num_engines
     setup = replace(
-        options.change(Setup.of(found)),
+        options.change(Setup.of(found), workload),
         num_engines=num_engines,
         max_engines=max_engines,
         rule=options.rule,
@@ -233,14 +236,21 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     )
     engines = "1 engine" if options.engines == "1" else f"{options.engines} engines"
     frontends = f", {options.frontends} frontends" if options.frontends > 1 else ""
-    about = f"{engines}{frontends}, {found.model} on {found.machine}"
+    about = f"{engines}{frontends}, {found.model} on {found.machine}{about_load}"
+    return SimulatedCase(setup, workload, limits, about)
+
+
+def _load_of(
+    options: SimulateOptions, recorded: RecordedEngine | None
+) -> tuple[Workload, Limits, str]:
+    """Return the load, its limits, and what to say of a recorded one."""
     if recorded is not None:
-        load, about_load = recorded.load(options.closed_loop)
-        return SimulatedCase(setup, load, Limits(len(load.requests)), f"{about}; {about_load}")
+        load, about = recorded.load(options.closed_loop)
+        return load, Limits(len(load.requests)), f"; {about}"
     num_requests = options.num_requests
     if num_requests is None and options.duration is None:
         num_requests = DEFAULT_NUM_REQUESTS
-    return SimulatedCase(setup, workload_of(options), Limits(num_requests, options.duration), about)
+    return workload_of(options), Limits(num_requests, options.duration), ""
 
 
 def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None:

@@ -103,13 +103,17 @@ class TenantForecast(NamedTuple):
     """By the engine's clock, as in Forecast."""
 
 
+def _no_tenants() -> dict[str, TenantForecast]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """State of the engine by which the API process judges SLO admission."""
 
     speed: EngineSpeed
     demand: DemandSample = NO_SAMPLE
-    tenants: dict[str, TenantForecast] = field(default_factory=dict[str, TenantForecast])
+    tenants: dict[str, TenantForecast] = field(default_factory=_no_tenants)
     """Tenants that have asked for targets lately; some may be left out."""
     active_weight: float = 0.0
     """Sum of the weights of the tenants with requests here."""

@@ -140,7 +140,8 @@ class OpenRequests:
         if not self._is_stale:
             return
         self._is_stale = False
-        everyone, by_tenant = RunningWork(), dict[str, RunningWork]()
+        everyone = RunningWork()
+        by_tenant: dict[str, RunningWork] = {}
         before, self._running_ids = self._running_ids, set()
         if self.requests:
             for request in running:

@@ -228,7 +228,8 @@ class Pacer:
         """
         if self._config.mode not in ("auto", "latency"):
             return {}
-        cost, deferred = self.cost, dict[str, int]()
+        cost = self.cost
+        deferred: dict[str, int] = {}
         full_s = cost.constant_s + sum([cost.decode_s(one.num_computed) for one in decoding])
         excess_s = full_s + prefill_s - step_s
         if excess_s <= 0.0:

@@ -57,6 +57,10 @@ class Head(NamedTuple):
     """It goes before its tenant's turn because of its SLO."""
 
 
+def _no_seconds() -> Seconds:
+    return {}
+
+
 class _Reading(NamedTuple):
     """A clock at some time; `causes` is None while it has none, to spare the copy."""
 
@@ -73,7 +77,7 @@ class _CauseClock:
     below_s: float = 0.0
     early_s: float = 0.0
     """Part of below_s in which the head was early."""
-    causes: Seconds = field(default_factory=dict[WaitCause, float])
+    causes: Seconds = field(default_factory=_no_seconds)
     children: dict[Hashable, _CauseClock] = field(default_factory=dict[Hashable, "_CauseClock"])
     num_waiting: int = 0
 
@@ -90,7 +94,7 @@ class _WaitRecord:
     tenant: str
     path: Path
     since: float
-    spent: Seconds = field(default_factory=dict[WaitCause, float])
+    spent: Seconds = field(default_factory=_no_seconds)
     own: WaitCause | None = WaitCause.EXECUTOR_BUSY
     """Cause of this request alone; None: the clocks tell."""
     start: list[_Reading] | None = None

@@ -281,7 +281,8 @@ class FairQueue:
         if self._is_cached(head):
             return first
         limit = first.account.counter + CACHED_LEAD
-        found, passed = first, list[Entry]()
+        found = first
+        passed: list[Entry] = []
         while found is first and len(passed) < MAX_LOOKS:
             passed.append(heappop(heap))
             lane = self._first(rank)
