@@ -85,6 +85,10 @@ class Rig:
     def engines(self) -> list[RunningEngine]:
         return self.fleet.engines
 
+    @property
+    def has_fake_engines(self) -> bool:
+        return self._model is None
+
     def _start_engine(self) -> None:
         if self._model is None:
             fake = {"step_s": STEP_S, "num_blocks": 4096, "poison_token": POISON_TOKEN}
@@ -187,7 +191,9 @@ async def stop_host(rig: Rig) -> None:
 
 async def end_host(rig: Rig) -> None:
     """SIGTERM to an engine host, as in an upgrade."""
-    rig.draw.choice(rig.engines).kill_host(signal.SIGTERM)
+    engine = rig.draw.choice(rig.engines)
+    engine.kill_host(signal.SIGTERM)
+    await asyncio.to_thread(engine.process.wait, 60)
 
 
 async def cut(rig: Rig) -> None:

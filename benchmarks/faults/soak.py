@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.bad_inputs import corpus
-from benchmarks.faults.cases import Target
+from benchmarks.faults.cases import Case, Target
 from benchmarks.faults.disconnects import (
     ClientOutcome,
     Disconnect,
@@ -163,22 +163,11 @@ class Soak:
         findings.num_samples_left += body.get("n", 1) if end == DISCONNECTED else 0
 
     async def _send_bad_inputs(self) -> None:
-        target = Target("127.0.0.1", self._server.port, DEFAULT_MAX_BODY_BYTES)
-        cases = [
-            case
-            for case in corpus()
-            if not case.raw and isinstance(case.body, bytes) and len(case.body) < 50_000
-            if all(isinstance(status, int) and status >= 400 for status in case.expected)
-        ]
-        random.Random(self._plan.seed).shuffle(cases)
-        for case in cycle(cases):
+        for case in cycle(refused_cases(self._plan.seed)):
             await asyncio.sleep(self._plan.bad_every_s)
-            answer = await asyncio.to_thread(exchange, case, target)
+            found = await asyncio.to_thread(send_refused, case, self._server)
             self.findings.num_bad += 1
-            # A full server refuses before it reads the request.
-            if answer.outcome not in (429, 503):
-                problems = problems_of(case, answer)
-                self.findings.bad_problems += [f"{case.name}: {one}" for one in problems]
+            self.findings.bad_problems += found
 
     async def _inject_faults(self) -> None:
         kinds = list(self._plan.faults)
@@ -223,6 +212,26 @@ class Soak:
                 f"{dict(self.findings.ends)}, {len(self.findings.unexplained)} unexplained",
                 flush=True,
             )
+
+
+def refused_cases(seed: int) -> list[Case]:
+    """Return small requests that every server refuses, in a drawn order."""
+    cases = [
+        case
+        for case in corpus()
+        if not case.raw and isinstance(case.body, bytes) and len(case.body) < 50_000
+        if all(isinstance(status, int) and status >= 400 for status in case.expected)
+    ]
+    random.Random(seed).shuffle(cases)
+    return cases
+
+
+def send_refused(case: Case, server: RunningServer) -> list[str]:
+    """Send a request that must be refused; return what was wrong with the answer."""
+    answer = exchange(case, Target("127.0.0.1", server.port, DEFAULT_MAX_BODY_BYTES))
+    # A full server refuses before it reads the request.
+    problems = [] if answer.outcome in (429, 503) else problems_of(case, answer)
+    return [f"{case.name}: {one}" for one in problems]
 
 
 def draw_request(number: int, item: WorkItem) -> tuple[dict[str, Any], Disconnect]:

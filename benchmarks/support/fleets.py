@@ -53,6 +53,8 @@ class RunningEngine:
 
     def kill_host(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.wait(20)
 
     def kill_engine(self, number: int = signal.SIGKILL, timeout_s: float = 30.0) -> None:
         """Send a signal to the engine process; to the next one, if it is being replaced."""

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
 from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
-from headway.engine.client.suspects import Suspects
+from headway.engine.client.suspects import CALM_S, Suspects
 from headway.engine.process.messages import AddRequest
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.text import Tokenizer
@@ -246,3 +246,22 @@ def test_a_long_prompt_that_kills_late_is_found_within_the_restart_budget(
         culprit = engines.lose_all()
     assert culprit is deadly
     assert engines.num_lost <= RestartLimits().max_restarts
+
+
+def test_a_request_is_tried_alone_only_when_no_engine_was_lost_lately(
+    tokenizer: Tokenizer,
+) -> None:
+    engines = Engines(tokenizer, 1, 0)
+    (stream,) = engines.streams
+    for _ in range(2):
+        assert engines.lose(has_failed=True) is None
+        engines.send(stream)
+    stream.lose_engine(0.0)
+    suspects = engines.suspects
+    assert suspects.begin_trial(10.0 + 0.9 * CALM_S, lost_at=10.0) == []
+    assert suspects.is_under_way
+    # An engine that is lost meanwhile, without the request, is no proof.
+    assert suspects.lose_engine([], frozenset(), has_failed=True) is None
+    assert suspects.begin_trial(11.0 + CALM_S, lost_at=11.0) == [stream]
+    engines.send(stream)
+    assert engines.lose(has_failed=True) is stream

@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -115,6 +115,8 @@ class AsyncEngine:
         self._adoptions = Adoptions()
         self._restart_listeners: list[RestartListener] = []
         self._error: EngineError | None = None
+        self._lost_at = -inf
+        """When an engine was lost last."""
         self.has_given_up = False
         for link in links:
             self.add_engine(link)
@@ -432,7 +434,7 @@ class AsyncEngine:
         """Send the next groups of suspects, then the requests without suspicion."""
         for replica in list(self._replicas):
             while replica.link.is_up:
-                group = replica.suspects.begin_trial(self._clock.now())
+                group = replica.suspects.begin_trial(self._clock.now(), self._lost_at)
                 for stream in group:
                     await self._send(stream, replica)
                 if not group:
@@ -505,7 +507,7 @@ class AsyncEngine:
         self, replica: EngineReplica, suspect_ids: frozenset[str], has_failed: bool
     ) -> int:
         """Take back the requests of a lost engine, and send them to others; return their number."""
-        now = self._clock.now()
+        now = self._lost_at = self._clock.now()
         lost, replica.aborting = list(replica.aborting.values()), {}
         sent = [one for one in replica.lose_engine() if one.unfinished_ids]
         culprit = replica.suspects.lose_engine(sent, suspect_ids, has_failed)

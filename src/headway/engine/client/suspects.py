@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from math import inf
 
 from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
 
 MAX_TRIAL_WAIT_S = 5.0
 """How long a trial waits for a request that the engine does not admit."""
+CALM_S = 2.0
+"""A request is tried alone only when no engine was lost for so long. Machines of one rack, which
+are lost together, would otherwise prove the guilt of a request that moves from one to the next."""
 Group = list[RequestStream]
 
 
@@ -48,13 +52,19 @@ class Suspects:
         proof. Requests that were never admitted wait until every suspect is sent, because they must
         not take the blocks of a suspect that was running.
         """
-        if len(self._trial) == 1 and self._trial[0].num_crashes > 1:
+        if _is_proof(self._trial):
             return False
         return stream.is_admitted or not self._groups
 
-    def begin_trial(self, now: float) -> Group:
-        """Begin and return the next trial group, if the last has passed."""
+    def begin_trial(self, now: float, lost_at: float = -inf) -> Group:
+        """Begin and return the next trial group, if the last has passed.
+
+        `lost_at` is when an engine was lost last, of all engines.
+        """
         if not all(one.has_passed_trial or self._is_overdue(one, now) for one in self._trial):
+            return []
+        if self._groups and _is_proof(self._groups[0]) and now - lost_at < CALM_S:
+            self._trial = []
             return []
         self._trial = self._groups.popleft() if self._groups else []
         self._began_at = now
@@ -127,6 +137,11 @@ class Suspects:
         # As many steps as tokens clear a request, twice as many with each failure.
         max_steps = NUM_CLEARING_TOKENS << max(0, stream.num_crashes - 1)
         return self._num_steps[stream.request_id] >= max_steps
+
+
+def _is_proof(group: Group) -> bool:
+    """Return whether a failure of an engine with this group on trial proves who did it."""
+    return len(group) == 1 and group[0].num_crashes > 1
 
 
 def _blame(
