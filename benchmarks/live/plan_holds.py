@@ -50,6 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     profile = read_profile(arguments.profile)
     num_held = num_pairs = 0
+    speeds: list[float] = []
     goal = Goal(99, ttft_s=arguments.ttft)
     for name in arguments.workloads.split(","):
         workload = WORKLOADS[name]
@@ -57,13 +58,16 @@ def main() -> None:
 
         def measure(rate: float, seed: int, workload: Synthetic = workload) -> float:
             load = workload.with_rate(rate)
-            return serve(arguments.model, (), load, arguments.seconds, seed).ttft_s[99]
+            served = serve(arguments.model, (), load, arguments.seconds, seed)
+            speeds.append(served.speed(profile))
+            return served.figures.ttft_s[99]
 
         print(
             f"{name}: {goal.text} up to {rate:.2f} requests/s, saturated at {most:.2f}", flush=True
         )
         for number in range(arguments.pairs):
             meter = StealMeter()
+            speeds.clear()
             seed = SEED + 100 + number
             kept_s = measure(rate, seed)
             missed_s = measure(OVERLOAD * rate, seed)
@@ -74,7 +78,8 @@ def main() -> None:
             print(
                 f"    {kept_s:.3f} s at the planned load, {missed_s:.3f} s at 1.3 times it, target "
                 f"{arguments.ttft:.3f}: {'holds' if holds else 'DOES NOT HOLD'}, steal "
-                f"{0.0 if steal is None else 100 * steal.share:.1f} %",
+                f"{0.0 if steal is None else 100 * steal.share:.1f} %, steps "
+                f"{speeds[0]:.2f} and {speeds[1]:.2f} times as long as profiled",
                 flush=True,
             )
     print(f"{num_held} of {num_pairs} pairs hold")

@@ -8,6 +8,11 @@ is simulated first, from the profile alone, and then served `--repeats` times wi
 over HTTP. Errors are those of the simulated median against the mean of the served runs. A served
 figure is covered if the simulated 90 % interval has it. Spread is the largest by the smallest
 served figure, less 1.
+
+A machine that others share changes its speed after the profile was made, which no simulation knows.
+So each served run is recorded, and its speed is the time of its steps by what the profile says for
+the same steps. A second error is that of simulations at this speed: what remains is the error of
+everything else, as queueing, batching and delays. Intervals are those of the first simulation.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -28,9 +33,12 @@ from headway.bench.load.own_server import OwnServer
 from headway.bench.load.records import LoadRecord, Outcome
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.bench.steal import StealMeter
+from headway.percentiles import percentile
+from headway.record.reader import find_recordings
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
+from headway.sim.observed import ObservedStep, read_observed
 from headway.sim.planning import saturated_rate
-from headway.sim.profile import read_profile
+from headway.sim.profile import MachineProfile, read_profile
 from headway.sim.served import ServedRequest
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
@@ -49,6 +57,7 @@ LOADS = (0.3, 0.5, 0.7, 0.9, 1.3)
 POLICIES = ("fair", "fcfs")
 SEED = 1000
 NUM_WARM_UP = 8
+RUNS_AT_SPEED = 5
 FIGURES: dict[str, Callable[[Figures], float]] = {
     "tokens/s": lambda one: one.output_tokens_per_s,
     "TTFT p50": lambda one: one.ttft_s[50],
@@ -84,11 +93,19 @@ class Cell:
     name: str
     simulated: dict[str, Interval]
     served: dict[str, list[float]]
+    at_speed: dict[str, list[float]]
+    """Simulated at the speed of each served run."""
+    speeds: list[float]
+    """Time of the steps of each served run, by the profile's."""
     steal: float
 
     def error(self, figure: str) -> float:
         """Return the error of the simulated median, relative to the served mean."""
         return self.simulated[figure].middle / fmean(self.served[figure]) - 1.0
+
+    def error_at_speed(self, figure: str) -> float:
+        """Return the error of what was simulated at the speeds of the served runs."""
+        return fmean(self.at_speed[figure]) / fmean(self.served[figure]) - 1.0
 
     def spread(self, figure: str) -> float:
         values = self.served[figure]
@@ -114,21 +131,55 @@ def _convert(record: LoadRecord) -> ServedRequest:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What clients saw in one run, and the steps of the engine."""
+
+    figures: Figures
+    steps: Sequence[ObservedStep]
+
+    def speed(self, profile: MachineProfile) -> float:
+        """Return the time that the steps took, by what a profile says."""
+        predicted_s = sum(profile.fit.predict(one.shape) for one in self.steps)
+        return sum(one.elapsed_s for one in self.steps) / predicted_s
+
+
+def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
+    """Return a profile with all steps so many times as long, and no other drift."""
+    fit = profile.fit
+    scaled = replace(
+        fit,
+        coefficients=tuple(speed * one for one in fit.coefficients),
+        refits=tuple(tuple(speed * one for one in refit) for refit in fit.refits),
+    )
+    return replace(
+        profile,
+        fit=scaled,
+        drift=0.0,
+        overhead_s=speed * profile.overhead_s,
+        overhead_per_row_s=speed * profile.overhead_per_row_s,
+    )
+
+
 def serve(
     model: str, flags: Sequence[str], workload: Synthetic, seconds: float, seed: int
-) -> Figures:
-    """Start a server, serve a load after a few uncounted requests; return what clients saw."""
+) -> Served:
+    """Start a server, serve a load after a few uncounted requests; return what was seen."""
     # Each key is a tenant.
     num_tenants = workload.content.tenants.num
     keys = tuple(f"truth-{number}" for number in range(num_tenants)) if num_tenants > 1 else ()
     key_flags = [part for key in keys for part in ("--api-key", key)]
     with tempfile.TemporaryDirectory() as folder:
-        server = OwnServer.start(model, Path(folder), [*flags, *key_flags])
+        recording = Path(folder) / "recording"
+        record_flags = ["--record", str(recording)]
+        server = OwnServer.start(model, Path(folder), [*flags, *key_flags, *record_flags])
         try:
             run = asyncio.run(_send(server.origin, keys, workload, seconds, seed))
         finally:
             server.stop()
-    return summarize([_convert(one) for one in run.records])
+        (found,) = find_recordings([recording])
+        steps = read_observed(found).steps
+    return Served(summarize([_convert(one) for one in run.records]), steps)
 
 
 async def _send(
@@ -149,17 +200,29 @@ def _run_cell(
     runs = Runs(arguments.runs, seed, draws_requests=False)
     prediction = predict(setup, workload, Limits(duration_s=arguments.seconds), runs)
     served: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    at_speed: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    speeds: list[float] = []
     meter = StealMeter()
     for _ in range(arguments.repeats):
         flags = ["--scheduling-policy", policy, *arguments.serve_flag]
-        figures = serve(arguments.model, flags, workload, arguments.seconds, seed)
+        found = serve(arguments.model, flags, workload, arguments.seconds, seed)
+        speeds.append(found.speed(profile))
         for figure, of in FIGURES.items():
-            served[figure].append(of(figures))
+            served[figure].append(of(found.figures))
     steal = meter.read()
+    for speed in speeds:
+        scaled = replace(setup, profile=_at_speed(profile, speed))
+        again = predict(scaled, workload, Limits(duration_s=arguments.seconds), Runs(
+            RUNS_AT_SPEED, seed, draws_requests=False
+        ))  # fmt: skip
+        for figure, of in FIGURES.items():
+            at_speed[figure].append(again.interval(of).middle)
     return Cell(
         f"{name}, {load:g}, {policy}",
         {figure: prediction.interval(of) for figure, of in FIGURES.items()},
         served,
+        at_speed,
+        speeds,
         0.0 if steal is None else steal.share,
     )
 
@@ -172,24 +235,32 @@ def _print_cell(cell: Cell) -> None:
         parts.append(
             f"{figure} {unit * fmean(cell.served[figure]):.4g} simulated "
             f"{unit * found.middle:.4g} ({unit * found.low:.4g} - {unit * found.high:.4g}) "
-            f"{100 * cell.error(figure):+.1f} %"
+            f"{100 * cell.error(figure):+.1f} %, at its speed "
+            f"{100 * cell.error_at_speed(figure):+.1f} %"
         )
-    print(f"{cell.name}, steal {100 * cell.steal:.1f} %:\n    " + "\n    ".join(parts), flush=True)
+    speeds = ", ".join(f"{speed:.3f}" for speed in cell.speeds)
+    about = f"{cell.name}, steal {100 * cell.steal:.1f} %, speeds {speeds}"
+    print(f"{about}:\n    " + "\n    ".join(parts), flush=True)
 
 
 def _print_summary(cells: Sequence[Cell], repeats: int) -> None:
-    print("\nfigure      median error   p90 error   bias   spread of served   covered")
+    print(
+        "\nfigure      median error   p90 error   bias   spread of served   covered   "
+        "at its speed: median, p90"
+    )
     num_covered = 0
     for figure in FIGURES:
-        errors = sorted(abs(cell.error(figure)) for cell in cells)
+        errors = [abs(cell.error(figure)) for cell in cells]
+        at_speed = [abs(cell.error_at_speed(figure)) for cell in cells]
         covered = sum(cell.num_covered(figure) for cell in cells)
         num_covered += covered
         print(
             f"{figure:10} {100 * median(errors):9.1f} % "
-            f"{100 * errors[min(len(errors) - 1, int(0.9 * len(errors)))]:10.1f} % "
+            f"{100 * percentile(errors, 90):10.1f} % "
             f"{100 * median(cell.error(figure) for cell in cells):+8.1f} % "
             f"{100 * median(cell.spread(figure) for cell in cells):10.1f} % "
-            f"{100 * covered / (repeats * len(cells)):14.0f} %"
+            f"{100 * covered / (repeats * len(cells)):14.0f} % "
+            f"{100 * median(at_speed):9.1f} % {100 * percentile(at_speed, 90):9.1f} %"
         )
     total = repeats * len(cells) * len(FIGURES)
     print(f"covered in all: {num_covered} of {total}, {100 * num_covered / total:.0f} %")
@@ -220,7 +291,9 @@ def main() -> None:
             {
                 "cell": cell.name,
                 "steal": cell.steal,
+                "speeds": cell.speeds,
                 "served": cell.served,
+                "at_speed": cell.at_speed,
                 "simulated": {
                     name: [found.low, found.middle, found.high]
                     for name, found in cell.simulated.items()
