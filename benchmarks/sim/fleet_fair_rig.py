@@ -1,7 +1,9 @@
 """A simulated fleet with tenants at several frontends, and how much service each tenant gets.
 
 Service is machine-seconds by the true step costs: prefill of what was not cached, and decodes. A
-tenant waits while it has requests that no engine has admitted.
+tenant waits while it has a request that no engine has admitted, although a step of every engine has
+ended since it came. Without the step, a tenant with few requests and no backlog would count as
+waiting for minutes: each of its requests waits for a step to end, and before that the next comes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from headway.fleet.router.simulated import SharedFrontends, make_shared
 from headway.percentiles import percentile_if_any
 from headway.routing import PredictedTtft, Router
 from headway.sim import SMOLLM2_135M
-from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
+from headway.sim.fleet import DELAY_S, EngineSpec, FleetRecord, VirtualFleet
 
 NUM_ENGINES = 8
 CAPACITY = Capacity(num_blocks=1000, block_size=16, max_model_len=4096)
@@ -32,6 +34,9 @@ WARM_UP_S = 5.0
 SAMPLE_S = 0.05
 RETRY_S = 0.2
 COST = SMOLLM2_135M.cost
+FULL_STEP_S = COST.constant_s + COST.prefill_s(512)
+PASS_S = FULL_STEP_S + MAX_NUM_SEQS * COST.decode_s(0) + 5 * DELAY_S
+"""A full step, and the messages from a frontend over the router to an engine and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,8 @@ class FleetRig:
         self._ids = count()
         self._service = [0.0] * len(tenants)
         self._work = 0.0
-        self._num_waiting = [0] * len(tenants)
+        self._waiting: list[set[str]] = [set() for _ in tenants]
+        """Requests by tenant."""
         self._num_held: Counter[str] = Counter()
         self._max_held = 0
         self.log = ServiceLog()
@@ -179,11 +185,13 @@ class FleetRig:
         self._owners[record.id] = tenant
         self._progress[record.id] = _Progress()
         self.log.max_prompt = max(self.log.max_prompt, len(record.token_ids))
-        self.fleet.at(at, self._wait, tenant, 1)
+        self.fleet.at(at + PASS_S, self._wait, record)
         self.fleet.send(record)
 
-    def _wait(self, tenant: FleetTenant, sign: int) -> None:
-        self._num_waiting[self._numbers[tenant.name]] += sign
+    def _wait(self, record: FleetRecord) -> None:
+        """Count a request as waiting, unless an engine has admitted or refused it."""
+        if self._progress[record.id].admitted_at is None and not record.is_refused:
+            self._waiting[self._numbers[self._owners[record.id].name]].add(record.id)
 
     def _send_next(self, record: FleetRecord) -> None:
         tenant = self._owners[record.id]
@@ -193,7 +201,7 @@ class FleetRig:
     def _refuse(self, record: FleetRecord) -> None:
         """Count a refusal; its client tries again shortly."""
         tenant = self._owners[record.id]
-        self._wait(tenant, -1)
+        self._waiting[self._numbers[tenant.name]].discard(record.id)
         if tenant.num_clients:
             self._send(tenant, self.fleet.clock.now() + RETRY_S)
 
@@ -202,7 +210,7 @@ class FleetRig:
         number, num_prompt = self._numbers[tenant.name], len(record.token_ids)
         if isinstance(event, Admitted) and progress.admitted_at is None:
             progress.admitted_at = self.fleet.clock.now()
-            self._wait(tenant, -1)
+            self._waiting[number].discard(record.id)
             progress.num_tokens = num_prompt
             num_cached = event.num_cached_tokens
             self._service[number] += COST.prefill_s(num_prompt - num_cached, num_cached)
@@ -222,7 +230,7 @@ class FleetRig:
         log = self.log
         log.times.append(self.fleet.clock.now())
         log.service.append(self._service.copy())
-        log.is_waiting.append([number > 0 for number in self._num_waiting])
+        log.is_waiting.append([bool(waiting) for waiting in self._waiting])
         log.work.append(self._work)
 
     def _figures(self, until_s: float) -> Figures:

@@ -16,10 +16,10 @@ other at all others.
     targets  the same with targets, which may lead by URGENT_LEAD (headway.core.waiting.fair); what
              is refused for its targets is sent again, so that throughput is not compared
 
-    gap         largest difference in machine-seconds between two tenants while both wait, and the
-                bound: 2 max(w_p L, w_q M), with M the most tokens that the running requests of a
-                tenant held in the fleet; where the router was killed, plus what the fleet serves
-                until the standby decides
+    gap         largest difference in machine-seconds between two tenants while both wait, each for
+                longer than a step, and the bound: 2 max(w_p L, w_q M), with M the most tokens that
+                the running requests of a tenant held in the fleet; where the router was killed,
+                plus what the fleet serves until the standby decides
     Jain        Jain index of the service of tenants that always wait
     throughput  machine-seconds of work per second, over that of routing and engines which do not
                 tell tenants apart, with one frontend
@@ -43,7 +43,14 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.fleet_fair_rig import COST, NUM_ENGINES, Figures, FleetRig, FleetTenant, Setup
+from benchmarks.sim.fleet_fair_rig import (
+    FULL_STEP_S,
+    NUM_ENGINES,
+    Figures,
+    FleetRig,
+    FleetTenant,
+    Setup,
+)
 from headway.core.terms import NO_TARGETS, Targets
 from headway.core.waiting.fair import URGENT_LEAD
 from headway.routing import PredictedTtft
@@ -51,7 +58,6 @@ from headway.routing import PredictedTtft
 MIN_JAIN, MIN_THROUGHPUT = 0.95, 0.95
 MAX_STEPS = {"rude": 4.0, "targets": 4.0 + URGENT_LEAD / 512}
 """Full steps by which a tenant within its share may have its first token later."""
-FULL_STEP_S = COST.constant_s + COST.prefill_s(512)
 NUM_CLIENTS = 100
 MODEST_RATE = 9.0
 """Requests per second of a quarter of a share, for prompts of 256 and outputs of 48 tokens."""
