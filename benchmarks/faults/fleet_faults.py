@@ -85,10 +85,6 @@ class Rig:
     def engines(self) -> list[RunningEngine]:
         return self.fleet.engines
 
-    @property
-    def has_fake_engines(self) -> bool:
-        return self._model is None
-
     def _start_engine(self) -> None:
         if self._model is None:
             fake = {"step_s": STEP_S, "num_blocks": 4096, "poison_token": POISON_TOKEN}

@@ -1,7 +1,7 @@
 """Runs an hour of everything on a fleet: faults, clients that leave, bad inputs.
 
-    python -m benchmarks.faults.fleet_soak [MODEL] [--minutes 60] [--streams 16] [--fault-every 20]
-        [--seed 6] [--json FILE]
+    python -m benchmarks.faults.fleet_soak [MODEL] [--faults NAME ...] [--minutes 60]
+        [--streams 16] [--fault-every 20] [--seed 6] [--json FILE]
 
 The fleet of `fleet_faults`: three engines behind relays and two frontends. Clients stream one
 request after another, at either frontend; one in ten leaves at a random time. Every few seconds a
@@ -76,10 +76,13 @@ class Findings:
 class Soak:
     """Clients, bad inputs and faults on one fleet, until a time has passed."""
 
-    def __init__(self, rig: Rig, requests: Sequence[dict[str, Any]], seed: int) -> None:
+    def __init__(
+        self, rig: Rig, requests: Sequence[dict[str, Any]], faults: Sequence[str], seed: int
+    ) -> None:
         self.findings = Findings()
         self._rig = rig
         self._requests = requests
+        self._faults = list(faults)
         self._references: list[History] = []
         self._seed = seed
         self._began_at = time.monotonic()
@@ -171,9 +174,8 @@ class Soak:
 
     async def _cause_faults(self, every_s: float) -> None:
         rig = self._rig
-        names = [name for name in (*FAULTS, BOTH) if name != "poison" or rig.has_fake_engines]
-        random.Random(self._seed).shuffle(names)
-        for name in cycle(names):
+        random.Random(self._seed).shuffle(self._faults)
+        for name in cycle(self._faults):
             await self._pause(every_s)
             if self._is_over:
                 return
@@ -259,7 +261,9 @@ def report_of(findings: Findings, num_new_descriptors: int) -> dict[str, Any]:
         "rows_lost_with_a_frontend": len(findings.unsure),
         "longest_gap_p50_s": round(percentile(gaps, 50), 3) if gaps else None,
         "longest_gap_p99_s": round(percentile(gaps, 99), 3) if gaps else None,
-        "frontend_mib": [round(one[1], 1) for one in findings.memory[:: max(1, len(gaps) // 20)]],
+        "frontend_mib": [
+            round(one[1], 1) for one in findings.memory[:: max(1, len(findings.memory) // 20)]
+        ],
         "slope_mib_per_10_min": None if slope is None else round(600 * slope, 2),
         "new_descriptors": num_new_descriptors,
         "problems": findings.problems,
@@ -284,17 +288,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path)
+    known = (*FAULTS, BOTH)
+    parser.add_argument("--faults", nargs="+", choices=known, default=known)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--fault-every", type=float, default=20.0, help="seconds")
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    faults = [name for name in args.faults if name != "poison" or args.model is None]
     with (
         tempfile.TemporaryDirectory() as name,
         contextlib.closing(Rig(Path(name), args.model, args.seed)) as rig,
     ):
-        soak = Soak(rig, make_requests(args.model, 32), args.seed)
+        soak = Soak(rig, make_requests(args.model, 32), faults, args.seed)
         gained = asyncio.run(soak.run(args.minutes, args.streams, args.fault_every))
     report = report_of(soak.findings, gained)
     if args.json is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults import disconnects, ledger_outage, slow_readers, soak
+from benchmarks.faults import disconnects, fleet_soak, ledger_outage, slow_readers, soak
 from benchmarks.faults.bystander import Watch
 from benchmarks.faults.run_bad_inputs import failures_of_watches
 from benchmarks.live import overload
@@ -90,3 +90,15 @@ def test_the_command_knows_the_settings_of_the_batteries() -> None:
     command = [sys.executable, "-m", "headway", "serve", "missing.gguf", "--port", "0", *flags]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "no such file or folder" in result.stderr
+
+
+def test_a_soak_of_a_fleet_is_judged() -> None:
+    findings = fleet_soak.Findings(num_same=3, memory=[(10.0 * at, 50.0) for at in range(30)])
+    assert not fleet_soak.failures_in(fleet_soak.report_of(findings, 0))
+    assert len(fleet_soak.failures_in(fleet_soak.report_of(findings, 9))) == 1
+    findings.memory = [(10.0 * at, 50.0 + 0.02 * at) for at in range(30)]  # 1.2 MiB in ten minutes
+    assert len(fleet_soak.failures_in(fleet_soak.report_of(findings, 0))) == 1
+    findings.memory.clear()
+    findings.problems.append("position 3: dropped")
+    assert len(fleet_soak.failures_in(fleet_soak.report_of(findings, 0))) == 1
+    assert len(fleet_soak.failures_in(fleet_soak.report_of(fleet_soak.Findings(), 0))) == 1
