@@ -35,7 +35,7 @@ from typing import Any
 import httpx
 
 from benchmarks.faults.fleet_faults import BOTH, FAULTS, Rig, kill_host, make_requests
-from benchmarks.faults.soak import refused_cases, send_refused
+from benchmarks.faults.soak import MAX_SLOPE_MIB, refused_cases, send_refused
 from benchmarks.support.fleet_loads import client_of, read_counts, run_undisturbed
 from benchmarks.support.history import History, problems, record
 from benchmarks.support.ledgers import read_ledger
@@ -48,7 +48,6 @@ MAX_STAY_S = 3.0
 BAD_EVERY_S, SAMPLE_EVERY_S = 5.0, 10.0
 LEDGER_S = 5.0
 """Rows that a frontend may not have written when it is killed are this young."""
-MAX_SLOPE_MIB = 1.0
 MAX_NEW_DESCRIPTORS = 8
 NUM_SHOWN = 20
 

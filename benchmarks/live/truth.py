@@ -198,7 +198,8 @@ def _run_cell(
     most = saturated_rate(setup, WORKLOADS[name], Runs(3, SEED))
     workload = WORKLOADS[name].with_rate(load * most.middle)
     runs = Runs(arguments.runs, seed, draws_requests=False)
-    prediction = predict(setup, workload, Limits(duration_s=arguments.seconds), runs)
+    limits = Limits(duration_s=arguments.seconds)
+    prediction = predict(setup, workload, limits, runs)
     served: dict[str, list[float]] = {figure: [] for figure in FIGURES}
     at_speed: dict[str, list[float]] = {figure: [] for figure in FIGURES}
     speeds: list[float] = []
@@ -210,11 +211,10 @@ def _run_cell(
         for figure, of in FIGURES.items():
             served[figure].append(of(found.figures))
     steal = meter.read()
+    few = Runs(RUNS_AT_SPEED, seed, draws_requests=False)
     for speed in speeds:
         scaled = replace(setup, profile=_at_speed(profile, speed))
-        again = predict(scaled, workload, Limits(duration_s=arguments.seconds), Runs(
-            RUNS_AT_SPEED, seed, draws_requests=False
-        ))  # fmt: skip
+        again = predict(scaled, workload, limits, few)
         for figure, of in FIGURES.items():
             at_speed[figure].append(again.interval(of).middle)
     return Cell(

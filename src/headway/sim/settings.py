@@ -12,7 +12,7 @@ from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import EngineSpec
 from headway.sim.setup import Setup, TermChange
-from headway.workload import Workload
+from headway.workload import Listed, Workload
 
 POLICY = "policy"
 """Short for scheduling_policy."""
@@ -71,12 +71,13 @@ def check_tenants(changes: Mapping[str, TermChange], workload: Workload) -> None
     for tenant in changes:
         if tenant not in known:
             shown = ", ".join(sorted(known)[:_MAX_SHOWN]) + ", ..." * (len(known) > _MAX_SHOWN)
-            named = f"its tenants: {shown}" if known else "it names no tenants (--tenants 2)"
+            hint = "" if isinstance(workload, Listed) else " (--tenants 2)"
+            named = f"its tenants: {shown}" if known else f"it names no tenants{hint}"
             raise ConfigError(f"the load has no tenant {tenant!r}; {named}")
 
 
 def _convert_term(cls: type[Any], field: str, value: str) -> Any:
-    """Return a term; a number must be in the range that a server allows."""
+    """Return a term; refuse a number that is not above 0, or too large."""
     term = convert_field(cls, field, value)
     most = 1.0 if field == "max_kv_share" else _MAX_TERM
     if isinstance(term, float) and not 0.0 < term <= most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, inf, log2
 
 import pytest
 
@@ -61,7 +61,7 @@ class Engines:
     def recover(self, deadly: RequestStream | None = None) -> bool:
         """Send everybody to one engine. False if the deadly one ended it."""
         while True:
-            group = self.suspects.begin_trial(0.0)
+            group = self.suspects.begin_trial(0.0, -inf)
             self.num_trials += bool(group)
             others = [
                 one
@@ -143,7 +143,7 @@ def test_a_bystander_is_not_blamed_for_a_newcomer(tokenizer: Tokenizer) -> None:
     engines = Engines(tokenizer, 2, 50)
     bystander, deadly = engines.streams
     engines.lose(bystander.request_id)
-    assert engines.suspects.begin_trial(0.0) == [bystander]
+    assert engines.suspects.begin_trial(0.0, -inf) == [bystander]
     for stream in (bystander, deadly):
         engines.send(stream)
     assert engines.lose_all() is None
@@ -159,13 +159,13 @@ def test_requests_that_never_ran_follow_when_every_suspect_is_sent(tokenizer: To
     new.num_cached_tokens = None
     engines.send(engines.streams[0])  # has gained nothing, and is tried first
     engines.lose_all()
-    first = engines.suspects.begin_trial(0.0)
+    first = engines.suspects.begin_trial(0.0, -inf)
     assert not engines.suspects.may_send(new)
-    assert engines.suspects.begin_trial(0.0) == []
+    assert engines.suspects.begin_trial(0.0, -inf) == []
     for stream in first:
         engines.send(stream)
         engines.gain(stream, 2)
-    assert engines.suspects.begin_trial(0.0)
+    assert engines.suspects.begin_trial(0.0, -inf)
     assert engines.suspects.may_send(new)
 
 
@@ -201,17 +201,17 @@ def test_a_long_prompt_alone_on_trial_does_not_hold_up_others_until_it_is_comput
     engines = Engines(tokenizer, 3, 50)
     long, second, other = engines.streams
     engines.lose(long.request_id)
-    assert engines.suspects.begin_trial(0.0) == [long]
+    assert engines.suspects.begin_trial(0.0, -inf) == [long]
     for stream in (long, second):
         engines.send(stream)
     engines.lose(long.request_id, second.request_id)
-    assert engines.suspects.begin_trial(0.0) == [long]
+    assert engines.suspects.begin_trial(0.0, -inf) == [long]
     engines.send(long)
     engines.suspects.record_steps(2 * NUM_CLEARING_TOKENS - 1)
-    assert engines.suspects.begin_trial(1000.0) == []
+    assert engines.suspects.begin_trial(1000.0, -inf) == []
     assert not engines.suspects.may_send(other)
     engines.suspects.record_steps(1)
-    assert engines.suspects.begin_trial(1000.0) == [second]
+    assert engines.suspects.begin_trial(1000.0, -inf) == [second]
     assert engines.suspects.may_send(other)
     assert long.num_crashes == 2, "it is not cleared"
 
@@ -228,7 +228,7 @@ def test_a_long_prompt_that_kills_late_is_found_within_the_restart_budget(
     while culprit is None:
         num_left = num_steps
         while num_left:
-            group = engines.suspects.begin_trial(0.0)
+            group = engines.suspects.begin_trial(0.0, -inf)
             rest = [one for one in engines.streams if one not in group and not one.is_sent]
             may_send = engines.suspects.may_send
             rest = [one for one in rest if one not in engines.suspects and may_send(one)]

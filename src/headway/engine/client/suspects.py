@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from math import inf
 
 from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
 
@@ -56,7 +55,7 @@ class Suspects:
             return False
         return stream.is_admitted or not self._groups
 
-    def begin_trial(self, now: float, lost_at: float = -inf) -> Group:
+    def begin_trial(self, now: float, lost_at: float) -> Group:
         """Begin and return the next trial group, if the last has passed.
 
         `lost_at` is when an engine was lost last, of all engines.
