@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -23,7 +24,7 @@ from benchmarks.support.fleet_loads import (
     run_undisturbed,
     until_all_run,
 )
-from benchmarks.support.fleets import Fleet
+from benchmarks.support.fleets import Fleet, RunningEngine
 from benchmarks.support.history import History, record
 from benchmarks.support.relay import Relay
 from benchmarks.support.servers import RunningServer
@@ -268,6 +269,74 @@ async def test_a_request_that_kills_engines_costs_two_and_is_quarantined(fleet: 
         await record(client, {"prompt": f"deadly {POISON}", "max_tokens": 50}, again)
     assert again.errors and "change the prompt" in again.errors[0]
     assert sum(engine.log.count("replacing") for engine in fleet.engines) == num_before
+
+
+async def engine_of_all(fleet: Fleet, server: RunningServer) -> RunningEngine:
+    """Wait until one engine has all requests that run, and return it."""
+    async with asyncio.timeout(5), httpx.AsyncClient(verify=False) as client:
+        while True:
+            text = (await client.get(f"{server.admin_url}/metrics")).text
+            found = re.findall(r'headway_engine_requests_running{.*"(tcp:[^"]*)".*} [1-9]', text)
+            if len(found) == 1:
+                return next(one for one in fleet.engines if one.address == found[0])
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.full
+async def test_hosts_lost_one_after_another_quarantine_nobody(fleet: Fleet) -> None:
+    """A request that moves from one to the next, with steps too long to clear it between two."""
+    for _ in range(3):
+        fleet.start_engine(step_s=0.2, num_blocks=NUM_BLOCKS)
+    server = fleet.start_frontend()
+    await wait_up(fleet, server)
+    requests = bodies(24)[:1]
+    references = await run_undisturbed(server, requests)
+
+    async def kill_three() -> None:
+        killed = []
+        for _ in range(2):
+            killed.append(await engine_of_all(fleet, server))
+            killed[-1].kill_host()
+        await asyncio.sleep(0.6)
+        (last,) = (one for one in fleet.engines if one not in killed)
+        last.kill_host()
+        last.restart()
+
+    await check_fault(server, requests, references, kill_three)
+    assert "quarantined" not in server.log
+
+
+@pytest.mark.full
+async def test_poison_at_one_frontend_quarantines_nobody_at_another(fleet: Fleet) -> None:
+    """Both try their requests in the same engine: only the culprit is quarantined."""
+    host: dict[str, object] = {"max_engine_restarts": 50}
+    fleet.start_engine(host, step_s=STEP_S, num_blocks=NUM_BLOCKS, poison_token=1)
+    servers = [fleet.start_frontend() for _ in range(2)]
+    for server in servers:
+        await wait_up(fleet, server)
+    references = await run_undisturbed(servers[0], bodies(20))
+    errors: list[str] = []
+    is_over = False
+
+    async def keep_busy(server: RunningServer, number: int) -> None:
+        async with client_of(server) as client:
+            while not is_over:
+                check([await record(client, bodies(20)[number])], [references[number]])
+
+    async def poison(number: int) -> list[str]:
+        async with client_of(servers[0]) as client:
+            body = {"prompt": f"deadly {number} {POISON}", "max_tokens": 50}
+            return (await record(client, body)).errors
+
+    clients = [
+        asyncio.create_task(keep_busy(server, number)) for server in servers for number in range(4)
+    ]
+    for number in range(4):
+        errors += await poison(number)
+    is_over = True
+    await asyncio.gather(*clients)
+    assert [("failed twice" in one) for one in errors] == [True] * 4, errors
+    assert fleet.engines[0].log.count("has quarantined") == 4
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ from headway.clock import SystemClock
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest, QuarantinedDigest
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.quarantine import digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
@@ -29,9 +30,11 @@ from headway.fleet.network.connection import ConnectionLostError
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.wire import (
     PROTOCOL_VERSION,
+    Abort,
     Add,
     Closed,
     Credit,
+    EngineDown,
     EngineMessage,
     EngineUp,
     Heartbeat,
@@ -92,6 +95,11 @@ class Frontend:
                     if not isinstance(message, Pulse):
                         return message
         return None
+
+    async def receive_down(self) -> EngineDown:
+        while not isinstance(message := await self.receive(), EngineDown):
+            assert isinstance(message, Reported), message
+        return message
 
     async def greet(self) -> EngineUp:
         await self.socket.send(HELLO)
@@ -375,3 +383,68 @@ async def test_a_command_that_no_engine_reads_is_not_sent(monkeypatch: pytest.Mo
             await link.send(large)
         assert link.has_room(10**9), "it does not count"
         await link.stop()
+
+
+async def added(engine: Engine, num: int) -> list[str]:
+    """Wait until the process has so many requests; return the wire ids of all."""
+    async with asyncio.timeout(5):
+        while len(engine.process.added) < num:
+            await asyncio.sleep(0.01)
+    return [one.id.partition(":")[2] for one in engine.process.added]
+
+
+async def test_a_request_on_trial_is_alone_in_the_process() -> None:
+    async with running(Engine()) as engine:
+        first, second = engine.connect(), engine.connect()
+        await first.greet()
+        await second.greet()
+        engine.process.is_paused = True
+        await first.add("suspect", num_crashes=2)
+        await added(engine, 1)
+        await second.add("other")
+        await second.add("left")
+        await second.socket.send(encode(Abort(1, [wire.wire_id(0, "left")])))
+        # The abort of a request that waits is answered by the process, so it gets both.
+        assert await added(engine, 2) == [wire.wire_id(0, one) for one in ("suspect", "left")]
+        await asyncio.sleep(0.2)
+        assert len(engine.process.added) == 2
+        engine.process.is_paused = False
+        engine.process._wake.set()
+        assert (await added(engine, 3))[2] == wire.wire_id(0, "other")
+        ended: list[str] = []
+        while len(ended) < 2:
+            message = await second.receive()
+            assert isinstance(message, Reported)
+            ended += [one.request_id for one in message.events.finished]
+        assert sorted(ended) == [wire.wire_id(0, one) for one in ("left", "other")]
+
+
+async def test_frontends_hear_whether_another_may_have_ended_the_process() -> None:
+    async with running(Engine()) as engine:
+        frontends = [engine.connect() for _ in range(3)]
+        for frontend in frontends:
+            await frontend.greet()
+        engine.process.is_paused = True
+        for number, frontend in enumerate(frontends[:2]):
+            await frontend.add(f"r{number}")
+        await added(engine, 2)
+        ids = frozenset(one.id for one in engine.process.added)
+
+        async def hear(loss: EngineLoss) -> list[EngineDown]:
+            await engine.listener.on_engine_down(loss)
+            return [await frontend.receive_down() for frontend in frontends]
+
+        first, second, third = await hear(EngineLoss(ids, has_failed=True))
+        assert first == EngineDown([wire.wire_id(0, "r0")], has_failed=True, is_shared=True)
+        assert second == EngineDown([wire.wire_id(0, "r1")], has_failed=True, is_shared=True)
+        # The step is known, and the third frontend had no request in it.
+        assert third == EngineDown([], has_failed=False, is_shared=True)
+        # Without a new request of anybody else, it is the own one.
+        await engine.listener.on_engine_up()
+        for frontend in frontends:
+            assert isinstance(await frontend.receive(), EngineUp)
+        request = AddRequest("alone", [65], SamplingParams(max_tokens=9), 7, 5.0, num_crashes=2)
+        await frontends[0].socket.send(encode(Add(2, 5.0, request)))
+        await added(engine, 3)
+        first, second, _ = await hear(EngineLoss(frozenset({engine.process.added[2].id})))
+        assert not first.is_shared and second == EngineDown([], False, is_shared=True)

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.fleet.network.wire import PROTOCOL_VERSION, EngineMessage, FrontendMessage
 
-FORM = (6, "8d4a3e4f90e5654d")
+FORM = (7, "7afee650fa8cfc0c")
 """Version and digest of the messages; whoever changes the messages raises PROTOCOL_VERSION."""
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from benchmarks.support.servers import RunningServer
-from headway.engine.client.streams import NUM_CLEARING_TOKENS
+from headway.engine.supervise.loss import NUM_CLEARING_TOKENS
 
 POISON = "\x01"
 

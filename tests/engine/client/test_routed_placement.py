@@ -32,6 +32,7 @@ from headway.engine.process.messages import (
     QuarantinedDigest,
     batch_events,
 )
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.supervisor import EngineOwner
 from headway.executors.fake import FakeExecutor
 from headway.routing import RULES
@@ -110,7 +111,7 @@ class StepLink:
         self.is_up = self.is_connected = False
         self._start()
         assert self.owner is not None
-        await self.owner.on_engine_down(frozenset(), False)
+        await self.owner.on_engine_down(EngineLoss())
 
     def kill(self) -> None:
         pass

@@ -8,9 +8,10 @@ import pytest
 
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.core.params import SamplingParams
-from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
+from headway.engine.client.streams import RequestStream
 from headway.engine.client.suspects import CALM_S, Suspects
 from headway.engine.process.messages import AddRequest
+from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.text import Tokenizer
 
@@ -43,11 +44,14 @@ class Engines:
     def gain(self, stream: RequestStream, num_tokens: int) -> None:
         stream.count_tokens(stream.request_id, num_tokens)
 
-    def lose(self, *ids: str, has_failed: bool = False) -> RequestStream | None:
+    def lose(
+        self, *ids: str, has_failed: bool = False, is_shared: bool = False
+    ) -> RequestStream | None:
         """An engine is lost with these in its step."""
         self.num_lost += 1
         sent = [one for one in self.streams if one.is_sent]
-        culprit = self.suspects.lose_engine(sent, frozenset(ids), has_failed)
+        loss = EngineLoss(frozenset(ids), has_failed, is_shared)
+        culprit = self.suspects.lose_engine(sent, loss)
         if culprit is not None:
             self.streams.remove(culprit)
         for stream in self.streams:
@@ -258,10 +262,21 @@ def test_a_request_is_tried_alone_only_when_no_engine_was_lost_lately(
         engines.send(stream)
     stream.lose_engine(0.0)
     suspects = engines.suspects
-    assert suspects.begin_trial(10.0 + 0.9 * CALM_S, lost_at=10.0) == []
+    assert suspects.begin_trial(10.0 + 0.9 * CALM_S, unexplained_at=10.0) == []
     assert suspects.is_under_way
     # An engine that is lost meanwhile, without the request, is no proof.
-    assert suspects.lose_engine([], frozenset(), has_failed=True) is None
-    assert suspects.begin_trial(11.0 + CALM_S, lost_at=11.0) == [stream]
+    assert suspects.lose_engine([], EngineLoss(has_failed=True)) is None
+    assert suspects.begin_trial(11.0 + CALM_S, unexplained_at=11.0) == [stream]
     engines.send(stream)
     assert engines.lose(has_failed=True) is stream
+
+
+def test_a_failure_that_another_frontend_may_have_caused_is_no_proof(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 1, 0)
+    (stream,) = engines.streams
+    engines.lose_all()
+    for _ in range(3):
+        assert not engines.recover(stream)
+        assert engines.lose(stream.request_id, is_shared=True) is None
+    assert not engines.recover(stream) and engines.suspects.is_alone
+    assert engines.lose(stream.request_id) is stream

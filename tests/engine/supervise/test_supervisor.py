@@ -16,6 +16,7 @@ from headway.core.params import SamplingParams
 from headway.engine.client.async_engine import AsyncEngine
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import EngineInfo, EngineReady, EventBatch
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineDeadError, EngineError, HeadwayError
@@ -62,7 +63,7 @@ class EngineOwner:
     """Fails over every report."""
 
     def __init__(self) -> None:
-        self.downs: list[tuple[frozenset[str], bool]] = []
+        self.downs: list[EngineLoss] = []
         self.error: EngineError | None = None
 
     def has_work_in_engine(self) -> bool:
@@ -73,8 +74,8 @@ class EngineOwner:
     async def on_report(self, report: EventBatch) -> None:
         raise KeyError("a fault")
 
-    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        self.downs.append((suspect_ids, has_failed))
+    async def on_engine_down(self, loss: EngineLoss) -> int:
+        self.downs.append(loss)
         return 0
 
     def on_give_up(self, error: EngineError) -> None:
@@ -100,7 +101,7 @@ async def test_an_exception_over_a_report_is_a_failure_within_the_restart_budget
     await asyncio.wait_for(supervisor.run(owner), 10)
     assert len(processes) == 4
     # Nothing was wrong with the step that the engine was computing.
-    assert owner.downs == [(frozenset(), False)] * 4
+    assert owner.downs == [EngineLoss()] * 4
     assert "more than 3 times" in str(owner.error)
 
 

@@ -50,6 +50,7 @@ from headway.engine.process.messages import (
     Note,
     QuarantinedDigest,
 )
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.quarantine import Quarantine, digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Progress, RestartListener
@@ -115,8 +116,8 @@ class AsyncEngine:
         self._adoptions = Adoptions()
         self._restart_listeners: list[RestartListener] = []
         self._error: EngineError | None = None
-        self._lost_at = -inf
-        """When an engine was lost last."""
+        self._unexplained_at = -inf
+        """When an engine was last lost without a step that explains it."""
         self.has_given_up = False
         for link in links:
             self.add_engine(link)
@@ -434,9 +435,9 @@ class AsyncEngine:
         """Send the next groups of suspects, then the requests without suspicion."""
         for replica in list(self._replicas):
             while replica.link.is_up:
-                group = replica.suspects.begin_trial(self._clock.now(), self._lost_at)
+                group = replica.suspects.begin_trial(self._clock.now(), self._unexplained_at)
                 for stream in group:
-                    await self._send(stream, replica)
+                    await self._send(stream, replica, is_alone=replica.suspects.is_alone)
                 if not group:
                     break
         while (placed := self._placement.next_send(self._clock.now())) is not None:
@@ -447,14 +448,19 @@ class AsyncEngine:
             self._listeners.notify(EventBatch(routed=[placed.routed]))
         await self._send(placed.stream, placed.replica)
 
-    async def _send(self, stream: RequestStream, replica: EngineReplica) -> None:
-        """Send a request with its output so far; an exception ends this request only."""
+    async def _send(
+        self, stream: RequestStream, replica: EngineReplica, is_alone: bool = False
+    ) -> None:
+        """Send a request with its output so far; an exception ends this request only.
+
+        `is_alone` says that it is the only suspect on trial.
+        """
         if stream not in self._live or stream.is_sent:
             return
         now, num_sent = self._clock.now(), 0
         try:
             self._note_numerics(stream, replica)
-            commands = stream.commands(now)
+            commands = stream.commands(now, is_alone)
             replica.add(stream)
             if stream.is_awaiting_engine:
                 stream.is_awaiting_engine = False
@@ -503,14 +509,14 @@ class AsyncEngine:
                 self._move_suspects(other, replica)
         await self._send_next()
 
-    async def on_engine_down(
-        self, replica: EngineReplica, suspect_ids: frozenset[str], has_failed: bool
-    ) -> int:
+    async def on_engine_down(self, replica: EngineReplica, loss: EngineLoss) -> int:
         """Take back the requests of a lost engine, and send them to others; return their number."""
-        now = self._lost_at = self._clock.now()
+        now = self._clock.now()
+        if loss.has_failed and not loss.step_ids:
+            self._unexplained_at = now
         lost, replica.aborting = list(replica.aborting.values()), {}
         sent = [one for one in replica.lose_engine() if one.unfinished_ids]
-        culprit = replica.suspects.lose_engine(sent, suspect_ids, has_failed)
+        culprit = replica.suspects.lose_engine(sent, loss)
         if culprit is not None:
             lost += await self._quarantine_stream(culprit)
             sent.remove(culprit)

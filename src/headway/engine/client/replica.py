@@ -13,6 +13,7 @@ from headway.engine.client.link import EngineLink
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.suspects import Suspects
 from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
+from headway.engine.supervise.loss import EngineLoss
 from headway.errors import EngineError
 
 
@@ -23,9 +24,7 @@ class ReplicaOwner(Protocol):
 
     async def on_report(self, replica: EngineReplica, report: EventBatch) -> None: ...
 
-    async def on_engine_down(
-        self, replica: EngineReplica, suspect_ids: frozenset[str], has_failed: bool
-    ) -> int: ...
+    async def on_engine_down(self, replica: EngineReplica, loss: EngineLoss) -> int: ...
 
     def on_give_up(self, replica: EngineReplica, error: EngineError) -> None: ...
 
@@ -139,8 +138,8 @@ class EngineReplica:
             )
         await self._owner.on_report(self, report)
 
-    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        return await self._owner.on_engine_down(self, suspect_ids, has_failed)
+    async def on_engine_down(self, loss: EngineLoss) -> int:
+        return await self._owner.on_engine_down(self, loss)
 
     def on_give_up(self, error: EngineError) -> None:
         self._owner.on_give_up(self, error)

@@ -16,6 +16,7 @@ from headway.core.request import FinishReason, sample_id
 from headway.engine.client.outputs import SampleDelta, SampleStream, sample_streams
 from headway.engine.client.transcript import MAX_SIZE, Cursor, Transcript
 from headway.engine.process.messages import AddRequest, Handover, Past, SampleRecord
+from headway.engine.supervise.loss import NUM_CLEARING_TOKENS
 from headway.errors import (
     HeadwayError,
     InvalidRequestError,
@@ -28,8 +29,6 @@ MAX_UNREAD_BYTES = 2**20
 """Unread output after which a consumer counts as a slow reader."""
 NUM_TRIAL_TOKENS = 2
 """Tokens after which a request has survived its prefill and a decode."""
-NUM_CLEARING_TOKENS = 8
-"""Tokens in one engine after which a request is no longer a suspect."""
 _TOKEN_BYTES = 32
 _LOGPROB_BYTES = 64
 
@@ -192,9 +191,12 @@ class RequestStream:
             NUM_TRIAL_TOKENS if self.num_crashes < 2 else NUM_CLEARING_TOKENS
         )
 
-    def commands(self, now: float) -> Sequence[AddRequest]:
-        """Return the commands that continue every unfinished sample after its last token."""
-        command = self.command
+    def commands(self, now: float, is_alone: bool = False) -> Sequence[AddRequest]:
+        """Return the commands that continue every unfinished sample after its last token.
+
+        `is_alone` says that this request is tried alone.
+        """
+        command, num_crashes = self.command, self.num_crashes if is_alone else 0
         is_delayed = self._is_resent or self.is_awaiting_engine
         # A prompt forks at its first token: until then it is one request.
         if not self.num_output_tokens:
@@ -205,6 +207,7 @@ class RequestStream:
                     is_resent=self._is_resent,
                     waited_s=waited_s,
                     attempt=self._num_attempts,
+                    num_crashes=num_crashes,
                     num_scored=1 + len(self.prompt_scores),
                 )
             ]
@@ -225,6 +228,7 @@ class RequestStream:
                     is_resent=True,
                     waited_s=self._queue_times.waited_s(name),
                     attempt=self._num_attempts,
+                    num_crashes=num_crashes,
                     note=note,
                     alias=command.alias if note else "",
                     past=pasts.get(sample.index),

@@ -16,13 +16,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from headway.engine.client.streams import NUM_CLEARING_TOKENS, RequestStream
+from headway.engine.client.streams import RequestStream
+from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
 
 MAX_TRIAL_WAIT_S = 5.0
 """How long a trial waits for a request that the engine does not admit."""
 CALM_S = 2.0
-"""A request is tried alone only when no engine was lost for so long. Machines of one rack, which
-are lost together, would otherwise prove the guilt of a request that moves from one to the next."""
+"""A request is tried alone only when no engine was lost without a reason for so long. Machines of
+one rack, which are lost together, would otherwise prove the guilt of a request that moves from one
+to the next."""
 Group = list[RequestStream]
 
 
@@ -51,18 +53,24 @@ class Suspects:
         proof. Requests that were never admitted wait until every suspect is sent, because they must
         not take the blocks of a suspect that was running.
         """
-        if _is_proof(self._trial):
+        if self.is_alone:
             return False
         return stream.is_admitted or not self._groups
 
-    def begin_trial(self, now: float, lost_at: float) -> Group:
+    @property
+    def is_alone(self) -> bool:
+        """Whether one request is on trial, and a failure would prove that it is the culprit."""
+        return _is_proof(self._trial)
+
+    def begin_trial(self, now: float, unexplained_at: float) -> Group:
         """Begin and return the next trial group, if the last has passed.
 
-        `lost_at` is when an engine was lost last, of all engines.
+        `unexplained_at` is when an engine, of all engines, was last lost without a step that
+        explains it.
         """
         if not all(one.has_passed_trial or self._is_overdue(one, now) for one in self._trial):
             return []
-        if self._groups and _is_proof(self._groups[0]) and now - lost_at < CALM_S:
+        if self._groups and _is_proof(self._groups[0]) and now - unexplained_at < CALM_S:
             self._trial = []
             return []
         self._trial = self._groups.popleft() if self._groups else []
@@ -101,15 +109,12 @@ class Suspects:
         """Add groups to try after those that are here."""
         self._groups.extend(group for group in groups if group)
 
-    def lose_engine(
-        self, sent: Sequence[RequestStream], step_ids: frozenset[str], has_failed: bool
-    ) -> RequestStream | None:
+    def lose_engine(self, sent: Sequence[RequestStream], loss: EngineLoss) -> RequestStream | None:
         """Choose the suspects after an engine is lost; return a proved culprit.
 
-        `sent` are the live requests that the engine had, `step_ids` the ids in its unfinished
-        step. `has_failed` is true if the engine itself reported an exception.
+        `sent` are the live requests that the engine had.
         """
-        named = _blame(sent, step_ids, has_failed)
+        named = _blame(sent, loss)
         if not named:
             # There is no evidence for or against the earlier suspects.
             self._groups = deque(group for group in (self._trial, *self._groups) if group)
@@ -122,7 +127,8 @@ class Suspects:
             if stream not in named:
                 stream.num_crashes = 0
         self._trial, self._groups = [], deque()
-        if on_trial == fresh and len(on_trial) == 1 and on_trial[0].num_crashes > 1:
+        is_proof = on_trial == fresh and _is_proof(on_trial)
+        if is_proof and not loss.is_shared:
             for stream in named:
                 stream.num_crashes = 0
             return on_trial[0]
@@ -143,16 +149,14 @@ def _is_proof(group: Group) -> bool:
     return len(group) == 1 and group[0].num_crashes > 1
 
 
-def _blame(
-    sent: Sequence[RequestStream], step_ids: frozenset[str], has_failed: bool
-) -> list[RequestStream]:
+def _blame(sent: Sequence[RequestStream], loss: EngineLoss) -> list[RequestStream]:
     """Count the failure against the requests that may be its cause; return the suspects.
 
     An engine that failed outside of a step names no request. Then only requests that were not
     cleared when two engines in a row failed this way are suspects.
     """
-    named = [one for one in sent if not step_ids.isdisjoint(one.samples)]
-    if named or not has_failed:
+    named = [one for one in sent if not loss.step_ids.isdisjoint(one.samples)]
+    if named or not loss.has_failed:
         for stream in named:
             stream.num_crashes += 1
         return named

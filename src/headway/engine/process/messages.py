@@ -126,6 +126,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """
     attempt: int = 0
     """How often this request was sent before."""
+    num_crashes: int = 0
+    """Engines that failed with this request, if it is tried alone now; else 0."""
     note: bytes = b""
     """What a frontend needs to answer this request in place of another; empty if it must not."""
     alias: str = ""

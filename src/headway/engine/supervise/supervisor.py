@@ -23,6 +23,7 @@ from headway.engine.process.messages import (
     QuarantinedDigest,
 )
 from headway.engine.supervise.launcher import EngineProcess
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.restart_policy import HangDetector, RestartBudget, RestartLimits
 from headway.errors import (
     EngineDeadError,
@@ -58,12 +59,8 @@ class EngineOwner(Protocol):
 
     async def on_report(self, report: EventBatch) -> None: ...
 
-    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
-        """Take the live requests back; return their number.
-
-        `suspect_ids` were in the step that did not end. `has_failed` is true if the process
-        reported an exception itself; without `suspect_ids` that exception was between steps.
-        """
+    async def on_engine_down(self, loss: EngineLoss) -> int:
+        """Take the live requests back; return their number."""
         ...
 
     def on_give_up(self, error: EngineError) -> None: ...
@@ -214,7 +211,8 @@ class Supervisor:
         step_ids = await self._reap(error)
         if isinstance(error, ReportError):
             step_ids = frozenset()  # the fault was in the API process, not in the step
-        num_requests = await owner.on_engine_down(step_ids, isinstance(error, EngineFailedError))
+        loss = EngineLoss(step_ids, isinstance(error, EngineFailedError))
+        num_requests = await owner.on_engine_down(loss)
         num_failures = 0
         while True:
             self._spend(error)

@@ -18,12 +18,14 @@ from headway.clock import Clock
 from headway.core.events import Finished, Refused
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineError, InvalidRequestError, QuarantinedError, WireError
 from headway.fleet.engines.numerics import numerics_class, own_class
 from headway.fleet.engines.orphans import KeptRequest, KeptRequests
 from headway.fleet.engines.sessions import Session, Sessions
+from headway.fleet.engines.trials import Trials
 from headway.fleet.network.checks import (
     check_id,
     check_name,
@@ -65,6 +67,8 @@ from headway.fleet.network.wire import (
 
 logger = logging.getLogger(__name__)
 
+RELEASE_EVERY_S = 0.05
+"""How often requests are looked at that wait for a trial."""
 HARD_CREDIT = 2
 """What a frontend may have in the engine at most, as a multiple of its credit."""
 
@@ -103,6 +107,9 @@ class EngineListener:
         )
         self._kept = KeptRequests(orphan_s, credit)
         self._quarantine = Quarantine(clock)
+        self._trials = Trials()
+        self._releasing: asyncio.Task[None] | None = None
+        """Passes on requests that wait for a trial, while there are any."""
         self._epoch = 0
         self._is_up = False
         self._info: EngineInfo | None = None
@@ -139,6 +146,8 @@ class EngineListener:
                 await self._receive(await self._socket.receive())
         finally:
             pulses.cancel()
+            if self._releasing is not None:
+                self._releasing.cancel()
 
     async def close(self) -> None:
         """End all sessions, so that frontends continue elsewhere at once."""
@@ -242,9 +251,27 @@ class EngineListener:
             await self._send_to(session.identity, Closed(reason))
         await self._abort_samples(ids)
 
-    async def _abort_samples(self, ids: list[str]) -> None:
-        if ids and self._is_up:
-            await self._supervisor.send(AbortRequests(ids, FinishReason.ABORT))
+    async def _abort_samples(
+        self, ids: list[str], reason: FinishReason = FinishReason.ABORT
+    ) -> None:
+        if not ids or not self._is_up:
+            return
+        # The process answers for every sample, so it gets those that wait for a trial too.
+        for command in self._trials.take(ids):
+            await self._supervisor.send(command)
+        await self._supervisor.send(AbortRequests(ids, reason))
+
+    async def _pass_on(self) -> None:
+        """Send the process all requests that it gets now, and others when their time comes."""
+        while (command := self._trials.pop_ready(self._clock.now())) is not None:
+            await self._supervisor.send(command)
+        if self._trials.is_holding and (self._releasing is None or self._releasing.done()):
+            self._releasing = asyncio.create_task(self._release())
+
+    async def _release(self) -> None:
+        while self._trials.is_holding:
+            await asyncio.sleep(RELEASE_EVERY_S)
+            await self._pass_on()
 
     async def _end_orphans(self, orphans: Sequence[KeptRequest]) -> None:
         """Abort requests that are no longer kept, if no frontend has them."""
@@ -305,11 +332,8 @@ class EngineListener:
         replaced = self._kept.add(session, command)
         if replaced is not None:
             await self._end_orphans([replaced])
-        if older:
-            await self._supervisor.send(
-                AbortRequests([session.engine_id(name) for name in older], FinishReason.ABORT)
-            )
-        await self._supervisor.send(
+        await self._abort_samples([session.engine_id(name) for name in older])
+        self._trials.add(
             replace_fields(
                 command,
                 id=session.engine_id(wire_id(command.attempt, command.id)),
@@ -320,6 +344,7 @@ class EngineListener:
                 past=None,
             )
         )
+        await self._pass_on()
 
     async def _refuse(self, session: Session, attempt: int, name: str, message: str) -> None:
         logger.warning("a request of %s is refused: %s", session.frontend, message)
@@ -339,8 +364,7 @@ class EngineListener:
                 raise WireError(str(error)) from error
             if session.live.is_live(attempt, sample):
                 ids.append(session.engine_id(name))
-        if ids:
-            await self._supervisor.send(AbortRequests(ids, message.reason))
+        await self._abort_samples(ids, message.reason)
 
     def _note_read(self, session: Session, num_read_bytes: int) -> None:
         if not session.num_read_bytes <= num_read_bytes <= session.num_sent_bytes:
@@ -404,25 +428,42 @@ class EngineListener:
         self._info = replace(info, numerics=numerics or self._own_class)
         self._epoch += 1
         self._is_up = True
+        self._trials.start_process(self._clock.now())
         for session in self._sessions:
             await self._send_up(session)
 
     async def on_report(self, report: EventBatch) -> None:
+        self._trials.record(report)
         for session, events in self._sessions.split(report).items():
             self._kept.record(session, events, self._clock.now())
             if session.lost_at is None:
                 await self._send(session, Reported(self._clock.now(), events))
+        if self._trials.is_holding:
+            await self._pass_on()
 
-    async def on_engine_down(self, suspect_ids: frozenset[str], has_failed: bool) -> int:
+    async def on_engine_down(self, loss: EngineLoss) -> int:
         """Give the requests back to their frontends; return their number."""
         self._is_up = False
         num_requests = self._sessions.num_requests
-        suspects = {one: self._sessions.ids_of(one, suspect_ids) for one in self._sessions}
+        new_ids = self._trials.lose_process(loss)
+        messages = {one: self._engine_down(one, loss, new_ids) for one in self._sessions}
         self._kept.lose_engine()
         self._sessions.lose_engine()
-        for session, names in suspects.items():
-            await self._send(session, EngineDown(names, has_failed))
+        for session, message in messages.items():
+            await self._send(session, message)
         return num_requests
+
+    def _engine_down(
+        self, session: Session, loss: EngineLoss, new_ids: Sequence[str]
+    ) -> EngineDown:
+        """Return what a frontend hears of a loss; `new_ids` may be the cause."""
+        own_ids = self._sessions.ids_of(session, loss.step_ids)
+        num_own_new = len(self._sessions.ids_of(session, new_ids))
+        return EngineDown(
+            own_ids,
+            has_failed=loss.has_failed and (bool(own_ids) or not loss.step_ids),
+            is_shared=num_own_new < len(new_ids),
+        )
 
     def on_give_up(self, error: EngineError) -> None:
         self._error = error

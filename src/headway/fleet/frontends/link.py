@@ -39,6 +39,7 @@ from headway.engine.process.messages import (
     Handover,
     QuarantinedDigest,
 )
+from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.supervisor import EngineOwner, Progress, RestartListener
 from headway.errors import InvalidRequestError, WireError
 from headway.fleet.network.checks import check_engine, check_handover
@@ -100,15 +101,6 @@ class LinkParts:
         return engine_dialect(self.name, self.instance)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """Why an engine cannot go on with its requests."""
-
-    kind: str
-    suspect_ids: frozenset[str] = frozenset()
-    has_failed: bool = False
-
-
 class NetworkLink:
     """Sends requests to one engine, by attempt, and drops events of older attempts."""
 
@@ -141,12 +133,12 @@ class NetworkLink:
     async def run(self, owner: EngineOwner) -> None:
         """Pass all that happens to the owner of the requests, until cancelled."""
         while True:
-            loss = await self._serve(owner)
+            kind, loss = await self._serve(owner)
             self.is_up = False
             self._live.clear()
             try:
-                num_requests = await owner.on_engine_down(loss.suspect_ids, loss.has_failed)
-                self._notify(loss.kind, num_requests)
+                num_requests = await owner.on_engine_down(loss)
+                self._notify(kind, num_requests)
             except Exception:
                 # The link must go on: without it, nothing would be sent to the engine again.
                 logger.exception("the loss of engine %s cannot be handled", self.name)
@@ -259,8 +251,8 @@ class NetworkLink:
         if connection is not None:
             await connection.close()
 
-    async def _serve(self, owner: EngineOwner) -> _Loss:
-        """Pass reports to the owner until the engine or the connection is lost."""
+    async def _serve(self, owner: EngineOwner) -> tuple[str, EngineLoss]:
+        """Pass reports to the owner until the engine or the connection is lost; return how."""
         try:
             await owner.on_engine_up()
             while True:
@@ -276,8 +268,8 @@ class NetworkLink:
                     await owner.on_report(EventBatch(quarantined=message.entries))
                 elif isinstance(message, EngineDown):
                     logger.warning("engine %s has failed, and starts again", self.name)
-                    ids = frozenset(split_wire_id(name)[1] for name in message.suspect_ids)
-                    return _Loss("failed", ids, message.has_failed)
+                    ids = frozenset(split_wire_id(name)[1] for name in message.step_ids)
+                    return "failed", EngineLoss(ids, message.has_failed, message.is_shared)
                 elif isinstance(message, EngineUp):
                     raise ConnectionLostError("the engine is up twice")
         except (ConnectionLostError, WireError) as error:
@@ -285,11 +277,11 @@ class NetworkLink:
             await self._disconnect()
             # Whether a request took the machine of the engine down is not known. As after a
             # failure outside of a step, requests of two such losses in a row are suspects.
-            return _Loss("lost", has_failed=not isinstance(error, SessionClosedError))
+            return "lost", EngineLoss(has_failed=not isinstance(error, SessionClosedError))
         except Exception:
             logger.exception("a report of engine %s cannot be handled", self.name)
             await self._disconnect()
-            return _Loss("lost")
+            return "lost", EngineLoss()
 
     async def _report(self, message: Reported, owner: EngineOwner) -> None:
         events = self._own(message.events)

@@ -55,6 +55,7 @@ def check_request(command: AddRequest, info: EngineInfo) -> None:
     _check(-_SEED_LIMIT <= command.seed < _SEED_LIMIT, "seed is out of range")
     _check(abs(command.priority) < _MAX_INT, "priority is out of range")
     _check(0 <= command.attempt < _MAX_INT, "attempt is out of range")
+    _check(0 <= command.num_crashes < _MAX_INT, "num_crashes is out of range")
     _check_time(command.arrived_at, "arrived_at")
     _check_time(command.waited_s or 0.0, "waited_s")
     _check((command.waited_s or 0.0) >= 0.0, "waited_s is negative")

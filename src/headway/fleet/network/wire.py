@@ -24,7 +24,7 @@ from headway.engine.process.messages import (
 from headway.engine.supervise.quarantine import MAX_QUARANTINED
 from headway.errors import WireError
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
 MAX_ABORTED_IDS = 65_536
@@ -118,10 +118,12 @@ class EngineUp(msgspec.Struct, tag="up", frozen=True):
 class EngineDown(msgspec.Struct, tag="down", frozen=True):
     """The engine process has failed, and another is on its way."""
 
-    suspect_ids: list[str]
+    step_ids: list[str]
     """Wire ids of this frontend's samples in the step that did not end."""
     has_failed: bool
-    """Whether the process reported an exception itself."""
+    """Whether a request of this frontend may be the cause although no step has it."""
+    is_shared: bool
+    """Whether a request of another frontend may be the cause: the process was new to it."""
 
 
 class Reported(msgspec.Struct, tag="reported", frozen=True):
