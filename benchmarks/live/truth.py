@@ -38,7 +38,7 @@ from headway.record.reader import find_recordings
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
 from headway.sim.observed import ObservedStep, read_observed
 from headway.sim.planning import saturated_rate
-from headway.sim.profile import MachineProfile, read_profile
+from headway.sim.profile import Delays, MachineProfile, read_profile
 from headway.sim.served import ServedRequest
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
@@ -145,7 +145,7 @@ class Served:
 
 
 def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
-    """Return a profile with all steps so many times as long, and no other drift."""
+    """Return a profile with steps, overhead and delays so many times as long, and no drift."""
     fit = profile.fit
     scaled = replace(
         fit,
@@ -158,6 +158,15 @@ def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
         drift=0.0,
         overhead_s=speed * profile.overhead_s,
         overhead_per_row_s=speed * profile.overhead_per_row_s,
+        delays=tuple(_scale(one, speed) for one in profile.delays),
+    )
+
+
+def _scale(delays: Delays, speed: float) -> Delays:
+    return replace(
+        delays,
+        to_engine_s=tuple(speed * one for one in delays.to_engine_s),
+        to_client_s=tuple(speed * one for one in delays.to_client_s),
     )
 
 
