@@ -87,6 +87,25 @@ def test_preemptions_are_counted_with_their_request():
     assert sum(one.num_preemptions for one in served) == 0
 
 
+def test_a_long_run_says_how_much_of_it_was_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headway.sim.serving.WATCH_EVERY", 10)
+    shares: list[float] = []
+    serve_load(SETUP, load(20.0), Limits(40), watch=shares.append)
+    assert shares == [0.0, 0.25, 0.5, 0.75]
+    shares.clear()
+    serve_load(SETUP, load(20.0), Limits(duration_s=4.0), watch=shares.append)
+    assert shares == sorted(shares) and 0.5 < shares[-1] <= 1.0
+    seen: list[tuple[float, int]] = []
+    predict(
+        SETUP,
+        load(20.0),
+        Limits(20),
+        Runs(2),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(0.0, 2), (0.5, 2), (1.0, 2), (1.0, 2), (1.5, 2), (2.0, 2)]
+
+
 def test_the_same_seeds_give_the_same_times():
     profile = make_profile(drift=0.1, ratios=(0.9, 1.1, 1.0))
     first, again, other = (

@@ -18,7 +18,7 @@ from headway.workload import Workload
 PERCENTS = (50, 95, 99)
 LOW, HIGH = 0.05, 0.95
 """Ends of an interval: quantiles over the runs."""
-Progress = Callable[[int, int], None]
+Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,11 @@ def predict(
     for number in range(runs.count):
         machine_seed = runs.seed + number
         request_seed = machine_seed if runs.draws_requests else runs.seed
-        loads.append(serve_load(setup, workload, limits, request_seed, machine_seed))
-        if progress is not None:
-            progress(number + 1, runs.count)
+
+        def watch(share: float, number: int = number) -> None:
+            if progress is not None:
+                progress(number + share, runs.count)
+
+        loads.append(serve_load(setup, workload, limits, request_seed, machine_seed, watch))
+        watch(1.0)
     return Prediction(tuple(loads), tuple(summarize(one.requests, targets) for one in loads))

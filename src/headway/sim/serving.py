@@ -8,7 +8,7 @@ several frontends share.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from math import inf
@@ -25,6 +25,9 @@ from headway.workload import Listed, WorkItem, Workload
 
 PAUSE_AFTER_REFUSAL_S = 0.1
 """A client of a closed loop whose request was refused sends the next one after this time."""
+WATCH_EVERY = 500
+Watch = Callable[[float], None]
+"""Called after every so many requests with the share of the load that was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,28 @@ class Limits:
         if self.num_requests is None and self.duration_s is None:
             raise ConfigError("a load needs a number of requests, a duration, or both")
 
+    def share(self, num_sent: int, at: float) -> float:
+        """Return how much of a load was sent, with this many requests at this time."""
+        by_number = num_sent / self.num_requests if self.num_requests else 0.0
+        by_time = at / self.duration_s if self.duration_s else 0.0
+        return min(1.0, max(by_number, by_time))
+
 
 def serve_load(
-    setup: Setup, workload: Workload, limits: Limits, seed: int = 0, machine_seed: int | None = None
+    setup: Setup,
+    workload: Workload,
+    limits: Limits,
+    seed: int = 0,
+    machine_seed: int | None = None,
+    watch: Watch | None = None,
 ) -> ServedLoad:
     """Simulate a load until all its requests have ended.
 
     `seed` draws the requests, as in `headway bench serve`. `machine_seed` draws how fast the
-    machine is; without one it has the expected speed, with residuals.
+    machine is; without one it has the expected speed, with residuals. `watch` is called now and
+    then.
     """
-    return _Clients(setup, workload, limits, seed, machine_seed).run()
+    return _Clients(setup, workload, limits, seed, machine_seed, watch).run()
 
 
 class _Clients:
@@ -60,8 +75,10 @@ class _Clients:
         limits: Limits,
         seed: int,
         machine_seed: int | None,
+        watch: Watch | None,
     ) -> None:
         self._setup = setup
+        self._watch = watch
         self._limits = limits
         self._rng = random.Random(f"clients/{seed}/{machine_seed}")
         self._served = ServedLoad()
@@ -166,6 +183,8 @@ class _Clients:
         request = ServedRequest(item.tenant, at, num_prompt, num_output)
         self._served.requests.append(request)
         number = next(self._numbers)
+        if self._watch is not None and number % WATCH_EVERY == 0:
+            self._watch(self._limits.share(number, at))
         request_id = str(number)
         self._requests[request_id] = request
         at += self._rng.choice(self._delays.to_engine_s)
