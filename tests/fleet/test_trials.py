@@ -7,13 +7,13 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest, EventBatch
 from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
-from headway.fleet.engines.trials import AFTER_FAILURE_S, MAX_TRIAL_S, Trials
+from headway.fleet.engines.trials import AFTER_FAILURE_S, MAX_HOLD_S, MAX_TRIAL_S, Trials
 
 PARAMS = SamplingParams(max_tokens=100)
 
 
-def add(trials: Trials, name: str, num_crashes: int = 0) -> None:
-    trials.add(AddRequest(name, [1], PARAMS, 0, 0.0, num_crashes=num_crashes))
+def add(trials: Trials, name: str, num_crashes: int = 0, now: float = 0.0) -> None:
+    trials.add(AddRequest(name, [1], PARAMS, 0, 0.0, num_crashes=num_crashes), now)
 
 
 def passed_on(trials: Trials, now: float) -> list[str]:
@@ -81,7 +81,7 @@ def test_a_prompt_that_forks_is_on_trial_with_all_its_samples() -> None:
 
 
 def test_others_wait_twice_as_long_for_each_further_failure() -> None:
-    for num_crashes, seconds in ((2, MAX_TRIAL_S), (3, 2 * MAX_TRIAL_S), (99, 16 * MAX_TRIAL_S)):
+    for num_crashes, seconds in ((2, MAX_TRIAL_S), (3, 2 * MAX_TRIAL_S), (5, 8 * MAX_TRIAL_S)):
         trials = Trials()
         add(trials, "1:long", num_crashes)
         add(trials, "2:b")
@@ -107,21 +107,30 @@ def test_a_process_after_a_failed_one_gets_requests_on_trial_first() -> None:
     assert passed_on(trials, 20.0) == ["2:b"]
 
 
-def test_the_new_samples_of_the_step_may_be_the_cause() -> None:
-    def lose(loss: EngineLoss) -> list[str]:
-        trials = Trials()
-        for name in ("1:old", "1:new", "2:ended", "2:outside"):
-            add(trials, name)
-        passed_on(trials, 0.0)
-        emit(trials, "1:old", NUM_CLEARING_TOKENS)
-        finish(trials, "2:ended")
-        found = trials.lose_process(loss)
-        assert not trials.is_holding
-        return found
+def test_samples_are_new_until_they_have_tokens_or_end() -> None:
+    trials = Trials()
+    for name in ("1:old", "1:new", "2:ended"):
+        add(trials, name)
+    passed_on(trials, 0.0)
+    emit(trials, "1:old", NUM_CLEARING_TOKENS)
+    finish(trials, "2:ended")
+    add(trials, "2:suspect", num_crashes=2)
+    add(trials, "2:held")
+    assert trials.new_ids == ["1:new"]
+    assert trials.held_ids == ["2:suspect", "2:held"]
+    trials.lose_process(EngineLoss(has_failed=True))
+    assert not trials.is_holding and not trials.new_ids
 
-    assert lose(EngineLoss(frozenset({"1:old", "1:new"}))) == ["1:new"]
-    assert lose(EngineLoss(frozenset({"1:old"}))) == []
-    assert lose(EngineLoss(has_failed=True)) == ["1:new", "2:outside"]
+
+def test_no_request_is_held_without_bound() -> None:
+    """Frontends that send one suspect after another do not starve the others."""
+    trials = Trials()
+    add(trials, "2:b", now=1.0)
+    for number in range(100):
+        add(trials, f"1:{number}", num_crashes=99)
+    assert passed_on(trials, 1.0) == ["1:0"]
+    assert passed_on(trials, 0.9 * MAX_HOLD_S) == []
+    assert passed_on(trials, 1.0 + MAX_HOLD_S) == ["2:b"]
 
 
 def test_an_aborted_request_waits_no_longer() -> None:
@@ -130,6 +139,6 @@ def test_an_aborted_request_waits_no_longer() -> None:
     passed_on(trials, 0.0)
     add(trials, "2:b")
     add(trials, "2:c")
-    assert [one.id for one in trials.take(["1:a", "2:b"])] == ["2:b"]
+    assert trials.take(["1:a", "2:b"]) == ["2:b"]
     finish(trials, "1:a")
     assert passed_on(trials, 0.0) == ["2:c"]

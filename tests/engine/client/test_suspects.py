@@ -280,3 +280,29 @@ def test_a_failure_that_another_frontend_may_have_caused_is_no_proof(tokenizer: 
         assert engines.lose(stream.request_id, is_shared=True) is None
     assert not engines.recover(stream) and engines.suspects.is_alone
     assert engines.lose(stream.request_id) is stream
+
+
+def test_a_request_that_the_process_never_had_is_not_blamed(tokenizer: Tokenizer) -> None:
+    engines = Engines(tokenizer, 1, 0)
+    (stream,) = engines.streams
+    engines.lose_all()
+    for _ in range(3):
+        engines.recover(stream)
+        held = frozenset({stream.request_id})
+        loss = EngineLoss(has_failed=True, held_ids=held)
+        assert engines.suspects.lose_engine([stream], loss) is None
+        stream.lose_engine(0.0)
+    assert stream.num_crashes == 1
+
+
+def test_a_request_that_hangs_in_its_first_step_is_on_trial_until_the_engine_is_replaced(
+    tokenizer: Tokenizer,
+) -> None:
+    """The engine reports nothing of it, not even that it has it."""
+    engines = Engines(tokenizer, 1, 0)
+    (stream,) = engines.streams
+    engines.lose_all()
+    assert engines.suspects.begin_trial(0.0, -inf) == [stream]
+    stream.commands(0.0)
+    assert engines.suspects.begin_trial(60.0, -inf) == []
+    assert engines.lose_all() is stream

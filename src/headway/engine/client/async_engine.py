@@ -626,6 +626,9 @@ class AsyncEngine:
             await self._learn_quarantine(replica, report.quarantined)
         at = report.stepped[-1].at if report.stepped else self._clock.now()
         self._estimate(partial(replica.forecast_reader.observe, report, self._clock.now()))
+        for event in report.arrived:
+            if (stream := self._live.by_sample.get(event.request_id)) is not None:
+                stream.reach(self._clock.now())
         refused = [self._refuse(one, at) for one in report.refused]
         # A request arrives once and ends once for listeners, in however many engines it runs.
         # A refusal is an end; the error answer counts it.

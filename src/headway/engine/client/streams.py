@@ -86,6 +86,8 @@ class RequestStream:
         """Whether this request waits, or waited, for an engine to be sent to."""
         self.lost_at: float | None = None
         """When this request lost its engine; None while it has one, or had none yet."""
+        self.reached_at: float | None = None
+        """When the current engine said that it has this request; None before."""
         self.numerics = ""
         """Numerics class of its tokens; empty if unknown."""
         self._num_attempts = 0
@@ -240,7 +242,7 @@ class RequestStream:
         for one in commands:
             self._queue_times.begin(one.id, now if is_delayed else command.arrived_at)
         self.is_sent = self._is_resent = True
-        self.lost_at = None
+        self.lost_at = self.reached_at = None
         self._num_attempts += 1
         return commands
 
@@ -323,6 +325,10 @@ class RequestStream:
         self.numerics = numerics
         for sample in self.samples.values():
             sample.numerics = numerics
+
+    def reach(self, at: float) -> None:
+        """Record that this request waits in the current engine."""
+        self.reached_at = at if self.reached_at is None else self.reached_at
 
     def admit(self, request_id: str) -> None:
         """Record that the engine admitted this sample."""

@@ -20,7 +20,8 @@ from headway.engine.client.streams import RequestStream
 from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
 
 MAX_TRIAL_WAIT_S = 5.0
-"""How long a trial waits for a request that the engine does not admit."""
+"""How long a trial waits for a request that the engine has and does not admit. One that it does not
+have yet may be in its first step, or be held back while that of another frontend is on trial."""
 CALM_S = 2.0
 """A request is tried alone only when no engine was lost without a reason for so long. Machines of
 one rack, which are lost together, would otherwise prove the guilt of a request that moves from one
@@ -33,7 +34,6 @@ class Suspects:
 
     def __init__(self) -> None:
         self._trial: Group = []
-        self._began_at = 0.0
         self._num_steps: Counter[str] = Counter()
         """Steps in which each request on trial was running."""
         self._groups: deque[Group] = deque()
@@ -74,7 +74,6 @@ class Suspects:
             self._trial = []
             return []
         self._trial = self._groups.popleft() if self._groups else []
-        self._began_at = now
         self._num_steps.clear()
         return list(self._trial)
 
@@ -112,9 +111,9 @@ class Suspects:
     def lose_engine(self, sent: Sequence[RequestStream], loss: EngineLoss) -> RequestStream | None:
         """Choose the suspects after an engine is lost; return a proved culprit.
 
-        `sent` are the live requests that the engine had.
+        `sent` are the live requests that were sent to the engine.
         """
-        named = _blame(sent, loss)
+        named = _blame([one for one in sent if loss.held_ids.isdisjoint(one.samples)], loss)
         if not named:
             # There is no evidence for or against the earlier suspects.
             self._groups = deque(group for group in (self._trial, *self._groups) if group)
@@ -138,7 +137,7 @@ class Suspects:
     def _is_overdue(self, stream: RequestStream, now: float) -> bool:
         """Return whether the trial waits for this request no longer."""
         if stream.is_waiting:
-            return now - self._began_at > MAX_TRIAL_WAIT_S
+            return stream.reached_at is not None and now - stream.reached_at > MAX_TRIAL_WAIT_S
         # As many steps as tokens clear a request, twice as many with each failure.
         max_steps = NUM_CLEARING_TOKENS << max(0, stream.num_crashes - 1)
         return self._num_steps[stream.request_id] >= max_steps

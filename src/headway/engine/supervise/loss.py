@@ -18,3 +18,5 @@ class EngineLoss:
     """Whether a request may be the cause although no step has it: an exception between steps."""
     is_shared: bool = False
     """Whether a request of another frontend may be the cause."""
+    held_ids: frozenset[str] = frozenset()
+    """Samples that were sent and that the engine process never had."""

@@ -17,7 +17,13 @@ from msgspec.structs import replace as replace_fields
 from headway.clock import Clock
 from headway.core.events import Finished, Refused
 from headway.core.request import FinishReason
-from headway.engine.process.messages import AbortRequests, EngineInfo, EventBatch, Handover
+from headway.engine.process.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineInfo,
+    EventBatch,
+    Handover,
+)
 from headway.engine.supervise.loss import EngineLoss
 from headway.engine.supervise.quarantine import Quarantine
 from headway.engine.supervise.supervisor import Supervisor
@@ -58,6 +64,7 @@ from headway.fleet.network.wire import (
     Pulse,
     Quarantined,
     Reported,
+    TriedAlone,
     decode_frontend_message,
     decode_hello,
     encode,
@@ -254,19 +261,36 @@ class EngineListener:
     async def _abort_samples(
         self, ids: list[str], reason: FinishReason = FinishReason.ABORT
     ) -> None:
-        if not ids or not self._is_up:
+        if not self._is_up:
             return
-        # The process answers for every sample, so it gets those that wait for a trial too.
-        for command in self._trials.take(ids):
-            await self._supervisor.send(command)
-        await self._supervisor.send(AbortRequests(ids, reason))
+        held, now = self._trials.take(ids), self._clock.now()
+        others = [name for name in ids if name not in held]
+        if others:
+            await self._supervisor.send(AbortRequests(others, reason))
+        if held:
+            ends = [Finished(name, now, reason, 0) for name in held]
+            await self.on_report(EventBatch(finished=ends))
 
     async def _pass_on(self) -> None:
         """Send the process all requests that it gets now, and others when their time comes."""
         while (command := self._trials.pop_ready(self._clock.now())) is not None:
-            await self._supervisor.send(command)
+            await self._pass_on_one(command)
         if self._trials.is_holding and (self._releasing is None or self._releasing.done()):
             self._releasing = asyncio.create_task(self._release())
+
+    async def _pass_on_one(self, command: AddRequest) -> None:
+        try:
+            self._quarantine.check(command)  # it may be known since the request is held
+        except QuarantinedError as error:
+            refused = Refused(command.id, self._clock.now(), "invalid", str(error))
+            await self.on_report(EventBatch(refused=[refused]))
+            return
+        await self._supervisor.send(command)
+        session = self._sessions.owner_of(command.id)
+        if command.num_crashes and session is not None and session.lost_at is None:
+            new_ids = self._trials.new_ids
+            if len(self._sessions.ids_of(session, new_ids)) == len(new_ids):
+                await self._send(session, TriedAlone())
 
     async def _release(self) -> None:
         while self._trials.is_holding:
@@ -342,7 +366,8 @@ class EngineListener:
                 note=b"",
                 alias="",
                 past=None,
-            )
+            ),
+            now,
         )
         await self._pass_on()
 
@@ -445,24 +470,25 @@ class EngineListener:
         """Give the requests back to their frontends; return their number."""
         self._is_up = False
         num_requests = self._sessions.num_requests
-        new_ids = self._trials.lose_process(loss)
-        messages = {one: self._engine_down(one, loss, new_ids) for one in self._sessions}
+        messages = {one: self._engine_down(one, loss) for one in self._sessions}
+        self._trials.lose_process(loss)
         self._kept.lose_engine()
         self._sessions.lose_engine()
         for session, message in messages.items():
             await self._send(session, message)
         return num_requests
 
-    def _engine_down(
-        self, session: Session, loss: EngineLoss, new_ids: Sequence[str]
-    ) -> EngineDown:
-        """Return what a frontend hears of a loss; `new_ids` may be the cause."""
-        own_ids = self._sessions.ids_of(session, loss.step_ids)
-        num_own_new = len(self._sessions.ids_of(session, new_ids))
+    def _engine_down(self, session: Session, loss: EngineLoss) -> EngineDown:
+        """Return what a frontend hears of a loss."""
+        ids_of = self._sessions.ids_of
+        step_ids = ids_of(session, loss.step_ids)
+        # New samples of the step may be the cause, or without a step all of them.
+        new_ids = [one for one in self._trials.new_ids if one in (loss.step_ids or {one})]
         return EngineDown(
-            own_ids,
-            has_failed=loss.has_failed and (bool(own_ids) or not loss.step_ids),
-            is_shared=num_own_new < len(new_ids),
+            step_ids,
+            has_failed=loss.has_failed and (bool(step_ids) or not loss.step_ids),
+            is_shared=len(ids_of(session, new_ids)) < len(new_ids),
+            held_ids=ids_of(session, self._trials.held_ids),
         )
 
     def on_give_up(self, error: EngineError) -> None:

@@ -180,6 +180,10 @@ class Sessions:
         if session.lost_at is not None and not len(session.live):
             self._by_number.pop(session.number, None)
 
+    def owner_of(self, engine_id: str) -> Session | None:
+        """Return the session that has a sample; None if it has ended."""
+        return self._locate(engine_id)[0]
+
     def ids_of(self, session: Session, engine_ids: Iterable[str]) -> list[str]:
         """Return the wire ids of those engine ids that belong to a session."""
         found = [self._locate(name) for name in engine_ids]

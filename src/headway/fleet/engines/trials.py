@@ -19,6 +19,8 @@ AFTER_FAILURE_S = 0.25
 MAX_TRIAL_S = 5.0
 """How long others wait for a trial; twice as long for each failure after the second."""
 MAX_DOUBLINGS = 4
+MAX_HOLD_S = 60.0
+"""How long a request is held back, whatever is on trial."""
 
 
 class Trials:
@@ -30,10 +32,10 @@ class Trials:
     def __init__(self) -> None:
         self._num_tokens: dict[str, int] = {}
         """Tokens of the new samples."""
-        self._alone: list[AddRequest] = []
+        self._alone: dict[str, AddRequest] = {}
         """Requests to try alone, which the process does not have yet."""
-        self._held: list[AddRequest] = []
-        """Other requests that the process does not have yet."""
+        self._held: dict[str, tuple[AddRequest, float]] = {}
+        """Other requests that the process does not have yet, and since when they are here."""
         self._trial = ""
         """The request on trial."""
         self._ends_at = 0.0
@@ -47,46 +49,64 @@ class Trials:
         """Whether there are requests that the process does not have yet."""
         return bool(self._alone or self._held)
 
+    @property
+    def new_ids(self) -> list[str]:
+        """Samples that are new in the process."""
+        return list(self._num_tokens)
+
+    @property
+    def held_ids(self) -> list[str]:
+        """Samples that the process does not have yet."""
+        return [*self._alone, *self._held]
+
     def start_process(self, now: float) -> None:
         """Record that the process takes requests."""
         self._opens_at = now + AFTER_FAILURE_S if self._has_failed else -inf
         self._has_failed = False
 
-    def lose_process(self, loss: EngineLoss) -> list[str]:
-        """Forget all requests; return the new samples that may be the cause."""
-        ids = loss.step_ids or self._num_tokens
-        found = [name for name in ids if name in self._num_tokens]
-        self._num_tokens, self._alone, self._held, self._trial = {}, [], [], ""
+    def lose_process(self, loss: EngineLoss) -> None:
+        """Forget all requests."""
+        self._num_tokens, self._alone, self._held, self._trial = {}, {}, {}, ""
         self._has_failed = bool(loss.step_ids) or loss.has_failed
-        return found
 
-    def add(self, command: AddRequest) -> None:
+    def add(self, command: AddRequest, now: float) -> None:
         """Add a request, which is passed on when `pop_ready` returns it."""
-        (self._alone if command.num_crashes else self._held).append(command)
+        if command.num_crashes:
+            self._alone[command.id] = command
+        else:
+            self._held[command.id] = command, now
 
     def pop_ready(self, now: float) -> AddRequest | None:
         """Remove and return a request that the process gets now."""
         if self._trial and (now >= self._ends_at or not self._is_new(self._trial)):
             self._trial = ""
         if not self._trial and self._alone:
-            num_more = min(max(0, self._alone[0].num_crashes - 2), MAX_DOUBLINGS)
-            self._trial = _request_of(self._alone[0].id)
-            self._ends_at = now + (MAX_TRIAL_S * 2**num_more)
+            command = next(iter(self._alone.values()))
+            num_more = min(max(0, command.num_crashes - 2), MAX_DOUBLINGS)
+            self._trial = _request_of(command.id)
+            self._ends_at = now + MAX_TRIAL_S * 2**num_more
         if self._trial:
             # The samples of a request with output are sent one by one.
-            ready = next((one for one in self._alone if _request_of(one.id) == self._trial), None)
-        else:
-            ready = self._held[0] if self._held and now >= self._opens_at else None
-        if ready is not None:
-            self._remove(ready)
-        return ready
+            ready = next((one for one in self._alone if _request_of(one) == self._trial), None)
+            if ready is not None:
+                self._num_tokens[ready] = 0
+                return self._alone.pop(ready)
+        if not self._held:
+            return None
+        first, (command, since) = next(iter(self._held.items()))
+        is_open = not self._trial and now >= self._opens_at
+        if not is_open and now - since < MAX_HOLD_S:
+            return None
+        del self._held[first]
+        self._num_tokens[first] = 0
+        return command
 
-    def take(self, ids: Iterable[str]) -> list[AddRequest]:
+    def take(self, ids: Iterable[str]) -> list[str]:
         """Remove and return those of these samples that the process does not have yet."""
-        names = set(ids)
-        found = [one for one in (*self._alone, *self._held) if one.id in names]
-        for command in found:
-            self._remove(command)
+        found = [one for one in ids if one in self._alone or one in self._held]
+        for name in found:
+            self._alone.pop(name, None)
+            self._held.pop(name, None)
         return found
 
     def record(self, report: EventBatch) -> None:
@@ -104,12 +124,6 @@ class Trials:
 
     def _is_new(self, request_id: str) -> bool:
         return any(_request_of(name) == request_id for name in self._num_tokens)
-
-    def _remove(self, command: AddRequest) -> None:
-        """Record that the process gets a request now."""
-        self._alone = [one for one in self._alone if one is not command]
-        self._held = [one for one in self._held if one is not command]
-        self._num_tokens[command.id] = 0
 
 
 def _request_of(name: str) -> str:

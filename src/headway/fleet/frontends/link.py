@@ -66,6 +66,7 @@ from headway.fleet.network.wire import (
     HandedOver,
     Quarantined,
     Reported,
+    TriedAlone,
     encode_command,
     split_wire_id,
     wire_id,
@@ -118,6 +119,8 @@ class NetworkLink:
         self._live = LiveRequests(DEFAULT_CREDIT)
         self._backoff_s = MIN_BACKOFF_S
         self._last_problem = ""
+        self._is_trial_alone = False
+        """Whether the engine has said so of the last request that was sent."""
 
     def has_room(self, num_tokens: int) -> bool:
         return self._live.has_room(num_tokens)
@@ -154,6 +157,7 @@ class NetworkLink:
         if isinstance(command, AddRequest):
             frame = encode_command(Add(self._epoch, self._parts.clock.now(), command))
             self._live.add(command)
+            self._is_trial_alone = False
             await self._connection.send(frame)
         elif isinstance(command, AbortRequests):
             attempts = {name: self._live.attempt_of(name) for name in command.ids}
@@ -268,8 +272,14 @@ class NetworkLink:
                     await owner.on_report(EventBatch(quarantined=message.entries))
                 elif isinstance(message, EngineDown):
                     logger.warning("engine %s has failed, and starts again", self.name)
-                    ids = frozenset(split_wire_id(name)[1] for name in message.step_ids)
-                    return "failed", EngineLoss(ids, message.has_failed, message.is_shared)
+                    return "failed", EngineLoss(
+                        _samples(message.step_ids),
+                        message.has_failed,
+                        message.is_shared,
+                        _samples(message.held_ids),
+                    )
+                elif isinstance(message, TriedAlone):
+                    self._is_trial_alone = True
                 elif isinstance(message, EngineUp):
                     raise ConnectionLostError("the engine is up twice")
         except (ConnectionLostError, WireError) as error:
@@ -277,7 +287,10 @@ class NetworkLink:
             await self._disconnect()
             # Whether a request took the machine of the engine down is not known. As after a
             # failure outside of a step, requests of two such losses in a row are suspects.
-            return "lost", EngineLoss(has_failed=not isinstance(error, SessionClosedError))
+            return "lost", EngineLoss(
+                has_failed=not isinstance(error, SessionClosedError),
+                is_shared=not self._is_trial_alone,
+            )
         except Exception:
             logger.exception("a report of engine %s cannot be handled", self.name)
             await self._disconnect()
@@ -348,3 +361,7 @@ class NetworkLink:
         """Return the id of a sample; empty if this attempt of it is not live."""
         attempt, name = split_wire_id(wire_name)
         return name if self._live.is_live(attempt, name) else ""
+
+
+def _samples(wire_ids: Sequence[str]) -> frozenset[str]:
+    return frozenset(split_wire_id(name)[1] for name in wire_ids)

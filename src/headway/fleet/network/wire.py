@@ -123,7 +123,13 @@ class EngineDown(msgspec.Struct, tag="down", frozen=True):
     has_failed: bool
     """Whether a request of this frontend may be the cause although no step has it."""
     is_shared: bool
-    """Whether a request of another frontend may be the cause: the process was new to it."""
+    """Whether a request of another frontend may be the cause: it was new in the process."""
+    held_ids: list[str]
+    """Wire ids of this frontend's samples that the process never had."""
+
+
+class TriedAlone(msgspec.Struct, tag="tried_alone", frozen=True):
+    """A request on trial goes to the process now, and no other frontend has a new one there."""
 
 
 class Reported(msgspec.Struct, tag="reported", frozen=True):
@@ -151,7 +157,9 @@ class Closed(msgspec.Struct, tag="closed", frozen=True):
 
 
 FrontendMessage = Hello | Add | Abort | Adopt | Quarantined | Heartbeat
-EngineMessage = EngineUp | EngineDown | Reported | HandedOver | Quarantined | Pulse | Closed
+EngineMessage = (
+    EngineUp | EngineDown | TriedAlone | Reported | HandedOver | Quarantined | Pulse | Closed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 _frontend_message = msgspec.msgpack.Decoder(FrontendMessage)
