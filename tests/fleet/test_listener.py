@@ -12,7 +12,6 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from benchmarks.support.relay import Relay
 from headway.clock import SystemClock
 from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
@@ -22,7 +21,7 @@ from headway.engine.supervise.quarantine import digest_of
 from headway.engine.supervise.restart_policy import RestartLimits
 from headway.engine.supervise.supervisor import Supervisor
 from headway.errors import EngineError, WireError
-from headway.fleet.engines import listener
+from headway.fleet.engines import listener, trials
 from headway.fleet.engines.listener import EngineIdentity, EngineListener
 from headway.fleet.frontends.link import LinkParts, NetworkLink
 from headway.fleet.network import connection, wire
@@ -100,6 +99,11 @@ class Frontend:
 
     async def receive_down(self) -> EngineDown:
         while not isinstance(message := await self.receive(), EngineDown):
+            assert isinstance(message, Reported), message
+        return message
+
+    async def receive_told(self) -> TriedAlone:
+        while not isinstance(message := await self.receive(), TriedAlone):
             assert isinstance(message, Reported), message
         return message
 
@@ -249,10 +253,9 @@ async def test_a_newer_attempt_ends_the_older_and_gets_all_events() -> None:
         assert engine.listener._sessions.num_requests == 0
 
 
-def make_link(engine: Engine, address: str = "", **fields: object) -> NetworkLink:
+def make_link(engine: Engine, **fields: object) -> NetworkLink:
     parts = LinkParts(engine.context, None, "test", "tokenizer", SystemClock())
-    address = address or engine.listener.address
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host, _, port = engine.listener.address.removeprefix("tcp://").rpartition(":")
     return NetworkLink(Endpoint(host, int(port)), replace(parts, **fields))  # pyright: ignore
 
 
@@ -454,7 +457,8 @@ async def test_frontends_hear_whether_another_may_have_ended_the_process() -> No
         held = AddRequest("held", [65], params, 7, 5.0)
         await frontends[1].socket.send(encode(Add(2, 5.0, held)))
         await asyncio.sleep(0.1)
-        assert isinstance(await frontends[0].receive(), TriedAlone)
+        told = await frontends[0].receive()
+        assert told == TriedAlone(wire.wire_id(0, "alone"), True)
         first, second, _ = await hear(EngineLoss(frozenset({engine.process.added[2].id})))
         assert not first.is_shared
         assert second == EngineDown([], False, True, [wire.wire_id(0, "held")])
@@ -504,12 +508,56 @@ class Owner:
     def on_give_up(self, error: EngineError) -> None: ...
 
 
+async def test_many_held_requests_that_are_quarantined_are_all_refused() -> None:
+    """One after the other: not each within the refusal of the one before."""
+    async with running(Engine()) as engine:
+        first, second = engine.connect(), engine.connect()
+        await first.greet()
+        await second.greet()
+        engine.process.is_paused = True
+        await first.add("suspect", num_crashes=2)
+        await added(engine, 1)
+        params = SamplingParams(max_tokens=50, ignore_eos=True)
+        held = [AddRequest(f"held-{number}", [65], params, 7, 5.0) for number in range(1000)]
+        for one in held:
+            await second.socket.send(encode(Add(1, 5.0, one)))
+        await asyncio.sleep(0.5)
+        await first.socket.send(encode(Quarantined([QuarantinedDigest(digest_of(held[0]), 60.0)])))
+        await asyncio.sleep(0.1)
+        engine.process.is_paused = False
+        engine.process._wake.set()
+        num_refused = 0
+        while num_refused < len(held):
+            message = await second.receive()
+            assert message is not None
+            num_refused += len(message.events.refused) if isinstance(message, Reported) else 0
+        assert await second.answer("next") == NUM_TOKENS
+
+
+async def test_a_request_on_trial_hears_when_it_is_no_longer_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "MAX_TRIAL_S", 0.2)
+    monkeypatch.setattr(trials, "MAX_DRAIN_S", 0.2)
+    async with running(Engine()) as engine:
+        first, second = engine.connect(), engine.connect()
+        await first.greet()
+        await second.greet()
+        engine.process.is_paused = True
+        await first.add("slow", num_crashes=2)
+        assert await first.receive_told() == TriedAlone(wire.wire_id(0, "slow"), True)
+        await second.add("deadly", num_crashes=2)
+        assert await first.receive_told() == TriedAlone(wire.wire_id(0, "slow"), False)
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
-async def test_a_lost_connection_is_proof_only_if_the_engine_said_alone(is_alone: bool) -> None:
+async def test_a_lost_connection_is_proof_only_if_the_engine_said_alone(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "MAX_DRAIN_S", 0.1)
     async with running(Engine()) as engine:
         engine.process.is_paused = True
-        relay = Relay(int(engine.listener.address.rpartition(":")[2]))
-        link, other, owner = make_link(engine, relay.address), engine.connect(), Owner()
+        link, other, owner = make_link(engine), engine.connect(), Owner()
         await link.load()
         await other.greet()
         if not is_alone:
@@ -520,10 +568,12 @@ async def test_a_lost_connection_is_proof_only_if_the_engine_said_alone(is_alone
         await link.send(request)
         await added(engine, 1 if is_alone else 2)
         await asyncio.sleep(0.1)
-        relay.cut()
+        lost, link._connection = link._connection, None
+        await engine.listener.on_report(EventBatch())  # the link finds that it has none
         loss = await asyncio.wait_for(owner.loss, 20)
         assert loss == EngineLoss(has_failed=True, is_shared=not is_alone)
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
         await link.stop()
-        relay.close()
+        assert lost is not None
+        await lost.close()

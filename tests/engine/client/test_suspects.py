@@ -211,10 +211,10 @@ def test_a_long_prompt_alone_on_trial_does_not_hold_up_others_until_it_is_comput
     engines.lose(long.request_id, second.request_id)
     assert engines.suspects.begin_trial(0.0, -inf) == [long]
     engines.send(long)
-    engines.suspects.record_steps(2 * NUM_CLEARING_TOKENS - 1)
+    engines.suspects.record_steps(2 * NUM_CLEARING_TOKENS - 1, 0.0)
     assert engines.suspects.begin_trial(1000.0, -inf) == []
     assert not engines.suspects.may_send(other)
-    engines.suspects.record_steps(1)
+    engines.suspects.record_steps(1, 0.0)
     assert engines.suspects.begin_trial(1000.0, -inf) == [second]
     assert engines.suspects.may_send(other)
     assert long.num_crashes == 2, "it is not cleared"
@@ -242,7 +242,7 @@ def test_a_long_prompt_that_kills_late_is_found_within_the_restart_budget(
             for stream in engines.streams:
                 if stream.is_sent and stream is not deadly:
                     engines.gain(stream, 1)
-            engines.suspects.record_steps(1)
+            engines.suspects.record_steps(1, 0.0)
             num_arrived += 1
             if num_arrived % 4 == 0:
                 command = AddRequest(f"n{num_arrived}", [1], SamplingParams(), 0, 0.0)
@@ -306,3 +306,36 @@ def test_a_request_that_hangs_in_its_first_step_is_on_trial_until_the_engine_is_
     stream.commands(0.0)
     assert engines.suspects.begin_trial(60.0, -inf) == []
     assert engines.lose_all() is stream
+
+
+def test_an_engine_that_ends_no_step_ends_no_trial(tokenizer: Tokenizer) -> None:
+    """It hangs, perhaps in the first step of the request, which it has said it has."""
+    engines = Engines(tokenizer, 1, 0)
+    (stream,) = engines.streams
+    engines.lose_all()
+    suspects = engines.suspects
+    assert suspects.begin_trial(0.0, -inf) == [stream]
+    stream.commands(0.0)
+    stream.reach(1.0)
+    suspects.record_steps(1, 1.0)
+    assert suspects.begin_trial(60.0, -inf) == [] and suspects.is_under_way
+    suspects.record_steps(1, 7.0)
+    assert suspects.begin_trial(60.0, -inf) == [] and not suspects.is_under_way
+
+
+def test_a_failure_between_steps_is_no_proof_with_another_new_request(
+    tokenizer: Tokenizer,
+) -> None:
+    engines = Engines(tokenizer, 2, 0)
+    suspect, other = engines.streams
+    other.is_sent = False
+    engines.lose(suspect.request_id)
+    assert engines.suspects.begin_trial(0.0, -inf) == [suspect]
+    engines.send(suspect)
+    engines.send(other)
+    assert engines.lose(has_failed=True) is None
+    # Alone, it is proof.
+    assert engines.suspects.begin_trial(0.0, -inf) == [suspect]
+    engines.send(suspect)
+    other.is_sent = False
+    assert engines.lose(has_failed=True) is suspect

@@ -634,7 +634,7 @@ class AsyncEngine:
         # A refusal is an end; the error answer counts it.
         report = replace(report, arrived=[], refused=[], finished=[*refused, *report.finished])
         self._delivery.move(replica, report, at)
-        replica.suspects.record_steps(len(report.stepped))
+        replica.suspects.record_steps(len(report.stepped), self._clock.now())
         self._delivery.add_prompt_results(report)
         delivered, stopped = await self._delivery.emit_all(report.tokens)
         # Listeners count delivered tokens only, and need nothing of prompts.

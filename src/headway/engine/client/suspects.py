@@ -20,8 +20,9 @@ from headway.engine.client.streams import RequestStream
 from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
 
 MAX_TRIAL_WAIT_S = 5.0
-"""How long a trial waits for a request that the engine has and does not admit. One that it does not
-have yet may be in its first step, or be held back while that of another frontend is on trial."""
+"""How long a trial waits for a request that the engine has and does not admit, while it ends steps.
+One that it does not have yet may be held back while that of another frontend is on trial; and an
+engine that ends no step may hang in the first one of this request."""
 CALM_S = 2.0
 """A request is tried alone only when no engine was lost without a reason for so long. Machines of
 one rack, which are lost together, would otherwise prove the guilt of a request that moves from one
@@ -34,6 +35,8 @@ class Suspects:
 
     def __init__(self) -> None:
         self._trial: Group = []
+        self._heard_at = 0.0
+        """When the engine ended a step last."""
         self._num_steps: Counter[str] = Counter()
         """Steps in which each request on trial was running."""
         self._groups: deque[Group] = deque()
@@ -68,7 +71,7 @@ class Suspects:
         `unexplained_at` is when an engine, of all engines, was last lost without a step that
         explains it.
         """
-        if not all(one.has_passed_trial or self._is_overdue(one, now) for one in self._trial):
+        if not all(one.has_passed_trial or self._is_overdue(one) for one in self._trial):
             return []
         if self._groups and _is_proof(self._groups[0]) and now - unexplained_at < CALM_S:
             self._trial = []
@@ -77,8 +80,10 @@ class Suspects:
         self._num_steps.clear()
         return list(self._trial)
 
-    def record_steps(self, num_steps: int) -> None:
+    def record_steps(self, num_steps: int, now: float) -> None:
         """Record steps that the engine ended without failing."""
+        if num_steps:
+            self._heard_at = now
         for stream in self._trial:
             if not stream.is_waiting:
                 self._num_steps[stream.request_id] += num_steps
@@ -113,7 +118,8 @@ class Suspects:
 
         `sent` are the live requests that were sent to the engine.
         """
-        named = _blame([one for one in sent if loss.held_ids.isdisjoint(one.samples)], loss)
+        had = [one for one in sent if _was_in_process(one, loss)]
+        named = _blame(had, loss)
         if not named:
             # There is no evidence for or against the earlier suspects.
             self._groups = deque(group for group in (self._trial, *self._groups) if group)
@@ -126,18 +132,20 @@ class Suspects:
             if stream not in named:
                 stream.num_crashes = 0
         self._trial, self._groups = [], deque()
-        is_proof = on_trial == fresh and _is_proof(on_trial)
-        if is_proof and not loss.is_shared:
+        # Without a step that names some, every request that is as new may be the cause.
+        rivals = fresh if loss.step_ids else [one for one in had if one.is_unproven]
+        if on_trial == rivals and _is_proof(on_trial) and not loss.is_shared:
             for stream in named:
                 stream.num_crashes = 0
             return on_trial[0]
         self._groups = deque(_split(named, on_trial, fresh))
         return None
 
-    def _is_overdue(self, stream: RequestStream, now: float) -> bool:
+    def _is_overdue(self, stream: RequestStream) -> bool:
         """Return whether the trial waits for this request no longer."""
         if stream.is_waiting:
-            return stream.reached_at is not None and now - stream.reached_at > MAX_TRIAL_WAIT_S
+            reached_at = stream.reached_at
+            return reached_at is not None and self._heard_at - reached_at > MAX_TRIAL_WAIT_S
         # As many steps as tokens clear a request, twice as many with each failure.
         max_steps = NUM_CLEARING_TOKENS << max(0, stream.num_crashes - 1)
         return self._num_steps[stream.request_id] >= max_steps
@@ -146,6 +154,11 @@ class Suspects:
 def _is_proof(group: Group) -> bool:
     """Return whether a failure of an engine with this group on trial proves who did it."""
     return len(group) == 1 and group[0].num_crashes > 1
+
+
+def _was_in_process(stream: RequestStream, loss: EngineLoss) -> bool:
+    is_held = not loss.held_ids.isdisjoint(stream.samples)
+    return not is_held or not loss.step_ids.isdisjoint(stream.samples)
 
 
 def _blame(sent: Sequence[RequestStream], loss: EngineLoss) -> list[RequestStream]:

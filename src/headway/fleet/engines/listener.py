@@ -115,6 +115,8 @@ class EngineListener:
         self._kept = KeptRequests(orphan_s, credit)
         self._quarantine = Quarantine(clock)
         self._trials = Trials()
+        self._alone: tuple[Session | None, str] = None, ""
+        """Session and wire id of the request that is tried alone."""
         self._releasing: asyncio.Task[None] | None = None
         """Passes on requests that wait for a trial, while there are any."""
         self._epoch = 0
@@ -269,7 +271,7 @@ class EngineListener:
             await self._supervisor.send(AbortRequests(others, reason))
         if held:
             ends = [Finished(name, now, reason, 0) for name in held]
-            await self.on_report(EventBatch(finished=ends))
+            await self._share(EventBatch(finished=ends))
 
     async def _pass_on(self) -> None:
         """Send the process all requests that it gets now, and others when their time comes."""
@@ -283,14 +285,25 @@ class EngineListener:
             self._quarantine.check(command)  # it may be known since the request is held
         except QuarantinedError as error:
             refused = Refused(command.id, self._clock.now(), "invalid", str(error))
-            await self.on_report(EventBatch(refused=[refused]))
+            await self._share(EventBatch(refused=[refused]))
             return
         await self._supervisor.send(command)
-        session = self._sessions.owner_of(command.id)
+        await self._tell_alone(command)
+
+    async def _tell_alone(self, command: AddRequest) -> None:
+        """Tell the frontend of a request on trial whether it is alone, when that changes."""
+        sessions, (before, name) = self._sessions, self._alone
+        session = sessions.owner_of(command.id)
+        if before is not None and session is not before:
+            self._alone = None, ""
+            if sessions.find(before.identity) is before:
+                await self._send(before, TriedAlone(name, False))
         if command.num_crashes and session is not None and session.lost_at is None:
             new_ids = self._trials.new_ids
-            if len(self._sessions.ids_of(session, new_ids)) == len(new_ids):
-                await self._send(session, TriedAlone())
+            if len(sessions.ids_of(session, new_ids)) == len(new_ids):
+                (name,) = sessions.ids_of(session, [command.id])
+                self._alone = session, name
+                await self._send(session, TriedAlone(name, True))
 
     async def _release(self) -> None:
         while self._trials.is_holding:
@@ -458,13 +471,17 @@ class EngineListener:
             await self._send_up(session)
 
     async def on_report(self, report: EventBatch) -> None:
+        await self._share(report)
+        if self._trials.is_holding:
+            await self._pass_on()
+
+    async def _share(self, report: EventBatch) -> None:
+        """Send the frontends their events."""
         self._trials.record(report)
         for session, events in self._sessions.split(report).items():
             self._kept.record(session, events, self._clock.now())
             if session.lost_at is None:
                 await self._send(session, Reported(self._clock.now(), events))
-        if self._trials.is_holding:
-            await self._pass_on()
 
     async def on_engine_down(self, loss: EngineLoss) -> int:
         """Give the requests back to their frontends; return their number."""
@@ -472,6 +489,7 @@ class EngineListener:
         num_requests = self._sessions.num_requests
         messages = {one: self._engine_down(one, loss) for one in self._sessions}
         self._trials.lose_process(loss)
+        self._alone = None, ""
         self._kept.lose_engine()
         self._sessions.lose_engine()
         for session, message in messages.items():

@@ -19,6 +19,8 @@ AFTER_FAILURE_S = 0.25
 MAX_TRIAL_S = 5.0
 """How long others wait for a trial; twice as long for each failure after the second."""
 MAX_DOUBLINGS = 4
+MAX_DRAIN_S = 5.0
+"""How long a trial waits until no other request is new in the process."""
 MAX_HOLD_S = 60.0
 """How long a request is held back, whatever is on trial."""
 
@@ -32,8 +34,8 @@ class Trials:
     def __init__(self) -> None:
         self._num_tokens: dict[str, int] = {}
         """Tokens of the new samples."""
-        self._alone: dict[str, AddRequest] = {}
-        """Requests to try alone, which the process does not have yet."""
+        self._alone: dict[str, tuple[AddRequest, float]] = {}
+        """Requests to try alone, which the process does not have yet, and since when."""
         self._held: dict[str, tuple[AddRequest, float]] = {}
         """Other requests that the process does not have yet, and since when they are here."""
         self._trial = ""
@@ -71,30 +73,28 @@ class Trials:
 
     def add(self, command: AddRequest, now: float) -> None:
         """Add a request, which is passed on when `pop_ready` returns it."""
-        if command.num_crashes:
-            self._alone[command.id] = command
-        else:
-            self._held[command.id] = command, now
+        (self._alone if command.num_crashes else self._held)[command.id] = command, now
 
     def pop_ready(self, now: float) -> AddRequest | None:
         """Remove and return a request that the process gets now."""
         if self._trial and (now >= self._ends_at or not self._is_new(self._trial)):
             self._trial = ""
         if not self._trial and self._alone:
-            command = next(iter(self._alone.values()))
-            num_more = min(max(0, command.num_crashes - 2), MAX_DOUBLINGS)
-            self._trial = _request_of(command.id)
-            self._ends_at = now + MAX_TRIAL_S * 2**num_more
+            command, since = next(iter(self._alone.values()))
+            if not self._num_tokens or now - since >= MAX_DRAIN_S:
+                num_more = min(max(0, command.num_crashes - 2), MAX_DOUBLINGS)
+                self._trial = _request_of(command.id)
+                self._ends_at = now + MAX_TRIAL_S * 2**num_more
         if self._trial:
             # The samples of a request with output are sent one by one.
             ready = next((one for one in self._alone if _request_of(one) == self._trial), None)
             if ready is not None:
                 self._num_tokens[ready] = 0
-                return self._alone.pop(ready)
+                return self._alone.pop(ready)[0]
         if not self._held:
             return None
         first, (command, since) = next(iter(self._held.items()))
-        is_open = not self._trial and now >= self._opens_at
+        is_open = not self._trial and not self._alone and now >= self._opens_at
         if not is_open and now - since < MAX_HOLD_S:
             return None
         del self._held[first]

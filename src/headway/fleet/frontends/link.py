@@ -119,8 +119,8 @@ class NetworkLink:
         self._live = LiveRequests(DEFAULT_CREDIT)
         self._backoff_s = MIN_BACKOFF_S
         self._last_problem = ""
-        self._is_trial_alone = False
-        """Whether the engine has said so of the last request that was sent."""
+        self._last_sent = self._alone = ""
+        """Wire ids of the last sample that was sent, and of the last one that is tried alone."""
 
     def has_room(self, num_tokens: int) -> bool:
         return self._live.has_room(num_tokens)
@@ -157,7 +157,7 @@ class NetworkLink:
         if isinstance(command, AddRequest):
             frame = encode_command(Add(self._epoch, self._parts.clock.now(), command))
             self._live.add(command)
-            self._is_trial_alone = False
+            self._last_sent = wire_id(command.attempt, command.id)
             await self._connection.send(frame)
         elif isinstance(command, AbortRequests):
             attempts = {name: self._live.attempt_of(name) for name in command.ids}
@@ -279,7 +279,7 @@ class NetworkLink:
                         _samples(message.held_ids),
                     )
                 elif isinstance(message, TriedAlone):
-                    self._is_trial_alone = True
+                    self._alone = message.wire_id if message.is_alone else ""
                 elif isinstance(message, EngineUp):
                     raise ConnectionLostError("the engine is up twice")
         except (ConnectionLostError, WireError) as error:
@@ -289,7 +289,7 @@ class NetworkLink:
             # failure outside of a step, requests of two such losses in a row are suspects.
             return "lost", EngineLoss(
                 has_failed=not isinstance(error, SessionClosedError),
-                is_shared=not self._is_trial_alone,
+                is_shared=not self._alone or self._alone != self._last_sent,
             )
         except Exception:
             logger.exception("a report of engine %s cannot be handled", self.name)

@@ -129,7 +129,13 @@ class EngineDown(msgspec.Struct, tag="down", frozen=True):
 
 
 class TriedAlone(msgspec.Struct, tag="tried_alone", frozen=True):
-    """A request on trial goes to the process now, and no other frontend has a new one there."""
+    """Whether no other frontend has a new request in the process, beside one on trial.
+
+    Sent when the request goes to the process, and again when that changes.
+    """
+
+    wire_id: str
+    is_alone: bool
 
 
 class Reported(msgspec.Struct, tag="reported", frozen=True):
