@@ -26,6 +26,7 @@ BATTERIES: dict[str, ModuleType] = {
     "disconnects": disconnects,
     "slow_readers": slow_readers,
     "ledger_outage": ledger_outage,
+    "fleet_soak": fleet_soak,
 }
 WRONG: Sequence[tuple[str, Sequence[str | int], Any]] = (
     ("overload", ("levels", 3, "goodput_per_s"), 1.0),
@@ -51,6 +52,10 @@ WRONG: Sequence[tuple[str, Sequence[str | int], Any]] = (
     ("slow_readers", ("rounds", 0, "baseline", "cut_off_by_the_server"), 1),
     ("slow_readers", ("rounds", 0, "disturbed", "api_bytes_per_reader"), 2**21),
     ("ledger_outage", ("rows",), 0),
+    ("fleet_soak", ("problems",), ["10 s: tokens 3 - 5 are missing"]),
+    ("fleet_soak", ("slope_mib_per_10_min",), 1.01),
+    ("fleet_soak", ("new_descriptors",), 100),
+    ("fleet_soak", ("streams_same",), 0),
 )
 
 
