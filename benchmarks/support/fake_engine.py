@@ -40,6 +40,8 @@ class Settings(msgspec.Struct):
     fails_at_step: int = 0
     poison_token: int = -1
     """A prompt with this token ends the process when the token is computed."""
+    hang_token: int = -1
+    """A prompt with this token is never computed, nor anything after it."""
     decode_poison_token: int = -1
     """A request with this token ends the process at its first decode."""
     dies_loading_file: str = ""
@@ -74,6 +76,8 @@ class LetterExecutor(FakeExecutor):
             is_decode = len(item.token_ids) == 1
             if self._settings.poison_token in token_ids:
                 os._exit(9)
+            if self._settings.hang_token in token_ids:
+                time.sleep(3600)
             if is_decode and self._settings.decode_poison_token in token_ids:
                 os._exit(9)
         return ticket

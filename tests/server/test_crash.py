@@ -170,6 +170,23 @@ async def test_a_poisonous_request_is_quarantined_and_the_rest_go_on(
     assert server.log.count("is quarantined") == 1
 
 
+@pytest.mark.full
+async def test_a_request_that_hangs_engines_is_quarantined(launch) -> None:
+    """Its step takes longer than others would wait for a request on trial."""
+    settings = {"engine_hang_s": 6.0}
+    server = await asyncio.to_thread(launch(hang_token=1, server=settings).wait_ready)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        hang = client.post("/v1/completions", json={"prompt": f"x{POISON}", "max_tokens": 5})
+        hanging = asyncio.create_task(hang)
+        await asyncio.sleep(0.5)
+        texts, _ = await read(client, body(1, max_tokens=20))
+        response = await hanging
+        assert response.status_code == 500, server.log
+        assert response.json()["error"]["code"] == "request_quarantined"
+        assert await read(client, body(1, max_tokens=20)) == (texts, _)
+    assert server.metric("headway_engine_restarts_total") <= 3
+
+
 async def test_requests_wait_while_an_engine_is_replaced(launch) -> None:
     server = await asyncio.to_thread(launch(load_s=1.0, step_s=0.02).wait_ready)
     os.kill(engine_pids(server)[-1], signal.SIGKILL)
