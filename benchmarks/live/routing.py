@@ -1,14 +1,14 @@
 """Compares rules of the router with engines in real processes, over HTTP.
 
-    python -m benchmarks.live.routing [--engines 8] [--share 0.85] [--rules ttft least-loaded ...]
-        [--slowness 4] [--seconds 60] [--seeds 3] [--json FILE]
+    python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
+        [--rules ttft least-loaded ...] [--slowness 4] [--seconds 60] [--seeds 3] [--json FILE]
 
-The load is `chat` of benchmarks/sim/routing.py: conversations that begin with one of 24 system
-prompts. Engines compute letters, and their steps take as long as those of SmolLM2-135M, times
-`--slowness`, so that eight of them fit two cores. Everything else is real: engine hosts, scheduler,
-sockets, frontend, router, API. Each run has a fleet of its own, and rules take turns. The rate is
-`--share` of what the rule `ttft` carries in the simulation, divided by the slowness. Times are in
-seconds of the real engine: divide by the slowness to compare with the simulation.
+The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
+as long as those of SmolLM2-135M, times `--slowness`, so that eight of them fit two cores.
+Everything else is real: engine hosts, scheduler, sockets, frontend, router, API. Each run has a
+fleet of its own, and rules take turns. The rate is `--share` of what the rule `ttft` carries in the
+simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
+slowness.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import httpx
 
-from benchmarks.sim.routing_load import MEAN_TURNS, NUM_SYSTEM_PROMPTS, THINK_S
+from benchmarks.sim.routing_load import HOT_SHARES, MEAN_TURNS, NUM_SYSTEM_PROMPTS, THINK_S
 from benchmarks.support.fleet_loads import client_of
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
@@ -38,8 +39,10 @@ from headway.bench.steal import StealMeter, steal_plain, steal_text
 from headway.percentiles import percentile
 
 RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
-CARRIED_RATE = 85.5 / 8
+CARRIED_RATES = {"chat": 85.5 / 8, "hot": 74.2 / 8, "unique": 58.5 / 8, "slow": 76.5 / 8}
 """Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
+SLOWER = 2.5
+"""How much slower a quarter of the machines are with the load `slow`."""
 MAX_TOKENS = 3500
 WARM_UP_S = 15.0
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
@@ -56,8 +59,9 @@ def _text(draw: random.Random, length: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run measured."""
+    """What one run measured, in seconds of a machine of slowness 1."""
 
+    load: str
     rule: str
     seed: int
     rate: float
@@ -66,21 +70,29 @@ class Outcome:
     p99_s: float
     hit_rate: float
     goodput: float
-    """Share of requests with a TTFT of at most one second of a machine of slowness 1."""
+    """Share of requests with a TTFT of at most one second."""
     num_failed: int
 
 
-class ChatLoad:
-    """Conversations, begun at random times, of clients that read their streams."""
+class Clients:
+    """Conversations or prompts, begun at random times, of clients that read their streams."""
 
     def __init__(
-        self, client: httpx.AsyncClient, rate: float, slowness: float, seconds: float, seed: int
+        self,
+        client: httpx.AsyncClient,
+        name: str,
+        rate: float,
+        slowness: float,
+        seconds: float,
+        seed: int,
     ) -> None:
         self._client = client
+        self._name = name
         self._rate = rate
         self._slowness = slowness
         self._until = WARM_UP_S + seconds
-        self._draw = random.Random(f"chat/{seed}")
+        self._draw = random.Random(f"{name}/{seed}")
+        self._hot = _text(self._draw, 1024)
         self._systems = [
             _text(self._draw, self._draw.randint(256, 1024)) for _ in range(NUM_SYSTEM_PROMPTS)
         ]
@@ -92,12 +104,19 @@ class ChatLoad:
     async def run(self) -> None:
         self._began = time.monotonic()
         at = 0.0
+        is_chat = self._name not in HOT_SHARES
+        rate = self._rate / MEAN_TURNS if is_chat else self._rate
         async with asyncio.TaskGroup() as group:
-            while (at := at + self._draw.expovariate(self._rate / MEAN_TURNS)) < self._until:
+            while (at := at + self._draw.expovariate(rate)) < self._until:
                 await asyncio.sleep(max(0.0, self._began + at - time.monotonic()))
                 (system,) = self._draw.choices(self._systems, self._weights)
                 draw = random.Random(self._draw.random())
-                group.create_task(self._talk(system, draw))
+                group.create_task(self._talk(system, draw) if is_chat else self._ask_once(draw))
+
+    async def _ask_once(self, draw: random.Random) -> None:
+        is_hot = draw.random() < HOT_SHARES[self._name]
+        own = _text(draw, _length(draw, 128 if self._name == "hot" else 256, 16, 2048))
+        await self._ask(self._hot + own if is_hot else own, _length(draw, 48, 4, 256))
 
     async def _talk(self, context: str, draw: random.Random) -> None:
         while time.monotonic() < self._began + self._until:
@@ -108,7 +127,10 @@ class ChatLoad:
             context += await self._ask(context, num_output)
             if draw.random() < 1.0 / MEAN_TURNS:
                 return
-            await asyncio.sleep(draw.expovariate(1.0 / (self._slowness * THINK_S)))
+            think_s = draw.expovariate(1.0 / (self._slowness * THINK_S))
+            if time.monotonic() + think_s >= self._began + self._until:
+                return
+            await asyncio.sleep(think_s)
 
     async def _ask(self, prompt: str, num_output: int) -> str:
         """Return the answer to a prompt, and note its time to the first token."""
@@ -123,19 +145,20 @@ class ChatLoad:
         if response.status_code != 200 or not answer:
             self.num_failed += 1
         elif began >= self._began + WARM_UP_S:
-            self.ttfts_s.append(first_at - began)
+            self.ttfts_s.append((first_at - began) / self._slowness)
         return answer
 
 
-async def measure(server: RunningServer, rule: str, seed: int, args: Any) -> Outcome:
-    rate = args.share * CARRIED_RATE * args.engines / args.slowness
+async def measure(server: RunningServer, name: str, rule: str, seed: int, args: Any) -> Outcome:
+    rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     async with client_of(server) as client:
-        load = ChatLoad(client, rate, args.slowness, args.seconds, seed)
+        load = Clients(client, name, rate, args.slowness, args.seconds, seed)
         await load.run()
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
     ttfts = sorted(load.ttfts_s)
     return Outcome(
+        name,
         rule,
         seed,
         rate,
@@ -143,20 +166,21 @@ async def measure(server: RunningServer, rule: str, seed: int, args: Any) -> Out
         percentile(ttfts, 50),
         percentile(ttfts, 99),
         hits / queries,
-        sum(ttft <= args.slowness for ttft in ttfts) / len(ttfts),
+        sum(ttft <= 1.0 for ttft in ttfts) / len(ttfts),
         load.num_failed,
     )
 
 
-def run(rule: str, seed: int, args: Any) -> Outcome:
+def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     """Measure one rule with a fleet of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
         with contextlib.closing(Fleet(folder, tokenizer)) as fleet:
-            for _ in range(args.engines):
+            num_slow = args.engines // 4 if name == "slow" else 0
+            for number in range(args.engines):
                 fleet.start_engine(
-                    slowness=args.slowness,
+                    slowness=args.slowness * (SLOWER if number < num_slow else 1.0),
                     num_blocks=2000,
                     max_model_len=4096,
                     scheduling_policy="fair",
@@ -167,23 +191,27 @@ def run(rule: str, seed: int, args: Any) -> Outcome:
             server.wait_ready()
             while server.log.count(" is up: ") < args.engines:
                 time.sleep(0.1)
-            return asyncio.run(measure(server, rule, seed, args))
+            return asyncio.run(measure(server, name, rule, seed, args))
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print means over the seeds, one row per rule."""
-    print("| rule | requests | TTFT p50 / p99, s | hit rate | goodput |")
-    print("|---|---|---|---|---|")
-    for rule in dict.fromkeys(one.rule for one in outcomes):
-        found = [one for one in outcomes if one.rule == rule]
+    """Print means over the seeds, one row per load and rule."""
+    print("| load | rule | requests | TTFT p50 / p99, s | hit rate | goodput |")
+    print("|---|---|---|---|---|---|")
+    for load, rule in dict.fromkeys((one.load, one.rule) for one in outcomes):
+        found = [one for one in outcomes if (one.load, one.rule) == (load, rule)]
         p50, p99 = fmean(one.p50_s for one in found), fmean(one.p99_s for one in found)
         hits, good = fmean(one.hit_rate for one in found), fmean(one.goodput for one in found)
         num_requests = sum(one.num_requests for one in found)
-        print(f"| {rule} | {num_requests} | {p50:.2f} / {p99:.2f} | {hits:.2f} | {good:.3f} |")
+        times = f"{p50:.2f} / {p99:.2f}"
+        print(f"| {load} | {rule} | {num_requests} | {times} | {hits:.2f} | {good:.3f} |")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--loads", nargs="+", choices=list(CARRIED_RATES), default=list(CARRIED_RATES)
+    )
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
@@ -194,15 +222,14 @@ def main() -> int:
     args = parser.parse_args()
     meter = StealMeter()
     outcomes: list[Outcome] = []
-    for seed in range(args.seeds):
-        for rule in args.rules:
-            one = run(rule, seed, args)
-            outcomes.append(one)
-            text = f"seed {seed}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s"
-            print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
+    for seed, (name, rule) in product(range(args.seeds), list(product(args.loads, args.rules))):
+        one = run(str(name), str(rule), seed, args)
+        outcomes.append(one)
+        text = f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s"
+        print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
     steal = meter.read()
     print_table(outcomes)
-    print(f"{outcomes[0].rate:.1f} requests/s, {steal_text(steal)}")
+    print(steal_text(steal))
     if args.json is not None:
         record = {"outcomes": [asdict(one) for one in outcomes], "steal": steal_plain(steal)}
         args.json.write_text(json.dumps(record, indent=1) + "\n")
