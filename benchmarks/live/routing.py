@@ -222,8 +222,9 @@ def main() -> int:
     args = parser.parse_args()
     meter = StealMeter()
     outcomes: list[Outcome] = []
-    for seed, (name, rule) in product(range(args.seeds), list(product(args.loads, args.rules))):
-        one = run(str(name), str(rule), seed, args)
+    cases: list[tuple[str, str]] = list(product(args.loads, args.rules))
+    for seed, (name, rule) in product(range(args.seeds), cases):
+        one = run(name, rule, seed, args)
         outcomes.append(one)
         text = f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s"
         print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)

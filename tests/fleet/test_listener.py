@@ -399,14 +399,20 @@ async def added(engine: Engine, num: int) -> list[str]:
     return [one.id.partition(":")[2] for one in engine.process.added]
 
 
+async def begin_trial(engine: Engine) -> tuple[Frontend, Frontend]:
+    """Return two frontends; the paused process has one request of the first, tried alone."""
+    first, second = engine.connect(), engine.connect()
+    await first.greet()
+    await second.greet()
+    engine.process.is_paused = True
+    await first.add("suspect", num_crashes=2)
+    await added(engine, 1)
+    return first, second
+
+
 async def test_a_request_on_trial_is_alone_in_the_process() -> None:
     async with running(Engine()) as engine:
-        first, second = engine.connect(), engine.connect()
-        await first.greet()
-        await second.greet()
-        engine.process.is_paused = True
-        await first.add("suspect", num_crashes=2)
-        await added(engine, 1)
+        _, second = await begin_trial(engine)
         await second.add("other")
         await second.add("left")
         await second.socket.send(encode(Abort(1, [wire.wire_id(0, "left")])))
@@ -464,30 +470,6 @@ async def test_frontends_hear_whether_another_may_have_ended_the_process() -> No
         assert second == EngineDown([], False, True, [wire.wire_id(0, "held")])
 
 
-async def test_a_held_request_that_is_quarantined_meanwhile_is_refused() -> None:
-    async with running(Engine()) as engine:
-        first, second = engine.connect(), engine.connect()
-        await first.greet()
-        await second.greet()
-        engine.process.is_paused = True
-        await first.add("suspect", num_crashes=2)
-        await added(engine, 1)
-        params = SamplingParams(max_tokens=50, ignore_eos=True)
-        held = AddRequest("held", [65], params, 7, 5.0)
-        await second.socket.send(encode(Add(1, 5.0, held)))
-        entry = QuarantinedDigest(digest_of(held), 60.0)
-        await first.socket.send(encode(Quarantined([entry])))
-        engine.process.is_paused = False
-        engine.process._wake.set()
-        refused: list[str] = []
-        while not refused:
-            message = await second.receive()
-            if isinstance(message, Reported):
-                refused += [one.request_id for one in message.events.refused]
-        assert refused == [wire.wire_id(0, "held")]
-        assert len(engine.process.added) == 1
-
-
 class Owner:
     """Notes how its engine was lost."""
 
@@ -508,17 +490,13 @@ class Owner:
     def on_give_up(self, error: EngineError) -> None: ...
 
 
-async def test_many_held_requests_that_are_quarantined_are_all_refused() -> None:
+@pytest.mark.parametrize("num_held", [1, 1000])
+async def test_held_requests_that_are_quarantined_meanwhile_are_refused(num_held: int) -> None:
     """One after the other: not each within the refusal of the one before."""
     async with running(Engine()) as engine:
-        first, second = engine.connect(), engine.connect()
-        await first.greet()
-        await second.greet()
-        engine.process.is_paused = True
-        await first.add("suspect", num_crashes=2)
-        await added(engine, 1)
+        first, second = await begin_trial(engine)
         params = SamplingParams(max_tokens=50, ignore_eos=True)
-        held = [AddRequest(f"held-{number}", [65], params, 7, 5.0) for number in range(1000)]
+        held = [AddRequest(f"held-{number}", [65], params, 7, 5.0) for number in range(num_held)]
         for one in held:
             await second.socket.send(encode(Add(1, 5.0, one)))
         await asyncio.sleep(0.5)
@@ -526,11 +504,14 @@ async def test_many_held_requests_that_are_quarantined_are_all_refused() -> None
         await asyncio.sleep(0.1)
         engine.process.is_paused = False
         engine.process._wake.set()
-        num_refused = 0
-        while num_refused < len(held):
+        refused: list[str] = []
+        while len(refused) < num_held:
             message = await second.receive()
             assert message is not None
-            num_refused += len(message.events.refused) if isinstance(message, Reported) else 0
+            if isinstance(message, Reported):
+                refused += [one.request_id for one in message.events.refused]
+        assert refused == [wire.wire_id(0, one.id) for one in held]
+        assert len(engine.process.added) == 1
         assert await second.answer("next") == NUM_TOKENS
 
 

@@ -13,6 +13,7 @@ from math import inf
 
 from headway.engine.process.messages import AddRequest, EventBatch
 from headway.engine.supervise.loss import NUM_CLEARING_TOKENS, EngineLoss
+from headway.fleet.network.live import request_of
 
 AFTER_FAILURE_S = 0.25
 """How long a process waits for requests to try alone, if the one before it has failed."""
@@ -83,11 +84,11 @@ class Trials:
             command, since = next(iter(self._alone.values()))
             if not self._num_tokens or now - since >= MAX_DRAIN_S:
                 num_more = min(max(0, command.num_crashes - 2), MAX_DOUBLINGS)
-                self._trial = _request_of(command.id)
+                self._trial = request_of(command.id)
                 self._ends_at = now + MAX_TRIAL_S * 2**num_more
         if self._trial:
             # The samples of a request with output are sent one by one.
-            ready = next((one for one in self._alone if _request_of(one) == self._trial), None)
+            ready = next((one for one in self._alone if request_of(one) == self._trial), None)
             if ready is not None:
                 self._num_tokens[ready] = 0
                 return self._alone.pop(ready)[0]
@@ -123,9 +124,4 @@ class Trials:
             self._num_tokens.pop(event.request_id, None)
 
     def _is_new(self, request_id: str) -> bool:
-        return any(_request_of(name) == request_id for name in self._num_tokens)
-
-
-def _request_of(name: str) -> str:
-    """Return the id of the first sample of a request."""
-    return name.partition("#")[0]
+        return any(request_of(name) == request_id for name in self._num_tokens)

@@ -37,7 +37,7 @@ class LiveRequests:
 
     def has_room(self, num_tokens: int, name: str = "") -> bool:
         """Return whether the credit allows one more request, or one more sample, `name`, of one."""
-        num_others = len(self._attempts) - (_request_of(name) in self._attempts)
+        num_others = len(self._attempts) - (request_of(name) in self._attempts)
         # A request alone is never too large: it would wait forever.
         is_small = self._num_tokens + num_tokens <= self._credit.num_tokens or not num_others
         return is_small and num_others < self._credit.num_requests
@@ -47,7 +47,7 @@ class LiveRequests:
 
         Raises WireError if a newer attempt, or this sample of this attempt, is live.
         """
-        request_id = _request_of(command.id)
+        request_id = request_of(command.id)
         names = {sample_id(command.id, index) for index in range(command.params.n)}
         attempt, ended = self._attempts.get(request_id), []
         if attempt is not None and attempt.number < command.attempt:
@@ -90,7 +90,7 @@ class LiveRequests:
 
     def attempt_of(self, name: str) -> int | None:
         """Return the live attempt of a sample; None if the sample is not live."""
-        attempt = self._attempts.get(_request_of(name))
+        attempt = self._attempts.get(request_of(name))
         return attempt.number if attempt is not None and name in attempt.open_ids else None
 
     def is_live(self, attempt: int, name: str) -> bool:
@@ -99,13 +99,13 @@ class LiveRequests:
 
     def fork(self, number: int, name: str) -> None:
         """Record that the prompt of a sample has forked, in this attempt."""
-        attempt = self._attempts.get(_request_of(name))
+        attempt = self._attempts.get(request_of(name))
         if attempt is not None and attempt.number == number:
             attempt.has_forked = True
 
     def end(self, name: str) -> None:
         """Record that a sample has ended; a prompt that ends before its fork ends with all."""
-        request_id = _request_of(name)
+        request_id = request_of(name)
         attempt = self._attempts.get(request_id)
         if attempt is None:
             return
@@ -133,6 +133,6 @@ class LiveRequests:
         return [wire_id(attempt.number, name) for name in attempt.open_ids]
 
 
-def _request_of(name: str) -> str:
+def request_of(name: str) -> str:
     """Return the id of the first sample of a request."""
     return name.partition("#")[0]
