@@ -13,13 +13,12 @@ is far from saturation, where a third more changes the p99 of a minute less than
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from benchmarks.live.truth import WORKLOADS, serve
+from benchmarks.live.truth import WORKLOADS, profile_of, serve
 from headway.bench.steal import StealMeter
 from headway.sim.figures import Runs
 from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
-from headway.sim.profile import MachineProfile, read_profile
+from headway.sim.profile import MachineProfile
 from headway.sim.setup import Setup
 from headway.workload import Synthetic
 
@@ -41,14 +40,14 @@ def _plan(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("model")
-    parser.add_argument("profile", type=Path)
+    parser.add_argument("profile", type=profile_of)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ttft", type=float, default=2.0, help="target in seconds")
     parser.add_argument("--runs", type=int, default=19)
     parser.add_argument("--workloads", default=",".join(NAMES))
     arguments = parser.parse_args()
-    profile = read_profile(arguments.profile)
+    profile: MachineProfile = arguments.profile
     num_held = num_pairs = 0
     speeds: list[float] = []
     goal = Goal(99, ttft_s=arguments.ttft)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
         [--rules ttft least-loaded ...] [--slowness 4] [--seconds 60] [--seeds 3] [--json FILE]
+    python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
 as long as those of SmolLM2-135M, times `--slowness`, so that eight of them fit two cores.
@@ -21,7 +22,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,17 @@ from typing import Any
 
 import httpx
 
-from benchmarks.sim.routing_load import HOT_SHARES, MEAN_TURNS, NUM_SYSTEM_PROMPTS, THINK_S
+from benchmarks.sim.routing_load import (
+    HOT_SHARES,
+    MAX_TOKENS,
+    MEAN_TURNS,
+    MOONCAKE_BLOCK,
+    NUM_SYSTEM_PROMPTS,
+    THINK_S,
+    Load,
+    draw_length,
+    traced_requests,
+)
 from benchmarks.support.fleet_loads import client_of
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
@@ -39,18 +50,19 @@ from headway.bench.steal import StealMeter, steal_plain, steal_text
 from headway.percentiles import percentile
 
 RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
-CARRIED_RATES = {"chat": 85.5 / 8, "hot": 74.2 / 8, "unique": 58.5 / 8, "slow": 76.5 / 8}
+CARRIED_RATES = {
+    "chat": 85.5 / 8,
+    "hot": 74.2 / 8,
+    "unique": 58.5 / 8,
+    "slow": 76.5 / 8,
+    "mooncake": 15.0 / 8,
+}
 """Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
 SLOWER = 2.5
 """How much slower a quarter of the machines are with the load `slow`."""
-MAX_TOKENS = 3500
 WARM_UP_S = 15.0
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
-
-
-def _length(draw: random.Random, median: float, low: int, high: int) -> int:
-    return min(high, max(low, int(median * draw.lognormvariate(0.0, 0.6))))
 
 
 def _text(draw: random.Random, length: int) -> str:
@@ -75,23 +87,13 @@ class Outcome:
 
 
 class Clients:
-    """Conversations or prompts, begun at random times, of clients that read their streams."""
+    """Sends the requests of a load, and reads their streams."""
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        name: str,
-        rate: float,
-        slowness: float,
-        seconds: float,
-        seed: int,
-    ) -> None:
+    def __init__(self, client: httpx.AsyncClient, load: Load, slowness: float) -> None:
         self._client = client
-        self._name = name
-        self._rate = rate
+        self._load = load
         self._slowness = slowness
-        self._until = WARM_UP_S + seconds
-        self._draw = random.Random(f"{name}/{seed}")
+        self._draw = random.Random(f"{load.name}/{load.seed}")
         self._hot = _text(self._draw, 1024)
         self._systems = [
             _text(self._draw, self._draw.randint(256, 1024)) for _ in range(NUM_SYSTEM_PROMPTS)
@@ -103,32 +105,43 @@ class Clients:
 
     async def run(self) -> None:
         self._began = time.monotonic()
-        at = 0.0
-        is_chat = self._name not in HOT_SHARES
-        rate = self._rate / MEAN_TURNS if is_chat else self._rate
         async with asyncio.TaskGroup() as group:
-            while (at := at + self._draw.expovariate(rate)) < self._until:
+            for at, work in self._traced() if self._load.name == "mooncake" else self._drawn():
                 await asyncio.sleep(max(0.0, self._began + at - time.monotonic()))
-                (system,) = self._draw.choices(self._systems, self._weights)
-                draw = random.Random(self._draw.random())
-                group.create_task(self._talk(system, draw) if is_chat else self._ask_once(draw))
+                group.create_task(work)
+
+    def _traced(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
+        """Yield the requests of a trace: prompts that share blocks share letters."""
+        for one in traced_requests(self._load):
+            text = "".join(_text(random.Random(block), MOONCAKE_BLOCK) for block in one.blocks)
+            yield one.at, self._ask(text[: one.num_prompt] or LETTERS[0], one.num_output)
+
+    def _drawn(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
+        """Yield conversations or prompts, at random times."""
+        is_chat = self._load.name not in HOT_SHARES
+        rate = self._load.rate / MEAN_TURNS if is_chat else self._load.rate
+        at = 0.0
+        while (at := at + self._draw.expovariate(rate)) < self._load.until_s:
+            (system,) = self._draw.choices(self._systems, self._weights)
+            draw = random.Random(self._draw.random())
+            yield at, self._talk(system, draw) if is_chat else self._ask_once(draw)
 
     async def _ask_once(self, draw: random.Random) -> None:
-        is_hot = draw.random() < HOT_SHARES[self._name]
-        own = _text(draw, _length(draw, 128 if self._name == "hot" else 256, 16, 2048))
-        await self._ask(self._hot + own if is_hot else own, _length(draw, 48, 4, 256))
+        is_hot = draw.random() < HOT_SHARES[self._load.name]
+        own = _text(draw, draw_length(draw, 128 if self._load.name == "hot" else 256, 16, 2048))
+        await self._ask(self._hot + own if is_hot else own, draw_length(draw, 48, 4, 256))
 
     async def _talk(self, context: str, draw: random.Random) -> None:
-        while time.monotonic() < self._began + self._until:
-            context += _text(draw, _length(draw, 128, 8, 512))
-            num_output = _length(draw, 64, 4, 256)
+        while time.monotonic() < self._began + self._load.until_s:
+            context += _text(draw, draw_length(draw, 128, 8, 512))
+            num_output = draw_length(draw, 64, 4, 256)
             if len(context) + num_output > MAX_TOKENS:
                 return
             context += await self._ask(context, num_output)
             if draw.random() < 1.0 / MEAN_TURNS:
                 return
             think_s = draw.expovariate(1.0 / (self._slowness * THINK_S))
-            if time.monotonic() + think_s >= self._began + self._until:
+            if time.monotonic() + think_s >= self._began + self._load.until_s:
                 return
             await asyncio.sleep(think_s)
 
@@ -152,11 +165,12 @@ class Clients:
 async def measure(server: RunningServer, name: str, rule: str, seed: int, args: Any) -> Outcome:
     rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     async with client_of(server) as client:
-        load = Clients(client, name, rate, args.slowness, args.seconds, seed)
-        await load.run()
+        load = Load(name, rate, WARM_UP_S + args.seconds, seed, args.trace)
+        clients = Clients(client, load, args.slowness)
+        await clients.run()
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
-    ttfts = sorted(load.ttfts_s)
+    ttfts = sorted(clients.ttfts_s)
     return Outcome(
         name,
         rule,
@@ -167,7 +181,7 @@ async def measure(server: RunningServer, name: str, rule: str, seed: int, args: 
         percentile(ttfts, 99),
         hits / queries,
         sum(ttft <= 1.0 for ttft in ttfts) / len(ttfts),
-        load.num_failed,
+        clients.num_failed,
     )
 
 
@@ -209,9 +223,9 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--loads", nargs="+", choices=list(CARRIED_RATES), default=list(CARRIED_RATES)
-    )
+    names = list(CARRIED_RATES)
+    parser.add_argument("--loads", nargs="+", choices=names, default=names[:4])
+    parser.add_argument("--trace", type=Path, help="trace file of the load mooncake")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)

@@ -33,6 +33,7 @@ from headway.bench.load.own_server import OwnServer
 from headway.bench.load.records import LoadRecord, Outcome
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.bench.steal import StealMeter
+from headway.errors import ConfigError
 from headway.percentiles import percentile
 from headway.record.reader import find_recordings
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
@@ -202,7 +203,7 @@ async def _send(
 def _run_cell(
     arguments: argparse.Namespace, name: str, load: float, policy: str, seed: int
 ) -> Cell:
-    profile = read_profile(arguments.profile)
+    profile: MachineProfile = arguments.profile
     setup = change_settings(Setup.of(profile), [f"policy={policy}"])
     most = saturated_rate(setup, WORKLOADS[name], Runs(3, SEED))
     workload = WORKLOADS[name].with_rate(load * most.middle)
@@ -275,10 +276,18 @@ def _print_summary(cells: Sequence[Cell], repeats: int) -> None:
     print(f"covered in all: {num_covered} of {total}, {100 * num_covered / total:.0f} %")
 
 
+def profile_of(name: str) -> MachineProfile:
+    """Read the profile that an argument names."""
+    try:
+        return read_profile(Path(name))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("model")
-    parser.add_argument("profile", type=Path)
+    parser.add_argument("profile", type=profile_of)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--runs", type=int, default=20)

@@ -13,6 +13,7 @@ shares    two tenants: a quarter of the requests share a prefix of 1,024 tokens 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -29,6 +30,7 @@ THINK_S = 5.0
 MAX_TOKENS = 3500
 HOT_SHARES = {"hot": 0.6, "unique": 0.0, "joining": 0.0, "shares": 0.25}
 MOONCAKE_SCALE = 8
+MOONCAKE_BLOCK = 512 // MOONCAKE_SCALE
 NAMES = ("chat", "hot", "unique", "slow", "mooncake", "joining", "shares")
 MEASURED = {"shares": "pinned"}
 """Tenant whose requests count, by load; all count in the others."""
@@ -65,7 +67,8 @@ class Load:
                 fleet.at(self.until_s / 2, partial(fleet.add_engine, profile))
 
 
-def _length(draw: random.Random, median: float, low: int, high: int) -> int:
+def draw_length(draw: random.Random, median: float, low: int, high: int) -> int:
+    """Return a number of tokens, lognormal around a median."""
     return min(high, max(low, int(median * draw.lognormvariate(0.0, 0.6))))
 
 
@@ -97,8 +100,8 @@ class _Chat:
 
     def _send_turn(self, name: str, context: list[int], at: float) -> None:
         draw = self._drawn[name]
-        said = [next(self._fresh)] * _length(draw, 128, 8, 512)
-        num_output = _length(draw, 64, 4, 256)
+        said = [next(self._fresh)] * draw_length(draw, 128, 8, 512)
+        num_output = draw_length(draw, 64, 4, 256)
         if len(context) + len(said) + num_output > MAX_TOKENS or at >= self._load.until_s:
             return
         record_id = f"{name}.{len(context)}"
@@ -127,25 +130,41 @@ def _send_prompts(load: Load, fleet: VirtualFleet) -> None:
         number = next(numbers)
         is_hot = draw.random() < HOT_SHARES[load.name]
         is_long = load.name != "hot" and not is_hot
-        own = [10_000 + number] * _length(draw, 256 if is_long else 128, 16, 2048)
+        own = [10_000 + number] * draw_length(draw, 256 if is_long else 128, 16, 2048)
         tenant = ("pinned" if is_hot else "flood") if load.name == "shares" else ""
         terms = Terms(tenant=tenant, cache_group=tenant)
         token_ids = [*hot, *own] if is_hot else own
-        fleet.send(FleetRecord(f"r{number}", token_ids, _length(draw, 48, 4, 256), terms, at))
+        fleet.send(FleetRecord(f"r{number}", token_ids, draw_length(draw, 48, 4, 256), terms, at))
 
 
-def _send_trace(load: Load, fleet: VirtualFleet) -> None:
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """A request of a Mooncake trace, its lengths divided by MOONCAKE_SCALE."""
+
+    at: float
+    blocks: Sequence[int]
+    """Ids of the blocks of MOONCAKE_BLOCK tokens that its prompt begins with."""
+    num_prompt: int
+    num_output: int
+
+
+def traced_requests(load: Load) -> Iterator[TracedRequest]:
+    """Yield what a trace brings at the rate of a load."""
     if load.trace is None:
         raise SystemExit("the workload mooncake needs --trace FILE")
     trace = read_trace(load.trace).jittered(random.Random(load.seed))
     speed = load.rate / trace.mean_rate
-    for number, row in enumerate(trace.rows):
+    for row in trace.rows:
         at = row.at / speed
         if at >= load.until_s:
             return
-        size = 512 // MOONCAKE_SCALE
-        token_ids = [10_000 + block for block in row.hash_ids for _ in range(size)]
         num_prompt = min(MAX_TOKENS - 300, max(8, row.num_prompt_tokens // MOONCAKE_SCALE))
         num_output = min(256, max(2, row.num_output_tokens // MOONCAKE_SCALE))
-        record = FleetRecord(f"r{number}", token_ids[:num_prompt] or [1], num_output, arrived_at=at)
-        fleet.send(record)
+        yield TracedRequest(at, row.hash_ids, num_prompt, num_output)
+
+
+def _send_trace(load: Load, fleet: VirtualFleet) -> None:
+    for number, one in enumerate(traced_requests(load)):
+        token_ids = [10_000 + block for block in one.blocks for _ in range(MOONCAKE_BLOCK)]
+        prompt = token_ids[: one.num_prompt] or [1]
+        fleet.send(FleetRecord(f"r{number}", prompt, one.num_output, arrived_at=one.at))
