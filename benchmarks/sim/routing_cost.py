@@ -6,7 +6,7 @@ A decision is an arrival and the tick after it; a report is the state after an e
 end of one of its requests, and the tick after it. Prompts have 1,024 tokens and begin with one of
 24 system prompts, which most engines have. The time to hash a prompt, which grows with its length,
 is part of a decision and also shown alone. The processor time of the thread counts, because other
-processes run on the machine.
+processes run on the machine. The garbage collector runs as rarely as in the router process.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headway.core.terms import Terms
 from headway.percentiles import percentile_if_any
 from headway.routing import EngineLimits, Router
 from headway.routing.requests import RoutedRequest
+from headway.server import collect_rarely
 
 NUM_PROMPT = 1024
 NUM_SYSTEMS = 24
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
+    collect_rarely()
     meter = StealMeter()
     rows: list[Row] = []
     print("| engines | waiting | arrival p50 / p99 us | report p50 / p99 us | hashing us |")

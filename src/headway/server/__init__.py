@@ -29,7 +29,7 @@ from headway.server.app import Apps, ServedModel, create_context, make_apps
 from headway.server.http.limits import Timeouts
 from headway.server.listeners import ListenSockets, listen
 from headway.server.loading import Loading
-from headway.server.serve import ServerParts, run, serve
+from headway.server.serve import ServerParts, collect_rarely, run, serve
 
 __all__ = [
     "AccessControl",
@@ -40,6 +40,7 @@ __all__ = [
     "ServedModel",
     "ServerParts",
     "Timeouts",
+    "collect_rarely",
     "create_context",
     "listen",
     "make_apps",

@@ -60,13 +60,20 @@ def run(main: Coroutine[Any, Any, int]) -> int:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = None
-    # Decoding one large body makes millions of objects. With the default thresholds the collector
-    # would scan them repeatedly and delay every stream by a second. See `_collect_garbage`.
+    collect_rarely()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def collect_rarely() -> None:
+    """Have the garbage collector run rarely, and skip the objects of now.
+
+    Decoding one large body makes millions of objects. With the default thresholds the collector
+    would scan them repeatedly and delay every stream by a second. See `_collect_garbage`.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,8 +422,8 @@ async def _until_idle(parts: ServerParts) -> None:
 async def _collect_garbage() -> None:
     """Collect cyclic garbage at intervals.
 
-    The thresholds of `run` would hardly ever trigger a collection, and every connection leaves some
-    garbage. Objects frozen at the start are not scanned.
+    The thresholds of `collect_rarely` would hardly ever trigger a collection, and every connection
+    leaves some garbage. Objects frozen at the start are not scanned.
     """
     while True:
         await asyncio.sleep(GC_INTERVAL_S)
