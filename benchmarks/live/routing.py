@@ -1,7 +1,7 @@
 """Compares rules of the router with engines in real processes, over HTTP.
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
-        [--rules ttft least-loaded ...] [--slowness 4] [--seconds 60] [--seeds 3] [--json FILE]
+        [--rules ttft least-loaded ...] [--slowness 2] [--seconds 40] [--seeds 3] [--json FILE]
     python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
@@ -51,16 +51,15 @@ from headway.percentiles import percentile
 
 RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
 CARRIED_RATES = {
-    "chat": 85.5 / 8,
-    "hot": 74.2 / 8,
+    "chat": 42.0 / 8,
+    "hot": 69.0 / 8,
     "unique": 58.5 / 8,
-    "slow": 76.5 / 8,
+    "slow": 34.0 / 8,
     "mooncake": 15.0 / 8,
 }
 """Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
 SLOWER = 2.5
 """How much slower a quarter of the machines are with the load `slow`."""
-WARM_UP_S = 15.0
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
@@ -89,10 +88,9 @@ class Outcome:
 class Clients:
     """Sends the requests of a load, and reads their streams."""
 
-    def __init__(self, client: httpx.AsyncClient, load: Load, slowness: float) -> None:
+    def __init__(self, client: httpx.AsyncClient, load: Load) -> None:
         self._client = client
         self._load = load
-        self._slowness = slowness
         self._draw = random.Random(f"{load.name}/{load.seed}")
         self._hot = _text(self._draw, 1024)
         self._systems = [
@@ -118,7 +116,7 @@ class Clients:
 
     def _drawn(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
         """Yield conversations or prompts, at random times."""
-        is_chat = self._load.name not in HOT_SHARES
+        is_chat = self._load.is_chat
         rate = self._load.rate / MEAN_TURNS if is_chat else self._load.rate
         at = 0.0
         while (at := at + self._draw.expovariate(rate)) < self._load.until_s:
@@ -140,7 +138,7 @@ class Clients:
             context += await self._ask(context, num_output)
             if draw.random() < 1.0 / MEAN_TURNS:
                 return
-            think_s = draw.expovariate(1.0 / (self._slowness * THINK_S))
+            think_s = draw.expovariate(1.0 / (self._load.slowness * THINK_S))
             if time.monotonic() + think_s >= self._began + self._load.until_s:
                 return
             await asyncio.sleep(think_s)
@@ -157,16 +155,16 @@ class Clients:
                     answer += event["choices"][0]["text"] if "choices" in event else ""
         if response.status_code != 200 or not answer:
             self.num_failed += 1
-        elif began >= self._began + WARM_UP_S:
-            self.ttfts_s.append((first_at - began) / self._slowness)
+        elif began >= self._began + self._load.warm_up_s:
+            self.ttfts_s.append((first_at - began) / self._load.slowness)
         return answer
 
 
 async def measure(server: RunningServer, name: str, rule: str, seed: int, args: Any) -> Outcome:
     rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     async with client_of(server) as client:
-        load = Load(name, rate, WARM_UP_S + args.seconds, seed, args.trace)
-        clients = Clients(client, load, args.slowness)
+        load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
+        clients = Clients(client, load)
         await clients.run()
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
@@ -229,8 +227,10 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
-    parser.add_argument("--slowness", type=float, default=4.0)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--slowness", type=float, default=2.0)
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="of the engine's time, after the warm-up"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

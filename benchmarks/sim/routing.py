@@ -42,7 +42,6 @@ from headway.sim.fleet import EngineSpec, VirtualFleet
 
 CAPACITY = Capacity(num_blocks=2000, block_size=16, max_model_len=4096)
 CONFIG = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, scheduling_policy="fair")
-WARM_UP_S = 10.0
 DRAIN_S = 60.0
 MAX_P99_S = 1.0
 MAX_TTFT_S = 1.0
@@ -100,7 +99,7 @@ def measure(run: Run) -> Outcome:
     fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, EngineSpec(CONFIG, CAPACITY), load.seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
-    records = [one for one in fleet.records.values() if one.arrived_at >= WARM_UP_S]
+    records = [one for one in fleet.records.values() if one.arrived_at >= load.warm_up_s]
     if load.name in MEASURED:
         records = [one for one in records if one.terms.tenant == MEASURED[load.name]]
     # A request that had no token by the end counts with the time it has waited.
@@ -123,10 +122,10 @@ def measure(run: Run) -> Outcome:
 
 def carried_rate(job: tuple[str, int, float, Path | None]) -> float:
     """Return the highest rate that `ttft` carries, to 3 %."""
-    name, num_engines, until_s, trace = job
+    name, num_engines, seconds, trace = job
 
     def p99_s(rate: float) -> float:
-        outcome = measure(Run("ttft", Load(name, rate, until_s, 0, trace), num_engines))
+        outcome = measure(Run("ttft", Load(name, rate, seconds, 0, trace), num_engines))
         print(f"{name}: {rate:.1f}/s p99 {outcome.p99_s:.2f} s", file=sys.stderr)
         return outcome.p99_s
 
@@ -174,7 +173,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.85, help="of the carried rate")
     parser.add_argument("--rates", type=float, nargs="+", help="carried rates, if known")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="after the warm-up")
     parser.add_argument("--trace", type=Path, help="trace file of the load mooncake")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the outcomes here")

@@ -32,19 +32,36 @@ HOT_SHARES = {"hot": 0.6, "unique": 0.0, "joining": 0.0, "shares": 0.25}
 MOONCAKE_SCALE = 8
 MOONCAKE_BLOCK = 512 // MOONCAKE_SCALE
 NAMES = ("chat", "hot", "unique", "slow", "mooncake", "joining", "shares")
+CHATS = ("chat", "slow")
+WARM_UP_S, CHAT_WARM_UP_S = 10.0, 40.0
+"""Seconds before a load is measured; conversations take longer to be as many as they stay."""
 MEASURED = {"shares": "pinned"}
 """Tenant whose requests count, by load; all count in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What arrives, at how many requests per second, for how long."""
+    """What arrives, at how many requests per second, for how long after the warm-up."""
 
     name: str
     rate: float
-    until_s: float
+    seconds: float
     seed: int
     trace: Path | None = None
+    slowness: float = 1.0
+    """How much longer everything takes, and is waited for."""
+
+    @property
+    def is_chat(self) -> bool:
+        return self.name in CHATS
+
+    @property
+    def warm_up_s(self) -> float:
+        return self.slowness * (CHAT_WARM_UP_S if self.is_chat else WARM_UP_S)
+
+    @property
+    def until_s(self) -> float:
+        return self.warm_up_s + self.slowness * self.seconds
 
     def profiles(self, num_engines: int) -> list[StepProfile]:
         """Return the step profiles of so many engines."""
@@ -56,7 +73,7 @@ class Load:
 
     def send(self, fleet: VirtualFleet, num_engines: int) -> None:
         """Have all requests of this load arrive."""
-        if self.name in ("chat", "slow"):
+        if self.is_chat:
             _Chat(self, fleet).send()
         elif self.name == "mooncake":
             _send_trace(self, fleet)
