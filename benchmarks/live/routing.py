@@ -1,7 +1,7 @@
 """Compares rules of the router with engines in real processes, over HTTP.
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
-        [--rules ttft least-loaded ...] [--slowness 2] [--seconds 40] [--seeds 3] [--json FILE]
+        [--rules ttft least-loaded ...] [--slowness 4] [--seconds 40] [--seeds 3] [--json FILE]
     python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
-    parser.add_argument("--slowness", type=float, default=2.0)
+    parser.add_argument("--slowness", type=float, default=4.0)
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="of the engine's time, after the warm-up"
     )
