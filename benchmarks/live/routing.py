@@ -39,6 +39,7 @@ from benchmarks.sim.routing_load import (
     NUM_SYSTEM_PROMPTS,
     THINK_S,
     Load,
+    check_trace,
     draw_length,
     traced_requests,
 )
@@ -58,8 +59,6 @@ CARRIED_RATES = {
     "mooncake": 15.0 / 8,
 }
 """Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
-SLOWER = 2.5
-"""How much slower a quarter of the machines are with the load `slow`."""
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
@@ -160,20 +159,18 @@ class Clients:
         return answer
 
 
-async def measure(server: RunningServer, name: str, rule: str, seed: int, args: Any) -> Outcome:
-    rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
+async def measure(server: RunningServer, load: Load, rule: str) -> Outcome:
     async with client_of(server) as client:
-        load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
         clients = Clients(client, load)
         await clients.run()
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
     ttfts = sorted(clients.ttfts_s)
     return Outcome(
-        name,
+        load.name,
         rule,
-        seed,
-        rate,
+        load.seed,
+        load.rate,
         len(ttfts),
         percentile(ttfts, 50),
         percentile(ttfts, 99),
@@ -185,14 +182,15 @@ async def measure(server: RunningServer, name: str, rule: str, seed: int, args: 
 
 def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     """Measure one rule with a fleet of its own."""
+    rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
+    load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
         with contextlib.closing(Fleet(folder, tokenizer)) as fleet:
-            num_slow = args.engines // 4 if name == "slow" else 0
-            for number in range(args.engines):
+            for slowness in load.slownesses(args.engines):
                 fleet.start_engine(
-                    slowness=args.slowness * (SLOWER if number < num_slow else 1.0),
+                    slowness=slowness,
                     num_blocks=2000,
                     max_model_len=4096,
                     scheduling_policy="fair",
@@ -203,7 +201,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
             server.wait_ready()
             while server.log.count(" is up: ") < args.engines:
                 time.sleep(0.1)
-            return asyncio.run(measure(server, name, rule, seed, args))
+            return asyncio.run(measure(server, load, rule))
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
@@ -234,6 +232,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    check_trace(parser, args.loads, args.trace)
     meter = StealMeter()
     outcomes: list[Outcome] = []
     cases: list[tuple[str, str]] = list(product(args.loads, args.rules))

@@ -31,7 +31,7 @@ from multiprocessing import Pool
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.sim.routing_load import MEASURED, NAMES, Load
+from benchmarks.sim.routing_load import MEASURED, NAMES, Load, check_trace
 from benchmarks.support.records import write_record
 from headway.bench.steal import StealMeter
 from headway.config import SchedulerConfig
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     args = parser.parse_args()
+    check_trace(parser, args.loads, args.trace)
     meter = StealMeter()
     with Pool(args.processes) as pool:
         jobs = [(name, args.engines, args.seconds, args.trace) for name in args.loads]

@@ -13,6 +13,7 @@ shares    two tenants: a quarter of the requests share a prefix of 1,024 tokens 
 from __future__ import annotations
 
 import random
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from itertools import count
 from pathlib import Path
 
 from headway.core.terms import Terms
+from headway.errors import ConfigError
 from headway.sim import SMOLLM2_135M, StepProfile
 from headway.sim.fleet import FleetRecord, VirtualFleet
 from headway.workload.trace import read_trace
@@ -35,6 +37,8 @@ NAMES = ("chat", "hot", "unique", "slow", "mooncake", "joining", "shares")
 CHATS = ("chat", "slow")
 WARM_UP_S, CHAT_WARM_UP_S = 10.0, 40.0
 """Seconds before a load is measured; conversations take longer to be as many as they stay."""
+SLOWER = 2.5
+"""How much slower a quarter of the machines are with the load `slow`."""
 MEASURED = {"shares": "pinned"}
 """Tenant whose requests count, by load; all count in the others."""
 
@@ -63,13 +67,17 @@ class Load:
     def until_s(self) -> float:
         return self.warm_up_s + self.slowness * self.seconds
 
+    def slownesses(self, num_engines: int) -> list[float]:
+        """Return how much longer the steps of each engine take, at the start."""
+        if self.name == "joining":
+            return [self.slowness] * (num_engines // 2)
+        num_slow = num_engines // 4 if self.name == "slow" else 0
+        slow = SLOWER * self.slowness
+        return [slow] * num_slow + [self.slowness] * (num_engines - num_slow)
+
     def profiles(self, num_engines: int) -> list[StepProfile]:
         """Return the step profiles of so many engines."""
-        if self.name == "joining":
-            return [SMOLLM2_135M] * (num_engines // 2)
-        num_slow = num_engines // 4 if self.name == "slow" else 0
-        slow = SMOLLM2_135M.scaled(2.5)
-        return [slow] * num_slow + [SMOLLM2_135M] * (num_engines - num_slow)
+        return [SMOLLM2_135M.scaled(one) for one in self.slownesses(num_engines)]
 
     def send(self, fleet: VirtualFleet, num_engines: int) -> None:
         """Have all requests of this load arrive."""
@@ -165,10 +173,22 @@ class TracedRequest:
     num_output: int
 
 
+def check_trace(parser: ArgumentParser, names: Sequence[str], path: Path | None) -> None:
+    """End the program if the load mooncake has no trace that can be read."""
+    if "mooncake" not in names:
+        return
+    if path is None:
+        parser.error("the load mooncake needs --trace FILE")
+    try:
+        read_trace(path)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
 def traced_requests(load: Load) -> Iterator[TracedRequest]:
     """Yield what a trace brings at the rate of a load."""
     if load.trace is None:
-        raise SystemExit("the workload mooncake needs --trace FILE")
+        raise ValueError("the load mooncake has no trace")
     trace = read_trace(load.trace).jittered(random.Random(load.seed))
     speed = load.rate / trace.mean_rate
     for row in trace.rows:

@@ -66,7 +66,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def collect_rarely() -> None:
-    """Have the garbage collector run rarely, and skip the objects of now.
+    """Have the garbage collector run rarely, and skip objects that exist already.
 
     Decoding one large body makes millions of objects. With the default thresholds the collector
     would scan them repeatedly and delay every stream by a second. See `_collect_garbage`.
