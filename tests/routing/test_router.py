@@ -249,23 +249,53 @@ def test_a_request_that_may_not_be_sent_waits_and_is_tried_again():
     assert len(made.tick(1.0)) == 1
 
 
+class Only:
+    """Allows some engines by name."""
+
+    restricts = True
+
+    def __init__(self) -> None:
+        self.names = {"e0"}
+
+    def may_assign(self, request, engine):
+        return engine in self.names
+
+    def may_send(self, request, engine):
+        return True
+
+
 def test_a_request_moves_if_its_engine_may_no_longer_have_it():
-    class Only:
-        def __init__(self) -> None:
-            self.names = {"e0"}
-
-        def may_assign(self, request, engine):
-            return engine in self.names
-
-        def may_send(self, request, engine):
-            return True
-
     allowed = Only()
     made = router(2, allowed=allowed)
     send(made, request(512))
     assert made.arrive(request(512), 0.0) == "e0"
     allowed.names = {"e1"}
     assert [sending.engine for sending in made.tick(0.1)] == ["e1"]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "is_cached", "moves"), [(0, True, True), (8, True, False), (8, False, True)]
+)
+def test_a_request_moves_unless_it_delays_many_by_what_is_cached_here(
+    num_prompts, is_cached, moves
+):
+    allowed = Only()
+    made = router(2, replace(LIMITS, max_num_seqs=64), allowed=allowed)
+    shared = prompt(*range(40))
+    if is_cached:
+        first = request(shared)
+        send(made, first)
+        serve(made, first.id)
+        made.finished(first.id)
+    allowed.names = {"e1"}
+    for _ in range(num_prompts):
+        send(made, request(16))
+    allowed.names = {"e0"}
+    send(made, request(3000))
+    assert made.arrive(request([*shared, *prompt(100)]), 0.0) == "e0"
+    assert made.tick(0.0) == []
+    allowed.names = {"e0", "e1"}
+    assert [sending.engine for sending in made.tick(0.0)] == (["e1"] if moves else [])
 
 
 def test_a_cancelled_request_is_not_sent():

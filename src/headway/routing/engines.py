@@ -169,6 +169,11 @@ class RoutedEngine:
         return self.num_seqs + self.num_other_seqs + self.queue.num_seqs
 
     @property
+    def num_prefills(self) -> int:
+        """Requests without a first token, sent or assigned."""
+        return len(self.prefilling) + len(self.queue)
+
+    @property
     def speed(self) -> float:
         """Seconds of work that the engine does per second."""
         return 1.0 if self._speed is None else self._speed.full_speed

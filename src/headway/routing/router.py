@@ -662,10 +662,10 @@ class Router:
                 self._move(one, one.engine, now)
 
     def _move(self, one: RoutedRequest, engine: RoutedEngine, now: float) -> None:
-        """Move a waiting request to an engine that is clearly better for itself, if there is one.
+        """Move a waiting request to an engine that is clearly better, if there is one.
 
-        Only the engines with the least load are looked at. What it delays does not count: those
-        behind it may wait for the prefix that it computes.
+        Only the engines with the least load are looked at. The request delays others there by what
+        it would compute again, and that alone counts: those behind it may wait for the rest.
         """
         num_output, num_most = self._expected_output(one.request), one.request.num_tokens - 1
         limit_s = inf
@@ -679,12 +679,19 @@ class Router:
             if other is not engine and other.ttft_s(one, num_most, num_output, now) < limit_s
         ]
         offers = self._make_offers(one, others, self._holders(one), now) if others else []
-        if not offers:
-            return
-        best = self._rule.choose(one, offers)
-        if best.ttft_s < limit_s:
+        better = [offer for offer in offers if self._move_cost_s(one, offer) < limit_s]
+        if better:
             self._withdraw(one)
-            self._place(one, best, offers, now, has_moved=True)
+            self._place(one, self._rule.choose(one, better), better, now, has_moved=True)
+
+    def _move_cost_s(self, one: RoutedRequest, offer: Offer) -> float:
+        """Return the TTFT after a move, plus the delay of others by what is computed again.
+
+        Others are those that wait for their first token, and one that is yet to come.
+        """
+        num_again = max(0, one.num_cached - offer.num_cached)
+        again_s = offer.engine.cost.prefill_s(num_again, offer.num_cached)
+        return offer.ttft_s + again_s * (offer.engine.num_prefills + 1)
 
     # --------------------------------------------------------------------- checks
 
