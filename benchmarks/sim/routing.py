@@ -1,7 +1,7 @@
 """Compares rules of the router: real schedulers behind a real router, on a virtual clock.
 
     python -m benchmarks.sim.routing [--loads chat hot unique slow] [--engines 8] [--share 0.85]
-        [--rules ttft least-loaded ...] [--seeds 3] [--seconds 60] [--json FILE]
+        [--rules ttft least-loaded ...] [--seeds 3] [--seconds 60] [--blocks 2000] [--json FILE]
     python -m benchmarks.sim.routing --loads mooncake --trace FILE
 
 First the rate is found that the rule `ttft` carries: the highest at which its p99 TTFT stays within
@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from multiprocessing import Pool
 from pathlib import Path
@@ -72,6 +72,11 @@ class Run:
     rule: str
     load: Load
     num_engines: int
+    num_blocks: int
+    """KV blocks of each engine."""
+
+    def at_rate(self, rate: float) -> Run:
+        return replace(self, load=replace(self.load, rate=rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ def measure(run: Run) -> Outcome:
     """Run a load on a fleet."""
     load = run.load
     profiles = load.profiles(run.num_engines)
-    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, EngineSpec(CONFIG, CAPACITY), load.seed)
+    capacity = replace(CAPACITY, num_blocks=run.num_blocks)
+    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, EngineSpec(CONFIG, capacity), load.seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= load.warm_up_s]
@@ -120,12 +126,12 @@ def measure(run: Run) -> Outcome:
     )
 
 
-def carried_rate(job: tuple[str, int, float, Path | None]) -> float:
-    """Return the highest rate that `ttft` carries, to 3 %."""
-    name, num_engines, seconds, trace = job
+def carried_rate(run: Run) -> float:
+    """Return the highest rate at which a run keeps its p99 TTFT, to 3 %."""
+    name, num_engines = run.load.name, run.num_engines
 
     def p99_s(rate: float) -> float:
-        outcome = measure(Run("ttft", Load(name, rate, seconds, 0, trace), num_engines))
+        outcome = measure(run.at_rate(rate))
         print(f"{name}: {rate:.1f}/s p99 {outcome.p99_s:.2f} s", file=sys.stderr)
         return outcome.p99_s
 
@@ -170,6 +176,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=NAMES, default=NAMES[:4])
     parser.add_argument("--rules", nargs="+", choices=list(ROUTERS), default=list(ROUTERS))
     parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=2000, help="KV blocks of each engine")
     parser.add_argument("--share", type=float, default=0.85, help="of the carried rate")
     parser.add_argument("--rates", type=float, nargs="+", help="carried rates, if known")
     parser.add_argument("--seeds", type=int, default=3)
@@ -181,13 +188,17 @@ def main() -> None:
     check_trace(parser, args.loads, args.trace)
     meter = StealMeter()
     with Pool(args.processes) as pool:
-        jobs = [(name, args.engines, args.seconds, args.trace) for name in args.loads]
-        carried = args.rates or pool.map(carried_rate, jobs)
-        rates = {name: args.share * rate for name, rate in zip(args.loads, carried, strict=True)}
-        print({name: round(rate, 1) for name, rate in zip(args.loads, carried, strict=True)})
+        loads = [Load(name, 0.0, args.seconds, 0, args.trace) for name in args.loads]
+        searches = [Run("ttft", load, args.engines, args.blocks) for load in loads]
+        carried = args.rates or pool.map(carried_rate, searches)
+        print({load.name: round(rate, 1) for load, rate in zip(loads, carried, strict=True)})
+        loads = [
+            replace(load, rate=args.share * rate) for load, rate in zip(loads, carried, strict=True)
+        ]
+        rates = {load.name: load.rate for load in loads}
         runs = [
-            Run(rule, Load(name, rates[name], args.seconds, seed, args.trace), args.engines)
-            for name in args.loads
+            Run(rule, replace(load, seed=seed), args.engines, args.blocks)
+            for load in loads
             for rule in args.rules
             for seed in range(args.seeds)
         ]
@@ -197,7 +208,8 @@ def main() -> None:
             text = f"{len(outcomes)} of {len(runs)}: {outcome.load} {outcome.rule} "
             print(text + f"p99 {outcome.p99_s:.2f} s", file=sys.stderr)
     print_table(outcomes, rates)
-    report = {"engines": args.engines, "share": args.share, "carried": carried}
+    report = {"engines": args.engines, "blocks": args.blocks, "share": args.share}
+    report["carried"] = carried
     write_record({**report, "outcomes": [asdict(one) for one in outcomes]}, meter, args.json)
 
 
