@@ -94,7 +94,8 @@ def _check(arguments: argparse.Namespace, name: str) -> list[_Pair]:
             flush=True,
         )
         if sum(one.as_profiled for one in pairs) == arguments.pairs:
-            break
+            return pairs
+    print(f"    fewer than {arguments.pairs} pairs on the machine as profiled: profile it again")
     return pairs
 
 

@@ -12,7 +12,7 @@ elsewhere; `ttft` holds requests back. Variants of `ttft` show what each part gi
     ttft           assigned early, sent late, moved if 30 % better, delays counted by a quarter
     ttft-at-once   sent at once
     ttft-unmoved   never moved
-    ttft-restless  moved if at all better
+    ttft-restless  moved for any gain
     ttft-selfish   delays of other requests not counted
     ttft-delay-1   delays of other requests counted in full
 

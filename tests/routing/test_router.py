@@ -274,10 +274,17 @@ def test_a_request_moves_if_its_engine_may_no_longer_have_it():
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "is_cached", "moves"), [(0, True, True), (8, True, False), (8, False, True)]
+    ("num_prompts", "terms", "is_cached", "moves"),
+    [
+        (0, {}, True, True),
+        (8, {}, True, False),
+        (8, {}, False, True),
+        (8, {"tenant": "flood"}, True, True),
+        (8, {"is_spot": True}, True, True),
+    ],
 )
 def test_a_request_moves_unless_it_delays_many_by_what_is_cached_here(
-    num_prompts, is_cached, moves
+    num_prompts, terms, is_cached, moves
 ):
     allowed = Only()
     made = router(2, replace(LIMITS, max_num_seqs=64), allowed=allowed)
@@ -289,13 +296,14 @@ def test_a_request_moves_unless_it_delays_many_by_what_is_cached_here(
         made.finished(first.id)
     allowed.names = {"e1"}
     for _ in range(num_prompts):
-        send(made, request(16))
+        send(made, request(16, **terms))
     allowed.names = {"e0"}
     send(made, request(3000))
     assert made.arrive(request([*shared, *prompt(100)]), 0.0) == "e0"
     assert made.tick(0.0) == []
     allowed.names = {"e0", "e1"}
     assert [sending.engine for sending in made.tick(0.0)] == (["e1"] if moves else [])
+    made.check()
 
 
 def test_a_cancelled_request_is_not_sent():

@@ -664,8 +664,8 @@ class Router:
     def _move(self, one: RoutedRequest, engine: RoutedEngine, now: float) -> None:
         """Move a waiting request to an engine that is clearly better, if there is one.
 
-        Only the engines with the least load are looked at. The request delays others there by what
-        it would compute again, and that alone counts: those behind it may wait for the rest.
+        Only the engines with the least load are looked at. Of the delay of others there, only what
+        the request would compute again counts against a move: they may wait for the rest.
         """
         num_output, num_most = self._expected_output(one.request), one.request.num_tokens - 1
         limit_s = inf
@@ -687,11 +687,11 @@ class Router:
     def _move_cost_s(self, one: RoutedRequest, offer: Offer) -> float:
         """Return the TTFT after a move, plus the delay of others by what is computed again.
 
-        Others are those that wait for their first token, and one that is yet to come.
+        One that is yet to come counts too.
         """
         num_again = max(0, one.num_cached - offer.num_cached)
         again_s = offer.engine.cost.prefill_s(num_again, offer.num_cached)
-        return offer.ttft_s + again_s * (offer.engine.num_prefills + 1)
+        return offer.ttft_s + again_s * (offer.engine.num_delayed(one) + 1)
 
     # --------------------------------------------------------------------- checks
 

@@ -166,7 +166,7 @@ class WeightedScores:
     needs_ttft = False
 
     def choose(self, one: RoutedRequest, offers: Sequence[Offer]) -> Offer:
-        queues = [offer.engine.num_prefills for offer in offers]
+        queues = [len(offer.engine.prefilling) + len(offer.engine.queue) for offer in offers]
         least, most = min(queues), max(queues)
 
         def score(pair: tuple[Offer, int]) -> tuple[float, int]:
