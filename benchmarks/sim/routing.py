@@ -186,6 +186,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     args = parser.parse_args()
     check_trace(parser, args.loads, args.trace)
+    if args.blocks < 1:
+        parser.error("--blocks must be at least 1")
+    if args.rates is not None and len(args.rates) != len(args.loads):
+        parser.error(f"--rates needs a rate for each load: {' '.join(args.loads)}")
     meter = StealMeter()
     with Pool(args.processes) as pool:
         loads = [Load(name, 0.0, args.seconds, 0, args.trace) for name in args.loads]

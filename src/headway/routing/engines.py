@@ -6,7 +6,6 @@ an engine that sends no reports, because it is idle, is known to be idle.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
@@ -48,8 +47,6 @@ class EngineQueue:
         """Seconds of work by tenant, ordinary requests only."""
         self._weights: dict[str, float] = {}
         self._weight = 0.0
-        self.num_requests: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-        """Requests by tenant, ordinary ones and spot."""
         self._taken_s = 0.0
         self._left_s = 0.0
         """Seconds of work that the queue has taken, and that has left it, since it began."""
@@ -74,10 +71,6 @@ class EngineQueue:
 
     def _count(self, one: RoutedRequest, sign: int) -> None:
         terms = one.request.terms
-        num_requests = self.num_requests[terms.is_spot]
-        num_requests[terms.tenant] += sign
-        if not num_requests[terms.tenant]:
-            del num_requests[terms.tenant]
         self.num_seqs += sign * one.num_seqs
         self.num_tokens += sign * one.num_left
         self.work_s += sign * one.work_s
@@ -381,12 +374,11 @@ class RoutedEngine:
         request spot ones do not count, because they yield; a spot one delays no ordinary ones.
         """
         tenant, is_spot = one.request.terms.tenant, one.request.terms.is_spot
-        num_queued = self.queue.num_requests[is_spot]
+        queued, num_own = self.queue.requests.tenants_beside(one.request)
         sent = [other.request.terms for other in self.prefilling.values()]
         tenants = [terms.tenant for terms in sent if terms.is_spot == is_spot]
-        others = {other for other in tenants if other != tenant and other not in num_queued}
-        num_others = len(others) + len(num_queued) - (tenant in num_queued)
-        return tenants.count(tenant) + num_queued[tenant] + num_others
+        others = {other for other in tenants if other != tenant and other not in queued}
+        return tenants.count(tenant) + num_own + len(others) + len(queued) - (tenant in queued)
 
     def can_begin(self, one: RoutedRequest, num_ahead: int, max_ahead_steps: float) -> bool:
         """Return whether the engine can begin a request within about a step of prefill.
@@ -409,10 +401,6 @@ class RoutedEngine:
         return num_ahead < max_ahead_steps * self._room
 
     def check(self) -> None:
-        for is_spot, num_requests in enumerate(self.queue.num_requests):
-            terms = (request.terms for request in self.queue.requests)
-            if num_requests != Counter(one.tenant for one in terms if one.is_spot == is_spot):
-                raise AssertionError(f"{self.name} miscounts the requests of its queue")
         if self.num_seqs != sum(one.num_seqs for one in self.sent.values()):
             raise AssertionError(f"{self.name} miscounts its sequences")
         if self._num_prefill_tokens != sum(one.num_left for one in self.prefilling.values()):

@@ -34,7 +34,7 @@ own, however long they have waited.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
@@ -150,6 +150,12 @@ class FairQueue:
             if tenant in lanes:
                 return lanes[tenant].requests.peek()
         return None
+
+    def tenants_beside(self, request: Request) -> tuple[Collection[str], int]:
+        """Return the waiting tenants of a request's rank, and how many requests its own has."""
+        lanes = self._lanes[self._rank(request)]
+        lane = lanes.get(request.terms.tenant)
+        return lanes.keys(), 0 if lane is None else len(lane.requests)
 
     def remove(self, request: Request) -> None:
         rank = self._rank(request)
