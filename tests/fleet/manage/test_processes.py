@@ -91,6 +91,16 @@ def test_a_command_that_cannot_be_run_leaves_no_pid_file(folder: FleetFolder) ->
         start_daemon(SLEEP, folder.root / "none" / "x.json", log)
 
 
+def test_a_command_that_ends_and_removes_its_pid_file_at_once_was_started(
+    folder: FleetFolder,
+) -> None:
+    pid_file, log = folder.pid_file("engine-1"), folder.log_file("engine-1")
+    for _ in range(3):
+        record = start_daemon(["rm", str(pid_file)], pid_file, log)
+        assert wait_end(record, 10.0)
+        assert not pid_file.exists()
+
+
 def test_a_process_that_ignores_sigterm_is_killed(
     folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
     python -m headway.fleet.manage.daemon PID_FILE LOG_FILE ADDRESS ADMIN COMMAND...
 
-Ends when a child of it, which has no parent then, has written its pid file and runs the command.
+Ends when a child of it, which has no parent then, has written its pid file and runs the command;
+prints the content of the pid file, which the command may remove at once.
 Ray ends the children of its workers, and all workers a minute after the head is lost; a process
 without a parent goes on.
 """
@@ -46,13 +47,14 @@ def _become(
     """Make this process the one of the command."""
     with contextlib.suppress(PermissionError):  # only root may go below the niceness it has
         os.setpriority(os.PRIO_PROCESS, 0, 0)
+    pid = os.getpid()
+    record = msgspec.json.encode(ProcessRecord(pid, start_ticks(pid) or 0, *addresses))
+    write_atomically(pid_file, record)
+    os.write(1, record)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    pid = os.getpid()
-    record = ProcessRecord(pid, start_ticks(pid) or 0, *addresses)
-    write_atomically(pid_file, msgspec.json.encode(record))
     os.execvp(command[0], list(command))
 
 

@@ -91,11 +91,10 @@ def start_daemon(
         env=daemon_environment(),
         check=False,
     )
-    record = read_record(pid_file)
-    if run.returncode or record is None:
+    if run.returncode or not run.stdout:
         pid_file.unlink(missing_ok=True)
         raise ConfigError(f"{command[0]} cannot be started: {run.stderr.strip()[-300:]}")
-    return record
+    return msgspec.json.decode(run.stdout, type=ProcessRecord)
 
 
 def end_process(record: ProcessRecord, timeout_s: float) -> None:
