@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.support.servers import Launcher, RunningServer
 from headway.cli.app import make_app
-from headway.cli.trace import read_duration
+from headway.cli.observe.trace import read_duration
 from headway.errors import ConfigError, HeadwayError
 from tests.observe.test_chrome import tracks_of
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from headway.cli.usage import cost_of
+from headway.cli.observe.usage import cost_of
 from headway.core.events import Admitted, Arrived, EngineLost, Event, Finished, Resent
 from headway.core.request import FinishReason
 from headway.observe.ledger.usage import MAX_COST_E12, cost_e12, row_of

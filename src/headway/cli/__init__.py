@@ -1,4 +1,4 @@
-"""The `headway` command: one file per subcommand.
+"""The `headway` command: a file per subcommand.
 
 In reading order:
 
@@ -7,10 +7,10 @@ In reading order:
     quick_serve.py  `headway serve` without typer
     options.py      flags from the settings
     progress.py     progress bars
-    ledger.py       opens the ledger for a command
     remote.py       how commands ask a server
-    serve.py, chat.py, batch.py, bench.py, doctor.py, explain.py, trace.py, replay.py, usage.py,
-    keys.py, tenants.py, cache.py
+    serve.py, chat.py, batch.py, bench.py, doctor.py, replay.py, cache.py
+    observe/        explain, trace, usage
+    tenancy/        tenants, keys
     capacity/       profile, simulate, plan
     top/            the dashboard in a terminal
     fleet/          engine, frontend, router, fleet

@@ -12,6 +12,8 @@ from headway.cli.root import ABOUT, SUMMARIES
 
 GROUPS = ("batch", "bench", "cache", "fleet", "keys", "tenants")
 FOLDERS = {
+    **dict.fromkeys(("explain", "trace", "usage"), "observe"),
+    **dict.fromkeys(("keys", "tenants"), "tenancy"),
     **dict.fromkeys(("profile", "simulate", "plan"), "capacity"),
     **dict.fromkeys(("engine", "frontend", "router", "fleet"), "fleet"),
 }

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.ledger import open_ledger
+from headway.cli.observe.ledger import open_ledger
 from headway.errors import ConfigError
 from headway.observe.ledger.store import GROUPS, TimeRange, Totals
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.ledger import open_ledger
+from headway.cli.observe.ledger import open_ledger
 from headway.cli.remote import (
     OTHER_SERVER,
     PUBLIC,
