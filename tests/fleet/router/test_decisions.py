@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from headway.clock import VirtualClock
+from headway.core.owners import BlockOwners
 from headway.core.request import Request
+from headway.core.slo.forecast import DemandSample, Forecast, TenantForecast
 from headway.core.terms import Targets
 from headway.errors import WireError
 from headway.fleet.network.wire import Closed
 from headway.fleet.router import frontends, shared
 from headway.fleet.router.frontends import FleetRouter, JoinedFrontend
-from headway.fleet.router.messages import Arrive, EngineFound, Restore, RouterRequest
+from headway.fleet.router.messages import Arrive, EngineFound, EngineStepped, Restore, RouterRequest
 from headway.fleet.router.shared import ROUTER, SharedRouter
 from headway.fleet.router.wire import (
     Decided,
@@ -121,6 +124,24 @@ class Rig:
                 for request_id in [one for one, at in frontend.where.items() if at == name]:
                     frontend.router.admitted(request_id, 0)
                     frontend.router.first_token(request_id)
+
+
+def test_a_step_is_told_without_demand_and_owners() -> None:
+    rig = Rig(num_frontends=1, num_engines=1)
+    rig.start_router()
+    router, small = rig.frontends[0].router, step(8)
+    assert small.forecast is not None
+    demand = DemandSample([1], [1], {1: 0.5})
+    asked = Forecast(small.forecast.speed, tenants={"a": TenantForecast(1.0)})
+    for owners, forecast in (
+        (None, small.forecast),
+        (BlockOwners(1, {"a": 1}, 0, 0), small.forecast),
+        (None, Forecast(small.forecast.speed, demand)),
+        (BlockOwners(1, {"a": 1}, 0, 0), asked),
+    ):
+        router.observe("e0", replace(small, owners=owners, forecast=forecast), 0.0)
+    told = [item.stepped for item in router.outbox if isinstance(item, EngineStepped)]
+    assert told == 4 * [small]
 
 
 def test_frontends_share_what_they_know_of_caches_and_loads() -> None:

@@ -319,10 +319,7 @@ class SharedRouter(Router):
     def observe(self, name: str, stepped: Stepped, now: float) -> None:
         super().observe(name, stepped, now)
         if name in self._reported:
-            forecast = stepped.forecast
-            # The router process uses the speed only; demand and owners may be large.
-            speed = None if forecast is None else Forecast(forecast.speed)
-            self._tell(EngineStepped(name, replace(stepped, forecast=speed, owners=None)))
+            self._tell(EngineStepped(name, _cut(stepped)))
 
     def idle(self, name: str, num_blocks_used: int) -> None:
         super().idle(name, num_blocks_used)
@@ -407,6 +404,16 @@ class SharedRouter(Router):
                 self._tell(Restore(_described(sending.request, now), sending.engine))
             sendings.append(sending)
         return sendings
+
+
+def _cut(stepped: Stepped) -> Stepped:
+    """Return a step without demand and owners: they may be large, and no router uses them."""
+    forecast = stepped.forecast
+    if forecast is not None and (forecast.tenants or forecast.demand.due_ms):
+        forecast = Forecast(forecast.speed)
+    if stepped.owners is None and forecast is stepped.forecast:
+        return stepped  # most steps: a copy takes longer than all else here
+    return replace(stepped, forecast=forecast, owners=None)
 
 
 def _described(request: Request, now: float) -> RouterRequest:
