@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from headway.clock import Clock
 from headway.core.params import SamplingParams
@@ -338,13 +339,17 @@ def _make_request(frontend: JoinedFrontend, request: RouterRequest, now: float) 
     return Request(
         id=_key(frontend, request.id),
         token_ids=request.token_ids,
-        params=SamplingParams(
-            max_tokens=request.max_tokens,
-            n=request.num_samples,
-            prompt_logprobs=0 if request.is_scored else None,
-        ),
+        params=_params_of(request.max_tokens, request.num_samples, request.is_scored),
         seed=0,
         arrived_at=now - request.age_s,
         priority=request.priority,
         terms=request.terms,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _params_of(max_tokens: int, num_samples: int, is_scored: bool) -> SamplingParams:
+    """Return the same value for the same sizes: to make and check one takes microseconds."""
+    return SamplingParams(
+        max_tokens=max_tokens, n=num_samples, prompt_logprobs=0 if is_scored else None
     )
