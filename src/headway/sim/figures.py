@@ -114,6 +114,10 @@ class Prediction:
         """Return a figure over the runs."""
         return Interval.of([figure(one) for one in self.figures])
 
+    def plus(self, other: Prediction) -> Prediction:
+        """Return the runs of both."""
+        return Prediction(self.loads + other.loads, self.figures + other.figures)
+
     @property
     def extrapolated_share(self) -> float:
         """Share of the steps that are larger than every measured one."""
