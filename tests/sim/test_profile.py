@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -41,7 +42,7 @@ def draw_steps(num: int, noise: float, seed: int = 1) -> list[ObservedStep]:
 
 
 def test_a_fit_predicts_the_mean_of_noisy_steps():
-    fit = fit_steps(draw_steps(4000, noise=0.3))
+    fit, _ = fit_steps(draw_steps(4000, noise=0.3))
     for shape in (
         StepShape(1, 0, 100, 0),
         StepShape(32, 0, 8000, 0),
@@ -52,16 +53,16 @@ def test_a_fit_predicts_the_mean_of_noisy_steps():
 
 def test_the_sum_of_predictions_is_that_of_the_steps():
     steps = draw_steps(1500, noise=0.4, seed=3)
-    fit = fit_steps(steps)
+    fit, _ = fit_steps(steps)
     predicted = sum(fit.predict(one.shape) for one in steps)
     assert predicted == pytest.approx(sum(one.elapsed_s for one in steps), rel=1e-6)
 
 
 def test_refits_spread_as_fits_to_other_steps_do():
     shape = StepShape(8, 64, 2000, 10_000)
-    fit = fit_steps(draw_steps(1500, noise=0.3, seed=4))
+    fit, _ = fit_steps(draw_steps(1500, noise=0.3, seed=4))
     refits = [StepFit(fit.knots, one).predict(shape) for one in fit.refits]
-    others = [fit_steps(draw_steps(1500, 0.3, seed)).predict(shape) for seed in range(20, 28)]
+    others = [fit_steps(draw_steps(1500, 0.3, seed))[0].predict(shape) for seed in range(20, 28)]
 
     def spread(values: list[float]) -> float:
         return fmean((one - fmean(values)) ** 2 for one in values) ** 0.5
@@ -81,8 +82,36 @@ def test_residuals_keep_the_order_in_which_steps_were_slow():
 
 
 def test_overhead_has_a_part_per_step_and_one_per_request():
-    constant_s, per_row_s = fit_overhead(draw_steps(500, noise=0.1))
-    assert (constant_s, per_row_s) == pytest.approx((0.001, 0.0001), rel=0.01)
+    found = fit_overhead(draw_steps(500, noise=0.1))
+    assert (found.constant_s, found.per_row_s) == pytest.approx((0.001, 0.0001), rel=0.01)
+
+
+def test_what_arriving_and_ended_requests_add_to_steps_is_found_and_taken_off():
+    rng, now, num_before = random.Random(3), 0.0, 0
+    steps: list[ObservedStep] = []
+    calm = draw_steps(3000, noise=0.1)
+    for number, one in enumerate(calm):
+        num_added, num_ended = rng.choice((0, 0, 0, 1, 3)), rng.choice((0, 0, 1, 2))
+        elapsed_s = one.elapsed_s + 0.002 * num_added + 0.001 * num_before
+        overhead_s = 0.001 + 0.0005 * num_added + 0.0002 * num_ended
+        slowed = replace(one, began_at=now, elapsed_s=elapsed_s, overhead_s=overhead_s)
+        steps.append(replace(slowed, num_added=num_added, num_ended=num_ended))
+        is_idle = number % 10 == 0  # what ended does not slow a step after a pause
+        num_before = 0 if is_idle else num_ended
+        now += elapsed_s + overhead_s + (0.5 if is_idle else 0.0)
+    _, slowing = fit_steps(steps)
+    assert slowing.per_added_s == pytest.approx(0.002, rel=0.1)
+    assert slowing.per_ended_s == pytest.approx(0.001, rel=0.2)
+    total_s = sum(one.elapsed_s for one in calm)
+    assert sum(one.elapsed_s for one in slowing.without(steps)) == pytest.approx(total_s, rel=0.01)
+    assert fit_overhead(steps).per_request_s == pytest.approx(0.0007, rel=0.01)
+
+
+def test_steps_without_requests_have_no_slowing():
+    steps = draw_steps(600, noise=0.1)
+    _, slowing = fit_steps(steps)
+    assert slowing.per_request_s == 0.0
+    assert slowing.without(steps) == steps
 
 
 def test_drift_is_how_much_passes_differ():

@@ -61,6 +61,18 @@ def test_outputs_arrivals_and_tenants_are_the_recorded_ones(tmp_path: Path):
     assert [one.at for one in items] == [0.0, 5.0, 8.0, 8.0, 8.0]
 
 
+def test_a_step_has_the_requests_that_came_and_ended_with_it(tmp_path: Path):
+    engine_class = harness_class(recorder := Recorder(tmp_path))
+    with recorded(engine_class()) as engine:
+        engine.add("first", list(range(100, 110)), max_tokens=4)
+        engine.step()
+        engine.add("second", list(range(200, 210)), max_tokens=2)
+        engine.run()
+    steps = read_observed(recorder.path).steps
+    assert [one.num_added for one in steps] == [1, 0, 0, 0]
+    assert [one.num_ended for one in steps] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("num_engines", [1, 2])
 def test_prompts_that_repeat_an_output_hit_the_cache_as_they_did(tmp_path: Path, num_engines: int):
     observed = record_conversation(tmp_path)

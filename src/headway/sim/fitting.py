@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from math import ceil, log, sqrt
+from math import ceil, inf, log, sqrt
 from statistics import fmean
 
 from headway.core.slo.steptime import StepShape
@@ -27,6 +27,8 @@ MIN_STEPS_AT_KNOT = 12
 MIN_STEPS = 300
 NUM_LINEAR = 3
 """Coefficients after those at the knots: decodes, context, attended tokens."""
+NUM_REQUEST = 2
+"""Coefficients after those: requests that arrive during a step, and that have just ended."""
 RUN_LENGTH = 50
 """Steps of a residual run, and of a block that is drawn as a whole."""
 MAX_RUNS = 120
@@ -34,6 +36,8 @@ NUM_REFITS = 40
 NUM_WEIGHTINGS = 4
 NUM_SWEEPS = 3000
 MAX_DELAYS = 200
+AT_ONCE_S = 1e-4
+"""Up to this time after a step, the next one follows at once."""
 DELAY_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 Row = list[tuple[int, float]]
@@ -102,18 +106,57 @@ def choose_knots(steps: Sequence[ObservedStep]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def fit_steps(steps: Sequence[ObservedStep], seed: int = 0) -> StepFit:
-    """Return the step times that fit the steps, in order of time."""
+@dataclass(frozen=True, slots=True)
+class Slowing:
+    """How much longer steps take while other processes read and end requests."""
+
+    per_added_s: float
+    per_ended_s: float
+
+    @property
+    def per_request_s(self) -> float:
+        return self.per_added_s + self.per_ended_s
+
+    def without(self, steps: Sequence[ObservedStep]) -> list[ObservedStep]:
+        """Return the steps as they would be without."""
+        return [
+            replace(one, elapsed_s=max(one.elapsed_s / 2, one.elapsed_s - self._seconds(one, num)))
+            for one, num in zip(steps, _ended_before(steps), strict=True)
+        ]
+
+    def _seconds(self, step: ObservedStep, num_ended_before: int) -> float:
+        return step.num_added * self.per_added_s + num_ended_before * self.per_ended_s
+
+
+def _ended_before(steps: Sequence[ObservedStep]) -> list[int]:
+    """Return for each step how many requests ended with one that it followed at once."""
+    numbers, until, num_ended = list[int](), -inf, 0
+    for one in steps:
+        numbers.append(num_ended if one.began_at - until < AT_ONCE_S else 0)
+        until, num_ended = one.began_at + one.elapsed_s + one.overhead_s, one.num_ended
+    return numbers
+
+
+def fit_steps(steps: Sequence[ObservedStep], seed: int = 0) -> tuple[StepFit, Slowing]:
+    """Return the step times that fit the steps, in order of time, and what requests add to them."""
     if len(steps) < MIN_STEPS:
         raise ConfigError(f"{len(steps)} steps were measured; a profile needs {MIN_STEPS}")
     knots = choose_knots(steps)
-    rows = [features(one.shape, knots) for one in steps]
+    num_of_shape = len(knots) + NUM_LINEAR
+    rows = [
+        [
+            *features(one.shape, knots),
+            (num_of_shape, one.num_added),
+            (num_of_shape + 1, num_ended),
+        ]
+        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
+    ]
     measured = [one.elapsed_s for one in steps]
     weights = [1.0 / seconds**2 for seconds in measured]
     solution: list[float] | None = None
     blocks: list[_Sums] = []
     for _ in range(NUM_WEIGHTINGS):
-        blocks = _sum_blocks(rows, measured, weights, len(knots) + NUM_LINEAR)
+        blocks = _sum_blocks(rows, measured, weights, num_of_shape + NUM_REQUEST)
         solution = blocks[0].plus(blocks[1:]).solve(solution)
         predicted = [_predict(row, solution) for row in rows]
         weights = [1.0 / max(seconds, 1e-6) ** 2 for seconds in predicted]
@@ -125,8 +168,10 @@ def fit_steps(steps: Sequence[ObservedStep], seed: int = 0) -> StepFit:
     for _ in range(NUM_REFITS):
         first, *others = rng.choices(blocks, k=len(blocks))
         refit = first.plus(others).solve(solution)
-        refits.append(tuple(scale * value for value in refit))
-    return StepFit(knots, tuple(scale * value for value in solution), tuple(refits))
+        refits.append(tuple(scale * value for value in refit[:num_of_shape]))
+    scaled = [scale * value for value in solution]
+    fit = StepFit(knots, tuple(scaled[:num_of_shape]), tuple(refits))
+    return fit, Slowing(*scaled[num_of_shape:])
 
 
 def _sum_blocks(
@@ -163,13 +208,25 @@ def residual_runs(
     return tuple(sorted(runs, key=lambda run: run.predicted_s))
 
 
-def fit_overhead(steps: Sequence[ObservedStep]) -> tuple[float, float]:
-    """Return the seconds of the engine process per step, and per scheduled request."""
-    sums = _Sums.empty(2)
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of the engine process between steps."""
+
+    constant_s: float
+    per_row_s: float
+    """For each scheduled request."""
+    per_request_s: float
+    """For each request, from its arrival to its end."""
+
+
+def fit_overhead(steps: Sequence[ObservedStep]) -> Overhead:
+    """Return the time between steps, which adds requests and ends them too."""
+    sums = _Sums.empty(4)
     for one in steps:
-        sums.add([(0, 1.0), (1, one.num_scheduled)], one.overhead_s, 1.0)
-    constant_s, per_row_s = sums.solve()
-    return constant_s, per_row_s
+        row = [(0, 1.0), (1, one.num_scheduled), (2, one.num_added), (3, one.num_ended)]
+        sums.add(row, one.overhead_s, 1.0)
+    constant_s, per_row_s, per_added_s, per_ended_s = sums.solve()
+    return Overhead(constant_s, per_row_s, per_added_s + per_ended_s)
 
 
 def measure_drift(passes: Sequence[Sequence[Sequence[ObservedStep]]], fit: StepFit) -> float:
@@ -246,9 +303,10 @@ def fit_profile(
     origin: Provenance,
 ) -> MachineProfile:
     """Fit a profile to the steps of each load of each pass."""
+    every = [step for of_pass in passes for of_load in of_pass for step in of_load]
+    overhead, (fit, slowing) = fit_overhead(every), fit_steps(every)
+    passes = [[slowing.without(of_load) for of_load in of_pass] for of_pass in passes]
     steps = [step for of_pass in passes for of_load in of_pass for step in of_load]
-    fit = fit_steps(steps)
-    overhead_s, overhead_per_row_s = fit_overhead(steps)
     return MachineProfile(
         model=origin.model,
         machine=origin.machine,
@@ -261,8 +319,9 @@ def fit_profile(
         fit=fit,
         residuals=residual_runs(steps, fit),
         drift=measure_drift(passes, fit),
-        overhead_s=overhead_s,
-        overhead_per_row_s=overhead_per_row_s,
+        overhead_s=overhead.constant_s,
+        overhead_per_row_s=overhead.per_row_s,
+        request_s=overhead.per_request_s + slowing.per_request_s,
         delays=delays,
         start_s=origin.start_s,
         largest=largest_shape(steps),

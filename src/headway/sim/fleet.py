@@ -133,6 +133,8 @@ class EngineSpec:
     scheduler: SchedulerConfig
     capacity: Capacity
     enable_prefix_caching: bool = True
+    request_s: float = 0.0
+    """Seconds besides the steps for each request that arrives during one."""
 
 
 class VirtualFleet:
@@ -298,7 +300,8 @@ class VirtualFleet:
         if not engine.is_stepping:
             self._begin(engine)
 
-    def _begin(self, engine: _Engine) -> None:
+    def _begin(self, engine: _Engine, delay_s: float = 0.0) -> None:
+        """Add requests and begin a step, which takes so much longer."""
         for record in engine.joining:
             if record.output_ids or record.max_tokens > record.num_output:
                 self._expect(engine, record)
@@ -306,7 +309,7 @@ class VirtualFleet:
         engine.joining.clear()
         engine.is_stepping = engine.core.begin_step() is not None
         if engine.is_stepping:
-            self.at(self.clock.now() + engine.executor.step_s, self._end, engine)
+            self.at(self.clock.now() + engine.executor.step_s + delay_s, self._end, engine)
         elif engine.events:  # an idle engine has refused a request
             self._tell(engine)
 
@@ -324,7 +327,7 @@ class VirtualFleet:
             return
         engine.core.end_step()
         self._tell(engine)
-        self._begin(engine)
+        self._begin(engine, len(engine.joining) * self._spec.request_s)
 
     def _tell(self, engine: _Engine) -> None:
         """Have what has happened in an engine reach the routers after the time of a message."""

@@ -32,6 +32,10 @@ class ObservedStep:
     """Seconds in the executor."""
     overhead_s: float
     """Seconds besides, up to the next step if the engine had work for it."""
+    num_added: int = 0
+    """Requests that were added between this step and the next."""
+    num_ended: int = 0
+    """Requests that ended with it."""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ class _Observer:
         self._is_idle = True
         self._began_at = 0.0
         self._shape, self._num_scheduled = StepShape(), 0
+        self._num_added = self._num_ended = 0
         self._ended: EndEntry | None = None
         """End of the last step, until the time after it is known."""
 
@@ -110,6 +115,7 @@ class _Observer:
         if not entry.is_refused and not entry.is_resent:
             hashes = bytearray(entry.hashes)
             self.observed.requests[entry.id] = ObservedRequest(entry, hashes, self._is_idle)
+            self._num_added += 1
         self._is_idle = False
 
     def _begin(self) -> None:
@@ -117,7 +123,7 @@ class _Observer:
             self._note_step(self._ended, self._now)
         plan = self._replay.plan
         if plan is not None:
-            self._began_at = self._now
+            self._began_at, self._num_added, self._num_ended = self._now, 0, 0
             self._shape, self._num_scheduled = shape_of(plan), len(plan.scheduled)
         self._is_idle = False
 
@@ -141,7 +147,13 @@ class _Observer:
         overhead_s = max(0.0, until - self._began_at - ended.elapsed_s)
         self.observed.steps.append(
             ObservedStep(
-                self._began_at, self._shape, self._num_scheduled, ended.elapsed_s, overhead_s
+                self._began_at,
+                self._shape,
+                self._num_scheduled,
+                ended.elapsed_s,
+                overhead_s,
+                self._num_added,
+                self._num_ended,
             )
         )
         self._ended = None
@@ -159,6 +171,7 @@ class _Observer:
 
     def _note_output(self, request: ObservedRequest, event: TokensEmitted | Finished) -> None:
         if isinstance(event, Finished):
+            self._num_ended += 1
             request.finished_at = self._now
             request.num_output_tokens = event.num_output_tokens
         elif request.first_token_at is None:

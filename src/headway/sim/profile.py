@@ -131,6 +131,8 @@ class MachineProfile:
     num_steps: int
     steal: float
     """Share of the CPU time that the host took during the measurement."""
+    request_s: float = 0.0
+    """Seconds besides for a request of a busy engine: to read it, to add it and to end it."""
     caveat: str = ""
     """What makes predictions doubtful; a measured profile has none."""
     format: int = FORMAT

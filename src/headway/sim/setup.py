@@ -71,7 +71,9 @@ class Setup:
     @staticmethod
     def of(profile: MachineProfile) -> Setup:
         """Return one engine with the settings under which the profile was measured."""
-        spec = EngineSpec(profile.scheduler, profile.capacity, profile.enable_prefix_caching)
+        spec = EngineSpec(
+            profile.scheduler, profile.capacity, profile.enable_prefix_caching, profile.request_s
+        )
         return Setup(profile, spec)
 
     @property

@@ -197,7 +197,8 @@ def describe(found: MachineProfile) -> str:
             f"and {1e6 * per_decode_s:.0f} us a decode, {1e6 * per_context_s:.2f} us a context "
             f"token, {1e9 * per_attended_s:.0f} ns an attended token",
             f"overhead {1e3 * found.overhead_s:.2f} ms a step and "
-            f"{1e6 * found.overhead_per_row_s:.0f} us a request in it",
+            f"{1e6 * found.overhead_per_row_s:.0f} us a request in it, "
+            f"{1e3 * found.request_s:.1f} ms for each new request",
             f"speed differs by {100 * found.drift:.1f} % between passes; "
             f"steal {100 * found.steal:.1f} %; ready after {found.start_s:.1f} s",
             *(advice if is_busy else []),
