@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from headway.errors import ConfigError
-from headway.sim.figures import Interval, Runs, predict, summarize
+from headway.sim import planning
+from headway.sim.figures import Figures, Interval, Prediction, Runs, predict, summarize
 from headway.sim.planning import (
     Goal,
     Regime,
@@ -19,7 +20,7 @@ from headway.sim.planning import (
     regime_of,
     saturated_rate,
 )
-from headway.sim.served import ServedLoad
+from headway.sim.served import ServedLoad, ServedRequest
 from headway.sim.serving import Limits, serve_load
 from headway.sim.settings import change_settings, check_tenants, parse_term_changes
 from headway.sim.setup import Setup
@@ -32,6 +33,7 @@ from headway.workload import (
     Tenants,
     Uniform,
     WorkItem,
+    Workload,
 )
 from tests.sim.support import make_profile
 
@@ -75,6 +77,19 @@ def test_one_engine_refuses_by_its_own_policy():
         num_refused[policy] = sum(one.is_refused for one in served)
     assert num_refused["fcfs"] == 0
     assert num_refused["fair"] > 0
+
+
+def test_a_request_that_arrives_during_a_step_delays_the_next_one():
+    spec = replace(SETUP.spec, request_s=0.5)
+    items = (WorkItem(tuple(range(100, 120)), 20), WorkItem(tuple(range(200, 220)), 20, 0.05))
+
+    def last_token_at(setup: Setup) -> float:
+        served = serve_load(setup, Listed(items), Limits(2), machine_seed=None).requests
+        return served[0].finished_at or 0.0
+
+    # The first one finds the engine idle.
+    delayed_s = last_token_at(replace(SETUP, spec=spec)) - last_token_at(SETUP)
+    assert delayed_s == pytest.approx(0.5, abs=0.01)
 
 
 def test_preemptions_are_counted_with_their_request():
@@ -169,6 +184,30 @@ def test_the_rate_that_is_carried_keeps_the_target_and_more_does_not():
     assert needed.ratio.high <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("unlucky", "num_runs", "is_kept"),
+    [((), 19, True), ((3,), 57, True), ((3, 30), 57, False), ((1, 2, 3), 19, False)],
+)
+def test_a_few_slow_runs_are_decided_by_more_of_them(
+    monkeypatch: pytest.MonkeyPatch, unlucky: tuple[int, ...], num_runs: int, is_kept: bool
+):
+    def predict_seeds(_setup: Setup, _load: Workload, _limits: Limits, runs: Runs) -> Prediction:
+        seeds = range(runs.seed, runs.seed + runs.count)
+        figures = [summarize_one(0.9 + seed / 1000 + (seed in unlucky)) for seed in seeds]
+        return Prediction(tuple(ServedLoad() for _ in seeds), tuple(figures))
+
+    monkeypatch.setattr(planning, "predict", predict_seeds)
+    study = Study(SETUP, load(1.0), Goal(99, ttft_s=1.0), 100, Runs(19))
+    found = study.predict(1.0)
+    assert len(found.figures) == len(found.loads) == num_runs
+    assert (found.interval(study.goal.ratio).high <= 1.0) is is_kept
+
+
+def summarize_one(ttft_s: float) -> Figures:
+    request = ServedRequest(None, 0.0, 10, 5, first_token_at=ttft_s, finished_at=2 * ttft_s)
+    return summarize([request])
+
+
 def test_a_target_that_cannot_be_kept_is_refused():
     with pytest.raises(ConfigError, match="cannot be kept"):
         carried_rate(Study(SETUP, load(1.0), Goal(99, ttft_s=0.005), 100, Runs(2)))
@@ -230,6 +269,7 @@ def test_settings_change_scheduler_and_cache():
     assert changed.spec.scheduler.scheduling_policy == "fcfs"
     assert changed.spec.capacity.num_blocks == 50
     assert changed.spec.scheduler.prefill_cap == 100
+    assert change_settings(SETUP, ["drift=0.04"]).profile.drift == 0.04
     assert not change_settings(SETUP, ["enable_prefix_caching=false"]).spec.enable_prefix_caching
 
 
@@ -240,6 +280,9 @@ def test_settings_change_scheduler_and_cache():
         ("max_num_seqs=many", "max_num_seqs: .many. is not"),
         ("max_num_sequences=3", "unknown setting 'max_num_sequences'; one of"),
         ("max_num_seqs=0", "max_num_seqs"),
+        ("drift=-0.1", "drift must be a number from 0 to 0.5, not '-0.1'"),
+        ("drift=nan", "drift must be a number from 0 to 0.5, not 'nan'"),
+        ("drift=much", "drift must be a number"),
     ],
 )
 def test_a_wrong_setting_is_named(change: str, message: str):

@@ -16,6 +16,9 @@ from headway.workload import Listed, Workload
 
 POLICY = "policy"
 """Short for scheduling_policy."""
+DRIFT = "drift"
+"""Standard deviation of the logarithm of an engine's speed, instead of the profile's."""
+_MAX_DRIFT = 0.5
 _TERMS = ("weight", "max_kv_share", "is_spot", "tier")
 _MAX_TERM = 1e6
 """Largest weight, or target in seconds."""
@@ -26,11 +29,24 @@ _TERM_FORM = "TENANT.FIELD=VALUE, such as b.weight=2"
 
 def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
     """Return a setup with settings changed, given as KEY=VALUE."""
-    spec = setup.spec
+    spec, profile = setup.spec, setup.profile
     for change in changes:
         key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
-        spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
-    return replace(setup, spec=spec)
+        if key == DRIFT:
+            profile = replace(profile, drift=_parse_drift(value))
+        else:
+            spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
+    return replace(setup, spec=spec, profile=profile)
+
+
+def _parse_drift(text: str) -> float:
+    try:
+        drift = float(text)
+    except ValueError:
+        drift = -1.0
+    if not 0.0 <= drift <= _MAX_DRIFT:
+        raise ConfigError(f"drift must be a number from 0 to {_MAX_DRIFT:g}, not {text!r}")
+    return drift
 
 
 def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
@@ -40,7 +56,8 @@ def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
         return replace(spec, capacity=_change(spec.capacity, key, value))
     if key == "enable_prefix_caching":
         return _change(spec, key, value)
-    known = sorted([POLICY, "enable_prefix_caching", *_names(SchedulerConfig), *_names(Capacity)])
+    others = (POLICY, DRIFT, "enable_prefix_caching")
+    known = sorted([*others, *_names(SchedulerConfig), *_names(Capacity)])
     raise ConfigError(f"unknown setting {key!r}; one of {', '.join(known)}")
 
 

@@ -48,7 +48,8 @@ class EngineOptions(WorkloadOptions):
         metadata=option_about(
             ENGINES,
             "KEY=VALUE: a setting of the scheduler or size of the KV cache, such as policy=fcfs, "
-            "max_num_seqs=32 or num_blocks=500; repeatable; default: as profiled.",
+            "max_num_seqs=32 or num_blocks=500, or drift=0.05 for engines whose speed differs "
+            "by 5 %; repeatable; default: as profiled.",
         ),
     )
     tenant: list[str] | None = field(
