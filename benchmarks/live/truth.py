@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from benchmarks.support.workloads import WORKLOADS
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
 from headway.bench.load.openai import Target
@@ -44,15 +45,7 @@ from headway.sim.served import ServedRequest
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
 from headway.sim.setup import Setup
-from headway.workload import (
-    Content,
-    Poisson,
-    Synthetic,
-    parse_lengths,
-    parse_prefixes,
-    parse_tenants,
-    parse_vocabulary,
-)
+from headway.workload import Synthetic
 
 LOADS = (0.3, 0.5, 0.7, 0.9, 1.3)
 POLICIES = ("fair", "fcfs")
@@ -65,25 +58,6 @@ FIGURES: dict[str, Callable[[Figures], float]] = {
     "TPOT p50": lambda one: one.tpot_s[50],
     "TTFT p99": lambda one: one.ttft_s[99],
     "TPOT p99": lambda one: one.tpot_s[99],
-}
-
-
-def _workload(prompt: str, output: str, tenants: str = "1", prefixes: str = "0") -> Synthetic:
-    content = Content(
-        parse_vocabulary("100,20000"), parse_tenants(tenants), parse_prefixes(prefixes)
-    )
-    return Synthetic(
-        Poisson(1.0), parse_lengths(prompt, "prompt"), parse_lengths(output, "output"), content
-    )
-
-
-WORKLOADS = {
-    "chat": _workload("uniform:32,256", "lognormal:4.0,0.9,min=8,max=256"),
-    "long prompts": _workload("lognormal:5.9,0.6,min=64,max=1200", "uniform:8,64"),
-    "long outputs": _workload("uniform:8,64", "uniform:100,300", "4,zipf=1.0"),
-    "prefixes": _workload(
-        "uniform:280,400", "uniform:16,96", "3,zipf=1.0", "0.8,count=2,tokens=256"
-    ),
 }
 
 
@@ -141,8 +115,14 @@ class Served:
 
     def speed(self, profile: MachineProfile) -> float:
         """Return the time that the steps took, by what a profile says."""
-        predicted_s = sum(profile.fit.predict(one.shape) for one in self.steps)
-        return sum(one.elapsed_s for one in self.steps) / predicted_s
+        predicted_s = sum(
+            profile.fit.predict(one.shape)
+            + profile.overhead_s
+            + profile.overhead_per_row_s * one.num_scheduled
+            + profile.request_s * one.num_added
+            for one in self.steps
+        )
+        return sum(one.elapsed_s + one.overhead_s for one in self.steps) / predicted_s
 
 
 def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
@@ -159,6 +139,7 @@ def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
         drift=0.0,
         overhead_s=speed * profile.overhead_s,
         overhead_per_row_s=speed * profile.overhead_per_row_s,
+        request_s=speed * profile.request_s,
         delays=tuple(_scale(one, speed) for one in profile.delays),
     )
 

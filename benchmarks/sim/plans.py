@@ -1,0 +1,74 @@
+"""Checks in simulation what a planned rate promises: that 95 % of further runs keep the target.
+
+    python -m benchmarks.sim.plans [--profile FILE] [--ttft 3] [--percentile 99] [--runs 19]
+        [--drift 0.04] [--further 100] [--seconds 60] [--workloads chat,...]
+
+Prints for each workload the rate that one engine is sure to carry, in how many further runs, with
+other requests on a machine drawn anew, the target is kept at this rate, and in how many at 1.3
+times this rate. The first share should be 95 % or somewhat more: a lower one is a promise that is
+not kept, 100 % is a rate that could be higher.
+"""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
+from headway.sim.catalog import find_profile
+from headway.sim.figures import Runs, predict
+from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
+from headway.sim.serving import Limits
+from headway.sim.settings import change_settings
+from headway.sim.setup import Setup
+from headway.workload import Synthetic
+
+OVERLOAD = 1.3
+SEED = 7000
+
+
+def planned_rate(
+    setup: Setup, workload: Synthetic, goal: Goal, num_runs: int, seconds: float
+) -> tuple[float, float]:
+    """Return the rate that is carried within a target for so long, and the saturated rate."""
+    runs = Runs(num_runs, SEED)
+    most = saturated_rate(setup, workload, runs).middle
+    num_requests = max(100, round(seconds * most))
+    return carried_rate(Study(setup, workload, goal, num_requests, runs)).sure, most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--profile", default="smollm2-135m-2-cores")
+    parser.add_argument("--ttft", type=float, default=3.0, help="target in seconds")
+    parser.add_argument("--percentile", type=int, choices=(50, 95, 99), default=99)
+    parser.add_argument("--runs", type=int, default=19)
+    parser.add_argument("--further", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workloads", type=parse_names, default=(*WORKLOADS, *SHORT_WORKLOADS))
+    parser.add_argument("--drift", help="that of the speed, instead of the profile's")
+    arguments = parser.parse_args()
+    setup = Setup.of(find_profile(arguments.profile))
+    if arguments.drift:
+        setup = change_settings(setup, [f"drift={arguments.drift}"])
+    goal = Goal(arguments.percentile, ttft_s=arguments.ttft)
+    limits = Limits(duration_s=arguments.seconds)
+    for name in arguments.workloads:
+        workload, began_at = (WORKLOADS | SHORT_WORKLOADS)[name], perf_counter()
+        rate, most = planned_rate(setup, workload, goal, arguments.runs, arguments.seconds)
+        planned_s = perf_counter() - began_at
+        kept: list[float] = []
+        for factor in (1.0, OVERLOAD):
+            load, further = workload.with_rate(factor * rate), Runs(arguments.further, 2 * SEED)
+            figures = predict(setup, load, limits, further).figures
+            kept.append(sum(goal.ratio(one) <= 1.0 for one in figures) / arguments.further)
+        print(
+            f"{name}: {rate:.2f} requests/s, {rate / most:.2f} of saturation, planned in "
+            f"{planned_s:.0f} s; {goal.text} in {100 * kept[0]:.0f} % of further runs, at "
+            f"{OVERLOAD} times the rate in {100 * kept[1]:.0f} %",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
