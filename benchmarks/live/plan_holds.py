@@ -65,6 +65,10 @@ def _measure(arguments: argparse.Namespace, workload: Synthetic, rate: float, se
         serve(arguments.model, (), workload.with_rate(one), arguments.seconds, seed)
         for one in (rate, OVERLOAD * rate)
     )
+    for one in (kept.figures, missed.figures):
+        if one.num_completed < one.num_requests:
+            num_failed = one.num_requests - one.num_completed
+            raise SystemExit(f"{num_failed} of {one.num_requests} requests failed or were refused")
     profile = arguments.profile
     return _Pair(
         kept.figures.ttft_s[arguments.percentile],

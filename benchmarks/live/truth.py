@@ -119,7 +119,7 @@ class Served:
             profile.fit.predict(one.shape)
             + profile.overhead_s
             + profile.overhead_per_row_s * one.num_scheduled
-            + profile.request_s * one.num_added
+            + profile.per_request_s * one.num_ended
             for one in self.steps
         )
         return sum(one.elapsed_s + one.overhead_s for one in self.steps) / predicted_s
@@ -139,7 +139,7 @@ def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
         drift=0.0,
         overhead_s=speed * profile.overhead_s,
         overhead_per_row_s=speed * profile.overhead_per_row_s,
-        request_s=speed * profile.request_s,
+        per_request_s=speed * profile.per_request_s,
         delays=tuple(_scale(one, speed) for one in profile.delays),
     )
 

@@ -88,7 +88,7 @@ class StepLog:
     rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
     def start(self, rng: Random) -> DrawStep:
-        def draw(shape: StepShape) -> StepTime:
+        def draw(shape: StepShape, _num_ended: int) -> StepTime:
             if self.clock is None:
                 raise RuntimeError("a step before the fleet")
             row = np.zeros(len(self.fit.coefficients))

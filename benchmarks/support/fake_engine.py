@@ -68,7 +68,7 @@ class LetterExecutor(FakeExecutor):
     def submit(self, plan: StepPlan) -> Ticket:
         ticket = super().submit(plan)
         if self._draw_step is not None:
-            step_s = self._draw_step(shape_of(plan)).elapsed_s
+            step_s = self._draw_step(shape_of(plan), 0).elapsed_s
             result = self._results[plan.step_id]
             self._results[plan.step_id] = replace(result, elapsed_s=step_s)
         for item in plan.scheduled:

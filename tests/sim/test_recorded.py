@@ -73,6 +73,21 @@ def test_a_step_has_the_requests_that_came_and_ended_with_it(tmp_path: Path):
     assert [one.num_ended for one in steps] == [0, 0, 1, 1]
 
 
+def test_a_pause_after_an_abort_belongs_to_no_step(tmp_path: Path):
+    engine_class = harness_class(recorder := Recorder(tmp_path))
+    with recorded(engine_class()) as engine:
+        engine.add("first", list(range(100, 110)), max_tokens=40)
+        engine.step()
+        engine.core.abort("first")
+        engine.core.begin_step()
+        engine.clock.advance_to(60.0)
+        engine.add("second", list(range(200, 210)), max_tokens=2)
+        engine.run()
+    observed = read_observed(recorder.path)
+    assert max(one.overhead_s for one in observed.steps) < 1.0
+    assert observed.requests["second"].is_added_idle
+
+
 @pytest.mark.parametrize("num_engines", [1, 2])
 def test_prompts_that_repeat_an_output_hit_the_cache_as_they_did(tmp_path: Path, num_engines: int):
     observed = record_conversation(tmp_path)

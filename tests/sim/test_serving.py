@@ -79,17 +79,18 @@ def test_one_engine_refuses_by_its_own_policy():
     assert num_refused["fair"] > 0
 
 
-def test_a_request_that_arrives_during_a_step_delays_the_next_one():
-    spec = replace(SETUP.spec, request_s=0.5)
-    items = (WorkItem(tuple(range(100, 120)), 20), WorkItem(tuple(range(200, 220)), 20, 0.05))
+def test_a_request_that_ends_delays_the_next_step():
+    prompt = tuple(range(100, 120))
+    items = (WorkItem(prompt, 5), WorkItem(prompt, 40), WorkItem(prompt, 5, 9.0))
 
-    def last_token_at(setup: Setup) -> float:
-        served = serve_load(setup, Listed(items), Limits(2), machine_seed=None).requests
-        return served[0].finished_at or 0.0
+    def finish_times(setup: Setup) -> list[float]:
+        served = serve_load(setup, Listed(items), Limits(3)).requests
+        return [one.finished_at or 0.0 for one in served]
 
-    # The first one finds the engine idle.
-    delayed_s = last_token_at(replace(SETUP, spec=spec)) - last_token_at(SETUP)
-    assert delayed_s == pytest.approx(0.5, abs=0.01)
+    costly = replace(SETUP, profile=replace(SETUP.profile, per_request_s=0.5))
+    times = zip(finish_times(costly), finish_times(SETUP), strict=True)
+    # The first one ends while the second runs; the third finds the engine idle.
+    assert [late - soon for late, soon in times] == pytest.approx([0.0, 0.5, 0.0], abs=1e-6)
 
 
 def test_preemptions_are_counted_with_their_request():
@@ -186,7 +187,7 @@ def test_the_rate_that_is_carried_keeps_the_target_and_more_does_not():
 
 @pytest.mark.parametrize(
     ("unlucky", "num_runs", "is_kept"),
-    [((), 19, True), ((3,), 57, True), ((3, 30), 57, False), ((1, 2, 3), 19, False)],
+    [((), 57, True), ((3,), 57, True), ((3, 30, 40), 57, False), ((1, 2, 3), 19, False)],
 )
 def test_a_few_slow_runs_are_decided_by_more_of_them(
     monkeypatch: pytest.MonkeyPatch, unlucky: tuple[int, ...], num_runs: int, is_kept: bool
@@ -262,6 +263,12 @@ def test_an_interval_is_of_the_runs():
     assert Interval.of([3.0, 1.0, 2.0]) == Interval(1.0, 2.0, 3.0)
     assert Interval.of([float(number) for number in range(39)]) == Interval(1.0, 19.0, 37.0)
     assert Interval.of([5.0]) == Interval(5.0, 5.0, 5.0)
+
+
+def test_a_datasheet_has_no_drift_to_change():
+    setup = replace(SETUP, profile=replace(SETUP.profile, caveat="datasheet"))
+    with pytest.raises(ConfigError, match="drift is for measured profiles"):
+        change_settings(setup, ["drift=0.1"])
 
 
 def test_settings_change_scheduler_and_cache():

@@ -27,8 +27,6 @@ MIN_STEPS_AT_KNOT = 12
 MIN_STEPS = 300
 NUM_LINEAR = 3
 """Coefficients after those at the knots: decodes, context, attended tokens."""
-NUM_REQUEST = 2
-"""Coefficients after those: requests that arrive during a step, and that have just ended."""
 RUN_LENGTH = 50
 """Steps of a residual run, and of a block that is drawn as a whole."""
 MAX_RUNS = 120
@@ -36,8 +34,8 @@ NUM_REFITS = 40
 NUM_WEIGHTINGS = 4
 NUM_SWEEPS = 3000
 MAX_DELAYS = 200
-AT_ONCE_S = 1e-4
-"""Up to this time after a step, the next one follows at once."""
+MAX_GAP_S = 1e-4
+"""A step that begins later after the one before has found the engine idle."""
 DELAY_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 Row = list[tuple[int, float]]
@@ -106,72 +104,74 @@ def choose_knots(steps: Sequence[ObservedStep]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class Slowing:
-    """How much longer steps take while other processes read and end requests."""
+def fit_steps(steps: Sequence[ObservedStep], seed: int = 0) -> StepFit:
+    """Return the step times that fit the steps, in order of time."""
+    knots = _knots_of(steps)
+    rows = [features(one.shape, knots) for one in steps]
+    solution, blocks = _solve_weighted(rows, steps, len(knots) + NUM_LINEAR)
+    scale = sum(one.elapsed_s for one in steps) / sum(_predict(row, solution) for row in rows)
+    rng = random.Random(f"refits/{seed}")
+    refits: list[tuple[float, ...]] = []
+    for _ in range(NUM_REFITS):
+        first, *others = rng.choices(blocks, k=len(blocks))
+        refit = first.plus(others).solve(solution)
+        refits.append(tuple(scale * value for value in refit))
+    return StepFit(knots, tuple(scale * value for value in solution), tuple(refits))
 
-    per_added_s: float
-    per_ended_s: float
 
-    @property
-    def per_request_s(self) -> float:
-        return self.per_added_s + self.per_ended_s
+def fit_ended(steps: Sequence[ObservedStep]) -> float:
+    """Return the seconds that each request that has just ended adds to the next step.
 
-    def without(self, steps: Sequence[ObservedStep]) -> list[ObservedStep]:
-        """Return the steps as they would be without."""
-        return [
-            replace(one, elapsed_s=max(one.elapsed_s / 2, one.elapsed_s - self._seconds(one, num)))
-            for one, num in zip(steps, _ended_before(steps), strict=True)
-        ]
+    In a closed loop its client sends the next one then, which is read during the same step. The
+    number that arrives during a step is no measure: a longer step has more.
+    """
+    knots = _knots_of(steps)
+    last = len(knots) + NUM_LINEAR
+    rows = [
+        [*features(one.shape, knots), (last, num_ended)]
+        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
+    ]
+    return _solve_weighted(rows, steps, last + 1)[0][last]
 
-    def _seconds(self, step: ObservedStep, num_ended_before: int) -> float:
-        return step.num_added * self.per_added_s + num_ended_before * self.per_ended_s
+
+def without_ended(steps: Sequence[ObservedStep], per_ended_s: float) -> list[ObservedStep]:
+    """Return the steps as they would be if no request had ended just before."""
+    return [
+        replace(one, elapsed_s=max(one.elapsed_s / 2, one.elapsed_s - num_ended * per_ended_s))
+        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
+    ]
 
 
 def _ended_before(steps: Sequence[ObservedStep]) -> list[int]:
     """Return for each step how many requests ended with one that it followed at once."""
     numbers, until, num_ended = list[int](), -inf, 0
     for one in steps:
-        numbers.append(num_ended if one.began_at - until < AT_ONCE_S else 0)
+        numbers.append(num_ended if one.began_at - until < MAX_GAP_S else 0)
         until, num_ended = one.began_at + one.elapsed_s + one.overhead_s, one.num_ended
     return numbers
 
 
-def fit_steps(steps: Sequence[ObservedStep], seed: int = 0) -> tuple[StepFit, Slowing]:
-    """Return the step times that fit the steps, in order of time, and what requests add to them."""
+def _knots_of(steps: Sequence[ObservedStep]) -> tuple[int, ...]:
     if len(steps) < MIN_STEPS:
         raise ConfigError(f"{len(steps)} steps were measured; a profile needs {MIN_STEPS}")
-    knots = choose_knots(steps)
-    num_of_shape = len(knots) + NUM_LINEAR
-    rows = [
-        [
-            *features(one.shape, knots),
-            (num_of_shape, one.num_added),
-            (num_of_shape + 1, num_ended),
-        ]
-        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
-    ]
+    return choose_knots(steps)
+
+
+def _solve_weighted(
+    rows: Sequence[Row], steps: Sequence[ObservedStep], size: int
+) -> tuple[list[float], list[_Sums]]:
+    """Return the coefficients that fit the steps, and the sums of each block of steps."""
     measured = [one.elapsed_s for one in steps]
     weights = [1.0 / seconds**2 for seconds in measured]
     solution: list[float] | None = None
     blocks: list[_Sums] = []
     for _ in range(NUM_WEIGHTINGS):
-        blocks = _sum_blocks(rows, measured, weights, num_of_shape + NUM_REQUEST)
+        blocks = _sum_blocks(rows, measured, weights, size)
         solution = blocks[0].plus(blocks[1:]).solve(solution)
-        predicted = [_predict(row, solution) for row in rows]
-        weights = [1.0 / max(seconds, 1e-6) ** 2 for seconds in predicted]
+        weights = [1.0 / max(_predict(row, solution), 1e-6) ** 2 for row in rows]
     if solution is None:
         raise RuntimeError("no fit was made")
-    scale = sum(measured) / sum(_predict(row, solution) for row in rows)
-    rng = random.Random(f"refits/{seed}")
-    refits: list[tuple[float, ...]] = []
-    for _ in range(NUM_REFITS):
-        first, *others = rng.choices(blocks, k=len(blocks))
-        refit = first.plus(others).solve(solution)
-        refits.append(tuple(scale * value for value in refit[:num_of_shape]))
-    scaled = [scale * value for value in solution]
-    fit = StepFit(knots, tuple(scaled[:num_of_shape]), tuple(refits))
-    return fit, Slowing(*scaled[num_of_shape:])
+    return solution, blocks
 
 
 def _sum_blocks(
@@ -301,12 +301,19 @@ def fit_profile(
     passes: Sequence[Sequence[Sequence[ObservedStep]]],
     delays: tuple[Delays, ...],
     origin: Provenance,
+    num_closed: int | None = None,
 ) -> MachineProfile:
-    """Fit a profile to the steps of each load of each pass."""
-    every = [step for of_pass in passes for of_load in of_pass for step in of_load]
-    overhead, (fit, slowing) = fit_overhead(every), fit_steps(every)
-    passes = [[slowing.without(of_load) for of_load in of_pass] for of_pass in passes]
+    """Fit a profile to the steps of each load of each pass.
+
+    The first `num_closed` loads of a pass are closed loops; without it, all that were measured
+    tell what a request costs, and what one costs when it arrives is known only in part.
+    """
+    measured = [step for of_pass in passes for of_load in of_pass for step in of_load]
+    closed = [step for of_pass in passes for of_load in of_pass[:num_closed] for step in of_load]
+    overhead, per_ended_s = fit_overhead(measured), fit_ended(closed)
+    passes = [[without_ended(of_load, per_ended_s) for of_load in of_pass] for of_pass in passes]
     steps = [step for of_pass in passes for of_load in of_pass for step in of_load]
+    fit = fit_steps(steps)
     return MachineProfile(
         model=origin.model,
         machine=origin.machine,
@@ -321,7 +328,7 @@ def fit_profile(
         drift=measure_drift(passes, fit),
         overhead_s=overhead.constant_s,
         overhead_per_row_s=overhead.per_row_s,
-        request_s=overhead.per_request_s + slowing.per_request_s,
+        per_request_s=overhead.per_request_s + per_ended_s,
         delays=delays,
         start_s=origin.start_s,
         largest=largest_shape(steps),

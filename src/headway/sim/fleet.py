@@ -133,8 +133,6 @@ class EngineSpec:
     scheduler: SchedulerConfig
     capacity: Capacity
     enable_prefix_caching: bool = True
-    request_s: float = 0.0
-    """Seconds besides the steps for each request that arrives during one."""
 
 
 class VirtualFleet:
@@ -298,10 +296,10 @@ class VirtualFleet:
             return  # killed while the request was on its way
         engine.joining.append(record)
         if not engine.is_stepping:
+            engine.executor.num_ended = 0
             self._begin(engine)
 
-    def _begin(self, engine: _Engine, delay_s: float = 0.0) -> None:
-        """Add requests and begin a step, which takes so much longer."""
+    def _begin(self, engine: _Engine) -> None:
         for record in engine.joining:
             if record.output_ids or record.max_tokens > record.num_output:
                 self._expect(engine, record)
@@ -309,7 +307,7 @@ class VirtualFleet:
         engine.joining.clear()
         engine.is_stepping = engine.core.begin_step() is not None
         if engine.is_stepping:
-            self.at(self.clock.now() + engine.executor.step_s + delay_s, self._end, engine)
+            self.at(self.clock.now() + engine.executor.step_s, self._end, engine)
         elif engine.events:  # an idle engine has refused a request
             self._tell(engine)
 
@@ -326,8 +324,9 @@ class VirtualFleet:
         if engine.has_left:
             return
         engine.core.end_step()
+        engine.executor.num_ended = sum([isinstance(one, Finished) for one in engine.events])
         self._tell(engine)
-        self._begin(engine, len(engine.joining) * self._spec.request_s)
+        self._begin(engine)
 
     def _tell(self, engine: _Engine) -> None:
         """Have what has happened in an engine reach the routers after the time of a message."""

@@ -33,9 +33,9 @@ class ObservedStep:
     overhead_s: float
     """Seconds besides, up to the next step if the engine had work for it."""
     num_added: int = 0
-    """Requests that were added between this step and the next."""
+    """Prompts that were added between this step and the next."""
     num_ended: int = 0
-    """Requests that ended with it."""
+    """Requests, or samples of a prompt, that ended with it."""
 
 
 @dataclass(slots=True)
@@ -105,6 +105,9 @@ class _Observer:
                 self._note_request(entry)
             case BeginEntry(digest=digest) if digest:
                 self._begin()
+            case BeginEntry() if self._ended is not None:  # the last request was aborted
+                self._note_step(self._ended, entry.now)
+                self._is_idle = True
             case EndEntry():
                 self._end(entry)
             case _:

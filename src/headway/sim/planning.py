@@ -31,7 +31,9 @@ MAX_RATIO = 10.0
 MAX_POOLED = 8
 """Engines whose requests a run has; with more of them, each has fewer."""
 DOUBT_SHARE = 0.15
-"""If so few runs miss the target, chance may be why, and more runs decide."""
+"""If no more runs than these miss the target, chance may be why, and more runs decide."""
+DOUBT_RATIO = 0.5
+"""A target of which no run needs so much is kept without doubt."""
 MORE_RUNS = 2
 """Further runs then, for each run so far."""
 LOWEST_SHARE = 0.02
@@ -107,7 +109,7 @@ class Study:
     note: Note = lambda _text: None
 
     def predict(self, rate: float, num_engines: int | None = None) -> Prediction:
-        """Simulate the load at a rate, more often if a few of the runs miss the target.
+        """Simulate the load at a rate, more often if chance may decide whether it is carried.
 
         One slow run in 19 would otherwise end the search far below what is carried.
         """
@@ -115,8 +117,9 @@ class Study:
         limits = Limits(self.num_requests * min(setup.num_engines, MAX_POOLED))
         load, runs = self.workload.with_rate(rate), self.runs
         found = predict(setup, load, limits, runs)
-        num_missed = sum(self.goal.ratio(one) > 1.0 for one in found.figures)
-        if not 0 < num_missed <= DOUBT_SHARE * runs.count:
+        ratios = [self.goal.ratio(one) for one in found.figures]
+        num_missed = sum(one > 1.0 for one in ratios)
+        if max(ratios) < DOUBT_RATIO or num_missed > DOUBT_SHARE * runs.count:
             return found
         more = replace(runs, count=MORE_RUNS * runs.count, seed=runs.seed + runs.count)
         return found.plus(predict(setup, load, limits, more))

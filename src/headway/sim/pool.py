@@ -32,10 +32,10 @@ class _CountedTimes:
     def start(self, rng: random.Random) -> DrawStep:
         draw, profile, load = self._times.start(rng), self._times.profile, self._load
 
-        def counted(shape: StepShape) -> StepTime:
+        def counted(shape: StepShape, num_ended: int) -> StepTime:
             load.num_steps += 1
             load.num_extrapolated += profile.is_beyond(shape)
-            return draw(shape)
+            return draw(shape, num_ended)
 
         return counted
 

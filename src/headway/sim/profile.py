@@ -131,8 +131,8 @@ class MachineProfile:
     num_steps: int
     steal: float
     """Share of the CPU time that the host took during the measurement."""
-    request_s: float = 0.0
-    """Seconds besides for a request of a busy engine: to read it, to add it and to end it."""
+    per_request_s: float = 0.0
+    """Seconds besides for each request, if the engine is busy: to read it, add it and end it."""
     caveat: str = ""
     """What makes predictions doubtful; a measured profile has none."""
     format: int = FORMAT
@@ -172,7 +172,7 @@ class MeasuredTimes:
         num_near = max(MIN_NEIGHBOURS, len(means) // NEIGHBOUR_SHARE)
         left: list[float] = []
 
-        def draw(shape: StepShape) -> StepTime:
+        def draw(shape: StepShape, num_ended: int) -> StepTime:
             predicted_s = fit.predict(shape)
             if not left and means:
                 first = bisect_right(means, predicted_s) - num_near // 2
@@ -182,7 +182,8 @@ class MeasuredTimes:
             ratio = left.pop() if left else 1.0
             rows = shape.num_decodes + (shape.num_prefill_tokens > 0)
             overhead_s = profile.overhead_s + profile.overhead_per_row_s * rows
-            return StepTime(self.speed * ratio * predicted_s, self.speed * overhead_s)
+            elapsed_s = ratio * predicted_s + num_ended * profile.per_request_s
+            return StepTime(self.speed * elapsed_s, self.speed * overhead_s)
 
         return draw
 

@@ -33,6 +33,8 @@ def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
     for change in changes:
         key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
         if key == DRIFT:
+            if profile.caveat:
+                raise ConfigError("drift is for measured profiles: a datasheet has that of errors")
             profile = replace(profile, drift=_parse_drift(value))
         else:
             spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)

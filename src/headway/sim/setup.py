@@ -71,9 +71,7 @@ class Setup:
     @staticmethod
     def of(profile: MachineProfile) -> Setup:
         """Return one engine with the settings under which the profile was measured."""
-        spec = EngineSpec(
-            profile.scheduler, profile.capacity, profile.enable_prefix_caching, profile.request_s
-        )
+        spec = EngineSpec(profile.scheduler, profile.capacity, profile.enable_prefix_caching)
         return Setup(profile, spec)
 
     @property

@@ -33,8 +33,8 @@ class StepTime(NamedTuple):
     """Seconds of the engine process besides: planning, updating, reporting, taking commands."""
 
 
-DrawStep = Callable[[StepShape], StepTime]
-"""Returns the duration of the next step of an engine."""
+DrawStep = Callable[[StepShape, int], StepTime]
+"""Returns the duration of the next step of an engine, after one with which requests ended."""
 
 
 class StepTimes(Protocol):
@@ -69,7 +69,7 @@ class StepProfile:
         return replace(self, cost=scaled)
 
     def start(self, rng: random.Random) -> DrawStep:
-        return lambda shape: StepTime(self._draw_s(shape, rng))
+        return lambda shape, _num_ended: StepTime(self._draw_s(shape, rng))
 
     def _draw_s(self, shape: StepShape, rng: random.Random) -> float:
         seconds = self.cost.predict(shape)
@@ -150,6 +150,8 @@ class TimedExecutor:
         self._draw = times.start(random.Random(f"steps/{seed}"))
         self._block_copy_s = inner.capacity().block_copy_s
         self._elapsed_s = self._copy_s = 0.0
+        self.num_ended = 0
+        """Requests that ended with the step just before the next one."""
         self.step_s = 0.0
         """Duration of the last submitted step on the clock, with its overhead."""
 
@@ -157,7 +159,7 @@ class TimedExecutor:
         return self._inner.capacity()
 
     def submit(self, plan: StepPlan) -> Ticket:
-        drawn = self._draw(shape_of(plan))
+        drawn = self._draw(shape_of(plan), self.num_ended)
         self._copy_s = self._block_copy_s * (len(plan.saves) + len(plan.loads))
         self._elapsed_s = drawn.elapsed_s + self._copy_s
         self.step_s = self._elapsed_s + drawn.overhead_s

@@ -99,7 +99,7 @@ def profile(
     open_runs = [run for runs in passes for run in runs[len(NUM_CLIENTS) :]]
     all_runs = [run for runs in passes for run in runs]
     delays = _all_delays(engine, open_runs) or _all_delays(engine, all_runs)
-    found = fit_profile(engine.header, steps, group_delays(delays), origin)
+    found = fit_profile(engine.header, steps, group_delays(delays), origin, len(NUM_CLIENTS))
     write_profile(output, found)
     typer.echo(describe(found))
     typer.echo(f"written: {output}")
@@ -198,7 +198,7 @@ def describe(found: MachineProfile) -> str:
             f"token, {1e9 * per_attended_s:.0f} ns an attended token",
             f"overhead {1e3 * found.overhead_s:.2f} ms a step and "
             f"{1e6 * found.overhead_per_row_s:.0f} us a request in it, "
-            f"{1e3 * found.request_s:.1f} ms for each new request",
+            f"{1e3 * found.per_request_s:.1f} ms for each request that ends",
             f"speed differs by {100 * found.drift:.1f} % between passes; "
             f"steal {100 * found.steal:.1f} %; ready after {found.start_s:.1f} s",
             *(advice if is_busy else []),
