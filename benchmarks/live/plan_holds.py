@@ -28,11 +28,10 @@ from dataclasses import dataclass
 from math import inf, log
 
 from benchmarks.live.truth import profile_of, serve
-from benchmarks.sim.plans import OVERLOAD, planned_rate
+from benchmarks.sim.plans import OVERLOAD, planned_rate, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
 from headway.sim.planning import Goal
-from headway.sim.settings import change_settings
 from headway.sim.setup import Setup
 from headway.workload import Synthetic
 
@@ -129,9 +128,7 @@ def main() -> None:
         "--rates", type=_parse_rates, help="requests/s planned before, one for each workload"
     )
     arguments = parser.parse_args()
-    arguments.setup = Setup.of(arguments.profile)
-    if arguments.drift:
-        arguments.setup = change_settings(arguments.setup, [f"drift={arguments.drift}"])
+    arguments.setup = setup_of(arguments.profile, arguments.drift)
     names, drift = arguments.workloads, arguments.setup.profile.drift
     rates = arguments.rates or (None,) * len(names)
     if len(rates) != len(names):

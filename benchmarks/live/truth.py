@@ -2,6 +2,7 @@
 
     headway profile "$model" -o machine.json
     python -m benchmarks.live.truth "$model" machine.json [--seconds 30] [--repeats 2] [--runs 20]
+        [--drift 0.05]
 
 A cell is a workload, a load relative to what the profile says is the most, and a policy. Each cell
 is simulated first, from the profile alone, and then served `--repeats` times with the same requests
@@ -10,7 +11,8 @@ figure is covered if the simulated 90 % interval has it. Spread is the largest b
 served figure, less 1.
 
 A machine that others share changes its speed after the profile was made, which no simulation knows.
-So each served run is recorded, and its speed is the time of its steps by what the profile says for
+Intervals with `--drift` are those of a machine whose speed differs so much from what was profiled.
+Each served run is recorded, and its speed is the time of its steps by what the profile says for
 the same steps. A second error is that of simulations at this speed: what remains is the error of
 everything else, as queueing, batching and delays. Intervals are those of the first simulation.
 """
@@ -26,7 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.support.workloads import WORKLOADS
+from benchmarks.sim.plans import setup_of
+from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
 from headway.bench.load.openai import Target
@@ -44,7 +47,6 @@ from headway.sim.profile import Delays, MachineProfile, read_profile
 from headway.sim.served import ServedRequest
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
-from headway.sim.setup import Setup
 from headway.workload import Synthetic
 
 LOADS = (0.3, 0.5, 0.7, 0.9, 1.3)
@@ -185,9 +187,9 @@ def _run_cell(
     arguments: argparse.Namespace, name: str, load: float, policy: str, seed: int
 ) -> Cell:
     profile: MachineProfile = arguments.profile
-    setup = change_settings(Setup.of(profile), [f"policy={policy}"])
-    most = saturated_rate(setup, WORKLOADS[name], Runs(3, SEED))
-    workload = WORKLOADS[name].with_rate(load * most.middle)
+    setup = change_settings(setup_of(profile, arguments.drift), [f"policy={policy}"])
+    workload = (WORKLOADS | SHORT_WORKLOADS)[name]
+    workload = workload.with_rate(load * saturated_rate(setup, workload, Runs(3, SEED)).middle)
     runs = Runs(arguments.runs, seed, draws_requests=False)
     limits = Limits(duration_s=arguments.seconds)
     prediction = predict(setup, workload, limits, runs)
@@ -272,15 +274,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--drift", help="that of the speed, instead of the profile's")
+    parser.add_argument("--workloads", type=parse_names, default=tuple(WORKLOADS))
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--serve-flag", action="append", default=[])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cells: list[Cell] = []
-    names = [name.strip() for name in arguments.workloads.split(",")]
     loads = [float(load) for load in arguments.loads.split(",")]
-    for number, (name, load) in enumerate((name, load) for name in names for load in loads):
+    for number, (name, load) in enumerate(
+        (name, load) for name in arguments.workloads for load in loads
+    ):
         policy = POLICIES[number % len(POLICIES)]
         cells.append(_run_cell(arguments, name, load, policy, SEED + number))
         _print_cell(cells[-1])

@@ -19,6 +19,7 @@ from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.sim.catalog import find_profile
 from headway.sim.figures import Runs, predict
 from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
+from headway.sim.profile import MachineProfile
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
 from headway.sim.setup import Setup
@@ -27,6 +28,11 @@ from headway.workload import Synthetic
 OVERLOAD = 1.3
 PROMISED = 0.95
 SEED = 7000
+
+
+def setup_of(profile: MachineProfile, drift: str | None) -> Setup:
+    """Return one engine as profiled, or with another drift of its speed."""
+    return change_settings(Setup.of(profile), [] if drift is None else [f"drift={drift}"])
 
 
 def planned_rate(
@@ -50,9 +56,7 @@ def main() -> None:
     parser.add_argument("--workloads", type=parse_names, default=(*WORKLOADS, *SHORT_WORKLOADS))
     parser.add_argument("--drift", help="that of the speed, instead of the profile's")
     arguments = parser.parse_args()
-    setup = Setup.of(find_profile(arguments.profile))
-    if arguments.drift:
-        setup = change_settings(setup, [f"drift={arguments.drift}"])
+    setup = setup_of(find_profile(arguments.profile), arguments.drift)
     goal = Goal(arguments.percentile, ttft_s=arguments.ttft)
     limits = Limits(duration_s=arguments.seconds)
     lowest = PROMISED - 2 * sqrt(PROMISED * (1 - PROMISED) / arguments.further)
