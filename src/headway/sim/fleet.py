@@ -323,8 +323,9 @@ class VirtualFleet:
     def _end(self, engine: _Engine) -> None:
         if engine.has_left:
             return
+        num_running = len(engine.core.scheduler.running)
         engine.core.end_step()
-        engine.executor.num_ended = sum([isinstance(one, Finished) for one in engine.events])
+        engine.executor.num_ended = num_running - len(engine.core.scheduler.running)
         self._tell(engine)
         self._begin(engine)
 
