@@ -84,8 +84,12 @@ def test_predictions_by_datasheet_say_so(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "datasheet, not measured" in done.stdout
     assert "datasheet, not measured" in page.read_text()
-    (warning,) = json.loads(document.read_text())["warnings"]
+    found = json.loads(document.read_text())
+    (warning,) = found["warnings"]
     assert "datasheet, not measured" in warning
+    assert found["plans"][0]["settings"] == ["max_num_seqs=8"]
+    assert "Set: max_num_seqs=8." in done.stdout
+    assert "Set: max_num_seqs=8." in page.read_text()
     done = headway("simulate", "datasheet:h100/8B", *LOAD, "--runs", "1", "--num-requests", "20")
     assert done.returncode == 0, done.stderr
     assert "datasheet, not measured" in done.stdout

@@ -102,6 +102,8 @@ class _Plan:
     needed: EnginesNeeded
     num_spare: int
     price: float | None
+    settings: tuple[str, ...]
+    """Changed settings of the engines and tenants, as given."""
 
     @property
     def num_engines(self) -> int:
@@ -185,7 +187,8 @@ def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
 def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:
     carried = carried_rate(study)
     needed = engines_needed(study, _rate_of(options), carried)
-    return _Plan(name, carried, needed, options.spare, options.price)
+    settings = (*(options.set or ()), *(options.tenant or ()))
+    return _Plan(name, carried, needed, options.spare, options.price, settings)
 
 
 def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, PlanOptions]:
@@ -222,6 +225,8 @@ def _describe(found: _Plan, goal: Goal, rate: float) -> list[str]:
     price = found.price_per_million
     if price is not None:
         lines.append(f"A million output tokens cost {number(price)}, spares included.")
+    if found.settings:
+        lines.append(f"Set: {', '.join(found.settings)}.")
     return lines
 
 
@@ -247,6 +252,7 @@ def _document(plans: Sequence[_Plan], goal: Goal, rate: float) -> dict[str, obje
         "plans": [
             {
                 "name": one.name,
+                "settings": one.settings,
                 "carried_requests_per_s": one.carried.sure,
                 "likely_requests_per_s": one.carried.likely,
                 "saturated_requests_per_s": [
