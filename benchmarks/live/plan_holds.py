@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import inf, log
 
 from benchmarks.live.truth import profile_of, serve
-from benchmarks.sim.plans import OVERLOAD, planned_rate, setup_of
+from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
 from headway.sim.planning import Goal
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("model")
     parser.add_argument("profile", type=profile_of)
-    parser.add_argument("--drift", help="that of the speed, instead of the profile's")
+    add_drift(parser)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ttft", type=float, default=3.0, help="target in seconds")

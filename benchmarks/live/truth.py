@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.sim.plans import setup_of
+from benchmarks.sim.plans import add_drift, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
@@ -41,6 +41,7 @@ from headway.errors import ConfigError
 from headway.percentiles import percentile
 from headway.record.reader import find_recordings
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
+from headway.sim.fitting import ended_before
 from headway.sim.observed import ObservedStep, read_observed
 from headway.sim.planning import saturated_rate
 from headway.sim.profile import Delays, MachineProfile, read_profile
@@ -121,8 +122,8 @@ class Served:
             profile.fit.predict(one.shape)
             + profile.overhead_s
             + profile.overhead_per_row_s * one.num_scheduled
-            + profile.per_request_s * one.num_ended
-            for one in self.steps
+            + profile.per_request_s * num_ended
+            for one, num_ended in zip(self.steps, ended_before(self.steps), strict=True)
         )
         return sum(one.elapsed_s + one.overhead_s for one in self.steps) / predicted_s
 
@@ -274,7 +275,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--drift", help="that of the speed, instead of the profile's")
+    add_drift(parser)
     parser.add_argument("--workloads", type=parse_names, default=tuple(WORKLOADS))
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--serve-flag", action="append", default=[])

@@ -16,12 +16,13 @@ from math import sqrt
 from time import perf_counter
 
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
+from headway.errors import ConfigError
 from headway.sim.catalog import find_profile
 from headway.sim.figures import Runs, predict
 from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
 from headway.sim.profile import MachineProfile
 from headway.sim.serving import Limits
-from headway.sim.settings import change_settings
+from headway.sim.settings import change_settings, parse_drift
 from headway.sim.setup import Setup
 from headway.workload import Synthetic
 
@@ -30,7 +31,20 @@ PROMISED = 0.95
 SEED = 7000
 
 
-def setup_of(profile: MachineProfile, drift: str | None) -> Setup:
+def add_drift(parser: argparse.ArgumentParser) -> None:
+    """Add the option that plans for a machine of another drift."""
+    about = "standard deviation of the speed of engines, such as 0.04; default: the profile's"
+    parser.add_argument("--drift", type=_drift_of, help=about)
+
+
+def _drift_of(text: str) -> float:
+    try:
+        return parse_drift(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def setup_of(profile: MachineProfile, drift: float | None) -> Setup:
     """Return one engine as profiled, or with another drift of its speed."""
     return change_settings(Setup.of(profile), [] if drift is None else [f"drift={drift}"])
 
@@ -54,7 +68,7 @@ def main() -> None:
     parser.add_argument("--further", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workloads", type=parse_names, default=(*WORKLOADS, *SHORT_WORKLOADS))
-    parser.add_argument("--drift", help="that of the speed, instead of the profile's")
+    add_drift(parser)
     arguments = parser.parse_args()
     setup = setup_of(find_profile(arguments.profile), arguments.drift)
     goal = Goal(arguments.percentile, ttft_s=arguments.ttft)

@@ -14,16 +14,19 @@ from headway.errors import ConfigError
 from headway.sim.catalog import find_profile
 from headway.sim.fitting import (
     MeasuredDelay,
+    Provenance,
     fit_ended,
     fit_overhead,
+    fit_profile,
     fit_steps,
     group_delays,
     measure_drift,
     residual_runs,
     without_ended,
 )
-from headway.sim.observed import ObservedStep
-from headway.sim.profile import StepFit, read_profile, write_profile
+from headway.sim.observed import ObservedStep, read_observed
+from headway.sim.profile import Delays, StepFit, read_profile, write_profile
+from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import COEFFICIENTS, KNOTS, make_profile
 
 TRUE = StepFit(KNOTS, COEFFICIENTS)
@@ -114,6 +117,20 @@ def test_steps_after_which_no_request_ended_cost_nothing_besides():
     steps = draw_steps(600, noise=0.1)
     assert fit_ended(steps) == 0.0
     assert without_ended(steps, 0.0) == steps
+
+
+def test_a_profile_of_few_steps_in_closed_loops_takes_the_cost_from_all(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    with recorded(harness_class(recorder)()) as engine:
+        engine.add("only", list(range(100, 110)), max_tokens=2)
+        engine.run()
+    header = read_observed(recorder.path).header
+    few, many = draw_steps(100, noise=0.1), draw_steps(900, noise=0.1)
+    many = [replace(one, overhead_s=one.overhead_s + 0.004, num_ended=1) for one in many]
+    delays, origin = (Delays(1, (0.0,), (0.0,)),), Provenance("m", "a test", "0", "", "")
+    found = fit_profile(header, [[few, many]], delays, origin, num_closed=1)
+    assert found.num_steps == 1000
+    assert found.per_request_s >= 0.0039
 
 
 def test_drift_is_how_much_passes_differ():

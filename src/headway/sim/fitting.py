@@ -129,7 +129,7 @@ def fit_ended(steps: Sequence[ObservedStep]) -> float:
     last = len(knots) + NUM_LINEAR
     rows = [
         [*features(one.shape, knots), (last, num_ended)]
-        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
+        for one, num_ended in zip(steps, ended_before(steps), strict=True)
     ]
     return _solve_weighted(rows, steps, last + 1)[0][last]
 
@@ -138,11 +138,11 @@ def without_ended(steps: Sequence[ObservedStep], per_ended_s: float) -> list[Obs
     """Return the steps as they would be if no request had ended just before."""
     return [
         replace(one, elapsed_s=max(one.elapsed_s / 2, one.elapsed_s - num_ended * per_ended_s))
-        for one, num_ended in zip(steps, _ended_before(steps), strict=True)
+        for one, num_ended in zip(steps, ended_before(steps), strict=True)
     ]
 
 
-def _ended_before(steps: Sequence[ObservedStep]) -> list[int]:
+def ended_before(steps: Sequence[ObservedStep]) -> list[int]:
     """Return for each step how many requests ended with one that it followed at once."""
     numbers, until, num_ended = list[int](), -inf, 0
     for one in steps:
@@ -305,12 +305,14 @@ def fit_profile(
 ) -> MachineProfile:
     """Fit a profile to the steps of each load of each pass.
 
-    The first `num_closed` loads of a pass are closed loops; without it, all that were measured
-    tell what a request costs, and what one costs when it arrives is known only in part.
+    The first `num_closed` loads of a pass are closed loops, of which the cost of a request is
+    known. Without it, or with too few of their steps, it comes from all steps, and lacks most of
+    what requests of open loops cost when they arrive.
     """
     measured = [step for of_pass in passes for of_load in of_pass for step in of_load]
     closed = [step for of_pass in passes for of_load in of_pass[:num_closed] for step in of_load]
-    overhead, per_ended_s = fit_overhead(measured), fit_ended(closed)
+    overhead = fit_overhead(measured)
+    per_ended_s = fit_ended(closed if len(closed) >= MIN_STEPS else measured)
     passes = [[without_ended(of_load, per_ended_s) for of_load in of_pass] for of_pass in passes]
     steps = [step for of_pass in passes for of_load in of_pass for step in of_load]
     fit = fit_steps(steps)

@@ -34,14 +34,17 @@ def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
         key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
         if key == DRIFT:
             if profile.caveat:
-                raise ConfigError("drift is for measured profiles: a datasheet has that of errors")
-            profile = replace(profile, drift=_parse_drift(value))
+                raise ConfigError(
+                    "drift is for measured profiles: ranges by a datasheet have its error"
+                )
+            profile = replace(profile, drift=parse_drift(value))
         else:
             spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
     return replace(setup, spec=spec, profile=profile)
 
 
-def _parse_drift(text: str) -> float:
+def parse_drift(text: str) -> float:
+    """Return a drift given as text; ConfigError if it cannot be one."""
     try:
         drift = float(text)
     except ValueError:

@@ -34,7 +34,7 @@ class StepTime(NamedTuple):
 
 
 DrawStep = Callable[[StepShape, int], StepTime]
-"""Returns the duration of the next step of an engine, after one with which requests ended."""
+"""Returns the duration of a step, by its shape and the requests that ended just before it."""
 
 
 class StepTimes(Protocol):
