@@ -27,8 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, log
 
-from benchmarks.live.truth import profile_of, serve
-from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, setup_of
+from benchmarks.live.truth import serve
+from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, profile_of, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
 from headway.sim.planning import Goal

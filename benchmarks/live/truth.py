@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.sim.plans import add_drift, setup_of
+from benchmarks.sim.plans import add_drift, profile_of, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
@@ -37,14 +37,13 @@ from headway.bench.load.own_server import OwnServer
 from headway.bench.load.records import LoadRecord, Outcome
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.bench.steal import StealMeter
-from headway.errors import ConfigError
 from headway.percentiles import percentile
 from headway.record.reader import find_recordings
 from headway.sim.figures import Figures, Interval, Runs, predict, summarize
 from headway.sim.fitting import ended_before
 from headway.sim.observed import ObservedStep, read_observed
 from headway.sim.planning import saturated_rate
-from headway.sim.profile import Delays, MachineProfile, read_profile
+from headway.sim.profile import Delays, MachineProfile
 from headway.sim.served import ServedRequest
 from headway.sim.serving import Limits
 from headway.sim.settings import change_settings
@@ -258,14 +257,6 @@ def _print_summary(cells: Sequence[Cell], repeats: int) -> None:
         )
     total = repeats * len(cells) * len(FIGURES)
     print(f"covered in all: {num_covered} of {total}, {100 * num_covered / total:.0f} %")
-
-
-def profile_of(name: str) -> MachineProfile:
-    """Read the profile that an argument names."""
-    try:
-        return read_profile(Path(name))
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main() -> None:

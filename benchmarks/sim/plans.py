@@ -44,6 +44,14 @@ def _drift_of(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def profile_of(name: str) -> MachineProfile:
+    """Return the profile that an argument names."""
+    try:
+        return find_profile(name)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def setup_of(profile: MachineProfile, drift: float | None) -> Setup:
     """Return one engine as profiled, or with another drift of its speed."""
     return change_settings(Setup.of(profile), [] if drift is None else [f"drift={drift}"])
@@ -61,7 +69,7 @@ def planned_rate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--profile", default="smollm2-135m-2-cores")
+    parser.add_argument("--profile", type=profile_of, default="smollm2-135m-2-cores")
     parser.add_argument("--ttft", type=float, default=3.0, help="target in seconds")
     parser.add_argument("--percentile", type=int, choices=(50, 95, 99), default=99)
     parser.add_argument("--runs", type=int, default=19)
@@ -70,7 +78,7 @@ def main() -> None:
     parser.add_argument("--workloads", type=parse_names, default=(*WORKLOADS, *SHORT_WORKLOADS))
     add_drift(parser)
     arguments = parser.parse_args()
-    setup = setup_of(find_profile(arguments.profile), arguments.drift)
+    setup = setup_of(arguments.profile, arguments.drift)
     goal = Goal(arguments.percentile, ttft_s=arguments.ttft)
     limits = Limits(duration_s=arguments.seconds)
     lowest = PROMISED - 2 * sqrt(PROMISED * (1 - PROMISED) / arguments.further)
