@@ -31,8 +31,8 @@ from benchmarks.live.truth import serve
 from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, profile_of, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
-from headway.sim.planning import Goal
-from headway.sim.setup import Setup
+from headway.sim.prediction.planning import Goal
+from headway.sim.prediction.setup import Setup
 from headway.workload import Synthetic
 
 NORMAL_90 = 1.645

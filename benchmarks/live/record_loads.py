@@ -25,9 +25,9 @@ from headway.bench.load.openai import Access
 from headway.bench.load.records import Outcome
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.record.reader import find_recordings
-from headway.sim.items import RecordedItem
-from headway.sim.observed import read_observed
-from headway.sim.recorded import load_of
+from headway.sim.recording.items import RecordedItem
+from headway.sim.recording.load import load_of
+from headway.sim.recording.observed import read_observed
 from headway.tenancy.keys import make_key
 from headway.workload import Content, Poisson, Synthetic, WorkItem, parse_lengths, parse_prefixes
 

@@ -39,14 +39,14 @@ from headway.bench.load.runner import LoadRun, RunLimits, run_load
 from headway.bench.steal import StealMeter
 from headway.percentiles import percentile
 from headway.record.reader import find_recordings
-from headway.sim.figures import Figures, Interval, Runs, predict, summarize
-from headway.sim.fitting import ended_before
-from headway.sim.observed import ObservedStep, read_observed
-from headway.sim.planning import saturated_rate
-from headway.sim.profile import Delays, MachineProfile
-from headway.sim.served import ServedRequest
-from headway.sim.serving import Limits
-from headway.sim.settings import change_settings
+from headway.sim.prediction.figures import Figures, Interval, Runs, predict, summarize
+from headway.sim.prediction.planning import saturated_rate
+from headway.sim.prediction.served import ServedRequest
+from headway.sim.prediction.serving import Limits
+from headway.sim.prediction.settings import change_settings
+from headway.sim.profile.fitting import ended_before
+from headway.sim.profile.machine import Delays, MachineProfile
+from headway.sim.recording.observed import ObservedStep, read_observed
 from headway.workload import Synthetic
 
 LOADS = (0.3, 0.5, 0.7, 0.9, 1.3)

@@ -26,11 +26,11 @@ from time import perf_counter
 from headway.config import SchedulerConfig
 from headway.core.slo.steptime import StepShape, prefill_work
 from headway.errors import ConfigError
-from headway.sim.datasheet import MODELS, REACHED, Datasheet, Reached
-from headway.sim.figures import quantile
 from headway.sim.fleet import EngineSpec
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.prediction.figures import quantile
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.datasheet import MODELS, REACHED, Datasheet, Reached
 from headway.workload import Listed, WorkItem
 
 SYSTEMS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "gb200": "gb200"}

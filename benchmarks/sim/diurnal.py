@@ -20,12 +20,12 @@ from dataclasses import replace
 from time import perf_counter
 
 from headway.core.terms import Targets
-from headway.sim.catalog import find_profile
-from headway.sim.figures import summarize
-from headway.sim.profile import MachineProfile, StepFit
-from headway.sim.served import ServedLoad
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.prediction.figures import summarize
+from headway.sim.prediction.served import ServedLoad
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.catalog import find_profile
+from headway.sim.profile.machine import MachineProfile, StepFit
 from headway.workload import Diurnal, Synthetic, Uniform
 
 DAY_S = 86_400.0

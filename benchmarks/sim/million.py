@@ -24,11 +24,11 @@ from math import inf
 from time import perf_counter, process_time
 
 from headway.fleet.router.simulated import SharedFrontends
-from headway.sim.catalog import find_profile
-from headway.sim.figures import Runs, summarize
-from headway.sim.planning import saturated_rate
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.prediction.figures import Runs, summarize
+from headway.sim.prediction.planning import saturated_rate
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.catalog import find_profile
 from headway.workload import Poisson, Synthetic, Uniform, WorkItem
 
 PROMPTS, OUTPUTS = Uniform(16, 240), Uniform(8, 56)

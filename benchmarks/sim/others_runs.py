@@ -32,10 +32,10 @@ from benchmarks.sim.request_fit import (
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
-from headway.sim.datasheet import Datasheet
-from headway.sim.figures import quantile
 from headway.sim.fleet import EngineSpec
-from headway.sim.profile import StepFit
+from headway.sim.prediction.figures import quantile
+from headway.sim.profile.datasheet import Datasheet
+from headway.sim.profile.machine import StepFit
 
 KNOTS = (1, 16, 128, 2048)
 START_DELAY_S = 0.02

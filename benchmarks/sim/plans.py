@@ -17,13 +17,13 @@ from time import perf_counter
 
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.errors import ConfigError
-from headway.sim.catalog import find_profile
-from headway.sim.figures import Runs, predict
-from headway.sim.planning import Goal, Study, carried_rate, saturated_rate
-from headway.sim.profile import MachineProfile
-from headway.sim.serving import Limits
-from headway.sim.settings import change_settings, parse_drift
-from headway.sim.setup import Setup
+from headway.sim.prediction.figures import Runs, predict
+from headway.sim.prediction.planning import Goal, Study, carried_rate, saturated_rate
+from headway.sim.prediction.serving import Limits
+from headway.sim.prediction.settings import change_settings, parse_drift
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.catalog import find_profile
+from headway.sim.profile.machine import MachineProfile
 from headway.workload import Synthetic
 
 OVERLOAD = 1.3

@@ -46,14 +46,14 @@ from benchmarks.sim.policy_rows import (
 from headway.config import SchedulerConfig
 from headway.core.terms import NO_TARGETS
 from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST
-from headway.sim.catalog import find_profile
-from headway.sim.figures import summarize
 from headway.sim.fleet import EngineSpec
-from headway.sim.profile import MachineProfile
-from headway.sim.served import ServedRequest
-from headway.sim.serving import Limits, serve_load
-from headway.sim.settings import change_settings
-from headway.sim.setup import Setup
+from headway.sim.prediction.figures import summarize
+from headway.sim.prediction.served import ServedRequest
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.settings import change_settings
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.catalog import find_profile
+from headway.sim.profile.machine import MachineProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = ROOT / "docs" / "results" / "policies.json"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from headway.core.terms import NO_TARGETS, Targets, Terms
-from headway.sim.items import RecordedItem
+from headway.sim.recording.items import RecordedItem
 from headway.workload import (
     Bounds,
     Content,

@@ -18,7 +18,7 @@ from headway.clock import Clock
 from headway.core.slo.steptime import StepShape
 from headway.routing import RULES, Router
 from headway.sim.fleet import EngineSpec, FleetRecord, VirtualFleet
-from headway.sim.profile import StepFit, features
+from headway.sim.profile.machine import StepFit, features
 from headway.sim.steps import DrawStep, StepTime
 
 HUBER = 0.1

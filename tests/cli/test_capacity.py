@@ -12,7 +12,7 @@ import pytest
 from headway.cli import main
 from headway.cli.capacity.simulate import SimulateOptions
 from headway.errors import ConfigError
-from headway.sim.profile import write_profile
+from headway.sim.profile.machine import write_profile
 from tests.cli.test_cli import headway
 from tests.sim.support import make_profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
-from headway.sim.profile import Delays, MachineProfile, ResidualRun, StepFit
+from headway.sim.profile.machine import Delays, MachineProfile, ResidualRun, StepFit
 
 CAPACITY = Capacity(num_blocks=400, block_size=16, max_model_len=2048)
 KNOTS = (1, 16, 64, 512)

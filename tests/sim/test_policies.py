@@ -17,7 +17,7 @@ from benchmarks.sim.policies import (
 )
 from benchmarks.sim.policy_loads import FOLDER, read_load, read_loads
 from benchmarks.sim.policy_rows import compare
-from headway.sim.catalog import find_profile
+from headway.sim.profile.catalog import find_profile
 
 MAX_FILE_BYTES = 100_000
 

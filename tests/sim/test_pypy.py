@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.sim.plain import from_plain
-from headway.sim.profile import MachineProfile
+from headway.sim.profile.machine import MachineProfile
+from headway.sim.profile.plain import from_plain
 from tests.sim.support import make_profile
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +36,9 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from headway.fleet.router.simulated import SharedFrontends
-from headway.sim.catalog import find_profile
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.profile.catalog import find_profile
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
 from headway.workload import Content, Poisson, Prefixes, Synthetic, Uniform
 
 setup = replace(

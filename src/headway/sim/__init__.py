@@ -10,23 +10,9 @@ PyPy. In reading order:
     simulation.py  Simulation: a run of recorded requests
     fleet.py       VirtualFleet: several engine cores behind a router
     direct.py      one engine without a router
-    plain.py       values of JSON as dataclasses
-    profile.py     profiles: measured step times, overhead and delays
-    datasheet.py   profiles computed from the datasheets of GPUs
-    catalog.py     profiles by name
-    observed.py    steps and requests of a recorded engine
-    fitting.py     fits a profile to them
-    items.py       a recorded request as an item of a load
-    recorded.py    the requests of a recording as a load
-    setup.py       what is simulated: engines, frontends, tenants, failures
-    served.py      what a load was served
-    pool.py        engines that start, drain and are killed; the autoscaler
-    serving.py     a load on simulated engines, as clients see it
-    figures.py     figures over several runs, with intervals
-    planning.py    how much load engines carry, how many a load needs
-    settings.py    settings of a simulation as text
-    tables.py      figures as rows
-    page.py        parts of an HTML report
+    recording/     what a recorded engine did, and its requests as a load
+    profile/       what steps and requests take on one machine with one model
+    prediction/    figures, plans and reports of a load on simulated engines
 """
 
 from headway.sim.engine import VirtualEngine

@@ -19,10 +19,9 @@ from headway.cli.capacity.files import write_text
 from headway.cli.capacity.simulate import ENGINES, RUN, EngineOptions
 from headway.cli.options import with_options
 from headway.errors import ConfigError
-from headway.sim.catalog import HELP, find_profile
-from headway.sim.figures import Runs
-from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table
-from headway.sim.planning import (
+from headway.sim.prediction.figures import Runs
+from headway.sim.prediction.page import Chart, Curve, draw, heading, page, paragraph, table
+from headway.sim.prediction.planning import (
     KNEE_SHARE,
     CarriedRate,
     EnginesNeeded,
@@ -31,9 +30,10 @@ from headway.sim.planning import (
     carried_rate,
     engines_needed,
 )
-from headway.sim.settings import convert_field
-from headway.sim.setup import Setup
-from headway.sim.tables import number
+from headway.sim.prediction.settings import convert_field
+from headway.sim.prediction.setup import Setup
+from headway.sim.prediction.tables import number
+from headway.sim.profile.catalog import HELP, find_profile
 
 TARGETS = "Targets"
 CURVE_MAX = 3.0

@@ -25,14 +25,14 @@ from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 from headway.executors.hardware import probe_hardware
 from headway.record.reader import find_recordings
-from headway.sim.fitting import (
+from headway.sim.profile.fitting import (
     MeasuredDelay,
     Provenance,
     fit_profile,
     group_delays,
 )
-from headway.sim.observed import ObservedEngine, ObservedStep, read_observed
-from headway.sim.profile import MachineProfile, write_profile
+from headway.sim.profile.machine import MachineProfile, write_profile
+from headway.sim.recording.observed import ObservedEngine, ObservedStep, read_observed
 from headway.workload import Bounds, ClosedLoop, Lognormal, Poisson, Synthetic
 
 NUM_CLIENTS = (1, 3, 8, 20, 48, 80)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from headway.errors import ConfigError
 from headway.record.reader import find_recordings
-from headway.sim.fitting import profile_of
-from headway.sim.observed import read_observed
-from headway.sim.profile import MachineProfile
-from headway.sim.recorded import load_of
+from headway.sim.profile.fitting import profile_of
+from headway.sim.profile.machine import MachineProfile
+from headway.sim.recording.load import load_of
+from headway.sim.recording.observed import read_observed
 from headway.workload import Listed
 
 

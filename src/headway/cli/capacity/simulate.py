@@ -23,12 +23,12 @@ from headway.cli.options import with_options
 from headway.cli.progress import progress_bar
 from headway.core.terms import Targets
 from headway.errors import ConfigError
-from headway.sim.catalog import HELP, find_profile
-from headway.sim.figures import Runs, predict
-from headway.sim.planning import judge
-from headway.sim.serving import Limits
-from headway.sim.settings import change_settings, check_tenants, parse_term_changes
-from headway.sim.setup import Frontends, Setup
+from headway.sim.prediction.figures import Runs, predict
+from headway.sim.prediction.planning import judge
+from headway.sim.prediction.serving import Limits
+from headway.sim.prediction.settings import change_settings, check_tenants, parse_term_changes
+from headway.sim.prediction.setup import Frontends, Setup
+from headway.sim.profile.catalog import HELP, find_profile
 from headway.workload import Listed, Workload
 
 if TYPE_CHECKING:

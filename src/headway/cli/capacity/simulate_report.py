@@ -8,13 +8,12 @@ from math import isfinite
 from rich.console import Console
 from rich.table import Table
 
-from headway.sim.figures import Prediction
-from headway.sim.page import Chart, Curve, draw, heading, page, paragraph, table
-from headway.sim.planning import LoadVerdict
-from headway.sim.profile import MachineProfile
-from headway.sim.serving import Limits
-from headway.sim.setup import Setup
-from headway.sim.tables import (
+from headway.sim.prediction.figures import Prediction
+from headway.sim.prediction.page import Chart, Curve, draw, heading, page, paragraph, table
+from headway.sim.prediction.planning import LoadVerdict
+from headway.sim.prediction.serving import Limits
+from headway.sim.prediction.setup import Setup
+from headway.sim.prediction.tables import (
     COLUMNS,
     TENANT_COLUMNS,
     plain_of,
@@ -24,6 +23,7 @@ from headway.sim.tables import (
     tenant_rows,
     tenants_of,
 )
+from headway.sim.profile.machine import MachineProfile
 from headway.workload import Workload
 
 MAX_TENANTS = 20

@@ -13,10 +13,10 @@ from itertools import islice, pairwise
 from math import ceil, inf
 
 from headway.errors import ConfigError
-from headway.sim.figures import Figures, Interval, Prediction, Runs, predict
-from headway.sim.items import follows
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import MAX_ENGINES, Setup
+from headway.sim.prediction.figures import Figures, Interval, Prediction, Runs, predict
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import MAX_ENGINES, Setup
+from headway.sim.recording.items import follows
 from headway.workload import Listed, Replay, Synthetic, Workload
 
 KNEE_SHARE = 0.8

@@ -12,8 +12,8 @@ from itertools import count
 
 from headway.errors import ConfigError
 from headway.record.entries import HASH_BYTES
-from headway.sim.items import RecordedItem
-from headway.sim.observed import ObservedEngine, ObservedRequest
+from headway.sim.recording.items import RecordedItem
+from headway.sim.recording.observed import ObservedEngine, ObservedRequest
 from headway.workload import Listed
 
 FIRST_TOKEN = 100

@@ -16,7 +16,7 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
-from headway.sim.profile import Delays, MachineProfile, StepFit
+from headway.sim.profile.machine import Delays, MachineProfile, StepFit
 
 PREFIX = "datasheet:"
 FORM = f"{PREFIX}GPU/MODEL or {PREFIX}2xGPU/MODEL/FORMAT, such as {PREFIX}h100/llama-3.1-8b/fp8"

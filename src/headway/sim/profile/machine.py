@@ -18,7 +18,7 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
-from headway.sim.plain import from_plain
+from headway.sim.profile.plain import from_plain
 from headway.sim.steps import DrawStep, StepTime
 
 FORMAT = 1

@@ -16,11 +16,11 @@ from math import inf
 from headway.core.terms import NO_TERMS, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import FleetRecord
-from headway.sim.items import RecordedItem
-from headway.sim.pool import EnginePool
-from headway.sim.profile import Delays
-from headway.sim.served import ServedLoad, ServedRequest
-from headway.sim.setup import Setup
+from headway.sim.prediction.pool import EnginePool
+from headway.sim.prediction.served import ServedLoad, ServedRequest
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.machine import Delays
+from headway.sim.recording.items import RecordedItem
 from headway.workload import Listed, WorkItem, Workload
 
 PAUSE_AFTER_REFUSAL_S = 0.1

@@ -10,7 +10,7 @@ from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.routing import RULES, Router
 from headway.sim.fleet import EngineSpec, VirtualFleet
-from headway.sim.profile import MachineProfile
+from headway.sim.profile.machine import MachineProfile
 
 MAX_ENGINES = 4096
 

@@ -11,8 +11,8 @@ import pytest
 
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
-from headway.sim.catalog import find_profile
-from headway.sim.fitting import (
+from headway.sim.profile.catalog import find_profile
+from headway.sim.profile.fitting import (
     MeasuredDelay,
     Provenance,
     fit_ended,
@@ -24,8 +24,8 @@ from headway.sim.fitting import (
     residual_runs,
     without_ended,
 )
-from headway.sim.observed import ObservedStep, read_observed
-from headway.sim.profile import Delays, StepFit, read_profile, write_profile
+from headway.sim.profile.machine import Delays, StepFit, read_profile, write_profile
+from headway.sim.recording.observed import ObservedStep, read_observed
 from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import COEFFICIENTS, KNOTS, make_profile
 

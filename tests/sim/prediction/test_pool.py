@@ -10,11 +10,11 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.fleet.router.simulated import SharedFrontends
-from headway.sim import pool
-from headway.sim.figures import summarize
-from headway.sim.served import ServedLoad
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.prediction import pool
+from headway.sim.prediction.figures import summarize
+from headway.sim.prediction.served import ServedLoad
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
 from headway.workload import Listed, Poisson, Synthetic, Uniform, WorkItem
 from tests.sim.support import make_profile
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from headway.sim.figures import Figures, Interval, Prediction, by_tenant
-from headway.sim.served import ServedLoad
+from headway.sim.prediction.figures import Figures, Interval, Prediction, by_tenant
+from headway.sim.prediction.served import ServedLoad
 
 COLUMNS = ("", "median", "5 % below", "95 % below")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.errors import ConfigError
-from headway.sim.datasheet import FORM, PREFIX, Datasheet
-from headway.sim.profile import MachineProfile, read_profile
+from headway.sim.profile.datasheet import FORM, PREFIX, Datasheet
+from headway.sim.profile.machine import MachineProfile, read_profile
 
-SHIPPED = Path(__file__).parent / "profiles"
+SHIPPED = Path(__file__).parent / "shipped"
 HELP = (
     "File written by `headway profile`, the name of a shipped profile, or a GPU by its datasheet: "
     f"{FORM}"

@@ -19,8 +19,8 @@ from statistics import fmean
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
 from headway.record.entries import RecordingHeader
-from headway.sim.observed import ObservedEngine, ObservedStep
-from headway.sim.profile import Delays, MachineProfile, ResidualRun, StepFit, features
+from headway.sim.profile.machine import Delays, MachineProfile, ResidualRun, StepFit, features
+from headway.sim.recording.observed import ObservedEngine, ObservedStep
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 MIN_STEPS_AT_KNOT = 12

@@ -22,7 +22,7 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
 from headway.sim.fleet import EngineSpec
-from headway.sim.profile import StepFit
+from headway.sim.profile.machine import StepFit
 
 TRUE = Costs(StepFit((1, 64, 512), (0.010, 0.014, 0.060, 0.0, 2e-7, 2e-8)), 0.015)
 START = Costs(StepFit((1, 64, 512), (0.017, 0.010, 0.090, 0.0, 1e-7, 3e-8)), 0.005)

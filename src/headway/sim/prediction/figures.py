@@ -10,9 +10,9 @@ from headway.core.slo.targets import met
 from headway.core.terms import Targets
 from headway.errors import ConfigError
 from headway.percentiles import percentile, quantile
-from headway.sim.served import ServedLoad, ServedRequest
-from headway.sim.serving import Limits, serve_load
-from headway.sim.setup import Setup
+from headway.sim.prediction.served import ServedLoad, ServedRequest
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.setup import Setup
 from headway.workload import Workload
 
 PERCENTS = (50, 95, 99)

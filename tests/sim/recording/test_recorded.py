@@ -10,12 +10,12 @@ import pytest
 
 from headway.core.terms import Terms
 from headway.errors import ConfigError
-from headway.sim.items import RecordedItem
-from headway.sim.observed import ObservedEngine, read_observed
-from headway.sim.recorded import load_of
-from headway.sim.serving import Limits, serve_load
-from headway.sim.settings import parse_term_changes
-from headway.sim.setup import Setup
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.settings import parse_term_changes
+from headway.sim.prediction.setup import Setup
+from headway.sim.recording.items import RecordedItem
+from headway.sim.recording.load import load_of
+from headway.sim.recording.observed import ObservedEngine, read_observed
 from headway.workload import Listed
 from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import make_profile

@@ -13,9 +13,9 @@ from headway.routing import RULES, Router
 from headway.routing.autoscale import Autoscaler, total_need
 from headway.sim.direct import DirectRouter
 from headway.sim.fleet import DELAY_S, VirtualFleet
-from headway.sim.profile import MeasuredTimes
-from headway.sim.served import ServedLoad
-from headway.sim.setup import Setup
+from headway.sim.prediction.served import ServedLoad
+from headway.sim.prediction.setup import Setup
+from headway.sim.profile.machine import MeasuredTimes
 from headway.sim.steps import DrawStep, StepTime
 
 SCALE_S = 1.0

@@ -18,9 +18,9 @@ from benchmarks.sim.datasheets import (
 )
 from headway.core.slo.steptime import StepShape
 from headway.errors import ConfigError
-from headway.sim.catalog import find_profile
-from headway.sim.datasheet import GPUS, REACHED, Datasheet, Reached
-from headway.sim.profile import read_profile, write_profile
+from headway.sim.profile.catalog import find_profile
+from headway.sim.profile.datasheet import GPUS, REACHED, Datasheet, Reached
+from headway.sim.profile.machine import read_profile, write_profile
 
 PLAIN = Reached(compute=0.5, bandwidth=0.5, per_layer_s=0.0, per_row_s=0.0, all_reduce_s=0.0)
 SMALL = Loop("h100", "llama-3.1-8b", "bf16", 1, 512, 40, 8)

@@ -11,7 +11,7 @@ from headway.core.executor import Capacity
 from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
 from headway.sim.fleet import EngineSpec
-from headway.sim.setup import Setup, TermChange
+from headway.sim.prediction.setup import Setup, TermChange
 from headway.workload import Listed, Workload
 
 POLICY = "policy"

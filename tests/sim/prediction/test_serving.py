@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from headway.errors import ConfigError
-from headway.sim import planning
-from headway.sim.figures import Figures, Interval, Prediction, Runs, predict, summarize
-from headway.sim.planning import (
+from headway.sim.prediction import planning
+from headway.sim.prediction.figures import Figures, Interval, Prediction, Runs, predict, summarize
+from headway.sim.prediction.planning import (
     Goal,
     Regime,
     Study,
@@ -20,10 +20,10 @@ from headway.sim.planning import (
     regime_of,
     saturated_rate,
 )
-from headway.sim.served import ServedLoad, ServedRequest
-from headway.sim.serving import Limits, serve_load
-from headway.sim.settings import change_settings, check_tenants, parse_term_changes
-from headway.sim.setup import Setup
+from headway.sim.prediction.served import ServedLoad, ServedRequest
+from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.settings import change_settings, check_tenants, parse_term_changes
+from headway.sim.prediction.setup import Setup
 from headway.workload import (
     ClosedLoop,
     Content,
@@ -104,7 +104,7 @@ def test_preemptions_are_counted_with_their_request():
 
 
 def test_a_long_run_says_how_much_of_it_was_sent(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("headway.sim.serving.WATCH_EVERY", 10)
+    monkeypatch.setattr("headway.sim.prediction.serving.WATCH_EVERY", 10)
     shares: list[float] = []
     serve_load(SETUP, load(20.0), Limits(40), watch=shares.append)
     assert shares == [0.0, 0.25, 0.5, 0.75]

@@ -1,0 +1,8 @@
+"""What a recorded engine did, and its requests as a load. In reading order:
+
+    observed.py  steps and requests of a recorded engine
+    items.py     a recorded request as an item of a load
+    load.py      the requests of a recording as a load
+
+Only items.py is free of msgspec.
+"""
