@@ -140,7 +140,8 @@ def plan(profile: str, options: PlanOptions) -> None:
 
     Says also how much load one engine carries, and where it saturates. The load is given as for
     `headway bench serve`: --rate, lengths, tenants, prefixes or a trace. A target counts as kept if
-    it is kept at the far end of the range of the runs.
+    it is kept at the far end of the range of the runs. Three times as many runs are made at a rate
+    where chance may decide.
     """
     goal = options.goal
     console, errors = Console(), Console(stderr=True)
