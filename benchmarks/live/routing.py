@@ -9,7 +9,7 @@ as long as those of SmolLM2-135M, times `--slowness`, so that eight of them fit 
 Everything else is real: engine hosts, scheduler, sockets, frontend, router, API. Each run has a
 fleet of its own, and rules take turns. The rate is `--share` of what the rule `ttft` carries in the
 simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
-slowness.
+slowness. Beside them are those of a simulation of the same requests behind the same router.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -31,16 +31,18 @@ from typing import Any
 
 import httpx
 
+from benchmarks.sim.routing import Outcome as SimulatedOutcome
+from benchmarks.sim.routing import Run
+from benchmarks.sim.routing import measure as simulate
 from benchmarks.sim.routing_load import (
-    HOT_SHARES,
+    HOT_TOKENS,
     MAX_TOKENS,
-    MEAN_TURNS,
     MOONCAKE_BLOCK,
-    NUM_SYSTEM_PROMPTS,
-    THINK_S,
+    Conversation,
     Load,
     check_trace,
-    draw_length,
+    drawn_conversations,
+    drawn_prompts,
     traced_requests,
 )
 from benchmarks.support.fleet_loads import client_of
@@ -49,8 +51,10 @@ from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.steal import StealMeter, steal_plain, steal_text
 from headway.percentiles import percentile
+from headway.routing import RULES, Router
 
-RULES = ("ttft", "cache-aware", "least-loaded", "round-robin")
+NAMES = ("ttft", "cache-aware", "least-loaded", "round-robin")
+NUM_BLOCKS = 2000
 CARRIED_RATES = {
     "chat": 42.0 / 8,
     "hot": 69.0 / 8,
@@ -63,8 +67,9 @@ LETTERS = "abcdefgjklmnopqrstuvwxyz"
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
-def _text(draw: random.Random, length: int) -> str:
-    return "".join(draw.choices(LETTERS, k=length))
+def _text(name: str, length: int) -> str:
+    """Return letters that differ from those of other names."""
+    return "".join(random.Random(name).choices(LETTERS, k=length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ class Outcome:
     goodput: float
     """Share of requests with a TTFT of at most one second."""
     num_failed: int
+    simulated_p50_s: float
+    simulated_p99_s: float
 
 
 class Clients:
@@ -90,12 +97,6 @@ class Clients:
     def __init__(self, client: httpx.AsyncClient, load: Load) -> None:
         self._client = client
         self._load = load
-        self._draw = random.Random(f"{load.name}/{load.seed}")
-        self._hot = _text(self._draw, 1024)
-        self._systems = [
-            _text(self._draw, self._draw.randint(256, 1024)) for _ in range(NUM_SYSTEM_PROMPTS)
-        ]
-        self._weights = [1.0 / (1 + rank) for rank in range(NUM_SYSTEM_PROMPTS)]
         self._began = 0.0
         self.ttfts_s: list[float] = []
         self.num_failed = 0
@@ -103,44 +104,37 @@ class Clients:
     async def run(self) -> None:
         self._began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for at, work in self._traced() if self._load.name == "mooncake" else self._drawn():
+            for at, work in self._work():
                 await asyncio.sleep(max(0.0, self._began + at - time.monotonic()))
                 group.create_task(work)
 
-    def _traced(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
-        """Yield the requests of a trace: prompts that share blocks share letters."""
-        for one in traced_requests(self._load):
-            text = "".join(_text(random.Random(block), MOONCAKE_BLOCK) for block in one.blocks)
-            yield one.at, self._ask(text[: one.num_prompt] or LETTERS[0], one.num_output)
+    def _work(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
+        """Yield what the requests of the load bring, at their times; tokens are letters."""
+        load = self._load
+        if load.is_chat:
+            for talk in drawn_conversations(load):
+                yield talk.at, self._talk(talk)
+        elif load.name == "mooncake":
+            for one in traced_requests(load):
+                text = "".join(_text(f"block {block}", MOONCAKE_BLOCK) for block in one.blocks)
+                yield one.at, self._ask(text[: one.num_prompt] or LETTERS[0], one.num_output)
+        else:
+            hot = _text("hot", HOT_TOKENS)
+            for number, one in enumerate(drawn_prompts(load)):
+                own = _text(f"prompt {number}", one.num_own)
+                yield one.at, self._ask(hot + own if one.is_hot else own, one.num_output)
 
-    def _drawn(self) -> Iterator[tuple[float, Coroutine[Any, Any, object]]]:
-        """Yield conversations or prompts, at random times."""
-        is_chat = self._load.is_chat
-        rate = self._load.rate / MEAN_TURNS if is_chat else self._load.rate
-        at = 0.0
-        while (at := at + self._draw.expovariate(rate)) < self._load.until_s:
-            (system,) = self._draw.choices(self._systems, self._weights)
-            draw = random.Random(self._draw.random())
-            yield at, self._talk(system, draw) if is_chat else self._ask_once(draw)
-
-    async def _ask_once(self, draw: random.Random) -> None:
-        is_hot = draw.random() < HOT_SHARES[self._load.name]
-        own = _text(draw, draw_length(draw, 128 if self._load.name == "hot" else 256, 16, 2048))
-        await self._ask(self._hot + own if is_hot else own, draw_length(draw, 48, 4, 256))
-
-    async def _talk(self, context: str, draw: random.Random) -> None:
-        while time.monotonic() < self._began + self._load.until_s:
-            context += _text(draw, draw_length(draw, 128, 8, 512))
-            num_output = draw_length(draw, 64, 4, 256)
-            if len(context) + num_output > MAX_TOKENS:
+    async def _talk(self, talk: Conversation) -> None:
+        context = _text(f"system {talk.system}", talk.num_system)
+        for number, turn in enumerate(talk.turns):
+            context += _text(f"{talk.name}.{number}", turn.num_said)
+            if len(context) + turn.num_output > MAX_TOKENS:
                 return
-            context += await self._ask(context, num_output)
-            if draw.random() < 1.0 / MEAN_TURNS:
+            context += await self._ask(context, turn.num_output)
+            if time.monotonic() + turn.think_s >= self._began + self._load.until_s:
                 return
-            think_s = draw.expovariate(1.0 / (self._load.slowness * THINK_S))
-            if time.monotonic() + think_s >= self._began + self._load.until_s:
-                return
-            await asyncio.sleep(think_s)
+            if not turn.is_last:
+                await asyncio.sleep(turn.think_s)
 
     async def _ask(self, prompt: str, num_output: int) -> str:
         """Return the answer to a prompt, and note its time to the first token."""
@@ -159,7 +153,15 @@ class Clients:
         return answer
 
 
-async def measure(server: RunningServer, load: Load, rule: str) -> Outcome:
+def _simulate(load: Load, rule: str, num_engines: int) -> SimulatedOutcome:
+    """Return what the same requests see in a simulation with the frontend's router."""
+    fast = replace(load, rate=load.rate * load.slowness, slowness=1.0)
+    return simulate(Run(rule, fast, num_engines, NUM_BLOCKS), Router(RULES[rule]()))
+
+
+async def measure(
+    server: RunningServer, load: Load, rule: str, simulated: SimulatedOutcome
+) -> Outcome:
     async with client_of(server) as client:
         clients = Clients(client, load)
         await clients.run()
@@ -177,6 +179,8 @@ async def measure(server: RunningServer, load: Load, rule: str) -> Outcome:
         hits / queries,
         sum(ttft <= 1.0 for ttft in ttfts) / len(ttfts),
         clients.num_failed,
+        simulated.p50_s,
+        simulated.p99_s,
     )
 
 
@@ -184,6 +188,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     """Measure one rule with a fleet of its own."""
     rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
+    simulated = _simulate(load, rule, args.engines)
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
@@ -191,7 +196,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
             for slowness in load.slownesses(args.engines):
                 fleet.start_engine(
                     slowness=slowness,
-                    num_blocks=2000,
+                    num_blocks=NUM_BLOCKS,
                     max_model_len=4096,
                     scheduling_policy="fair",
                 )
@@ -201,20 +206,27 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
             server.wait_ready()
             while server.log.count(" is up: ") < args.engines:
                 time.sleep(0.1)
-            return asyncio.run(measure(server, load, rule))
+            return asyncio.run(measure(server, load, rule, simulated))
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
     """Print means over the seeds, one row per load and rule."""
-    print("| load | rule | requests | TTFT p50 / p99, s | hit rate | goodput |")
-    print("|---|---|---|---|---|---|")
+    print("| load | rule | requests | TTFT p50 / p99, s | simulated | hit rate | goodput |")
+    print("|---|---|---|---|---|---|---|")
     for load, rule in dict.fromkeys((one.load, one.rule) for one in outcomes):
         found = [one for one in outcomes if (one.load, one.rule) == (load, rule)]
         p50, p99 = fmean(one.p50_s for one in found), fmean(one.p99_s for one in found)
+        simulated = (
+            f"{fmean(one.simulated_p50_s for one in found):.2f} / "
+            f"{fmean(one.simulated_p99_s for one in found):.2f}"
+        )
         hits, good = fmean(one.hit_rate for one in found), fmean(one.goodput for one in found)
         num_requests = sum(one.num_requests for one in found)
         times = f"{p50:.2f} / {p99:.2f}"
-        print(f"| {load} | {rule} | {num_requests} | {times} | {hits:.2f} | {good:.3f} |")
+        print(
+            f"| {load} | {rule} | {num_requests} | {times} | {simulated} | {hits:.2f} | "
+            f"{good:.3f} |"
+        )
 
 
 def main() -> int:
@@ -224,7 +236,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="trace file of the load mooncake")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--rules", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--slowness", type=float, default=4.0)
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="of the engine's time, after the warm-up"
@@ -239,7 +251,10 @@ def main() -> int:
     for seed, (name, rule) in product(range(args.seeds), cases):
         one = run(name, rule, seed, args)
         outcomes.append(one)
-        text = f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s"
+        text = (
+            f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s; "
+            f"simulated {one.simulated_p50_s:.2f}, {one.simulated_p99_s:.2f} s"
+        )
         print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
     steal = meter.read()
     print_table(outcomes)

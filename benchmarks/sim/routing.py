@@ -97,12 +97,13 @@ class Outcome:
     """Wait in the router."""
 
 
-def measure(run: Run) -> Outcome:
-    """Run a load on a fleet."""
+def measure(run: Run, router: Router | None = None) -> Outcome:
+    """Run a load on a fleet, behind the router of a rule's name unless one is given."""
     load = run.load
     profiles = load.profiles(run.num_engines)
     capacity = replace(CAPACITY, num_blocks=run.num_blocks)
-    fleet = VirtualFleet([ROUTERS[run.rule]()], profiles, EngineSpec(CONFIG, capacity), load.seed)
+    routers = [router or ROUTERS[run.rule]()]
+    fleet = VirtualFleet(routers, profiles, EngineSpec(CONFIG, capacity), load.seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= load.warm_up_s]

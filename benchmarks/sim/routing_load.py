@@ -30,6 +30,7 @@ NUM_SYSTEM_PROMPTS = 24
 MEAN_TURNS = 4.0
 THINK_S = 5.0
 MAX_TOKENS = 3500
+HOT_TOKENS = 1024
 HOT_SHARES = {"hot": 0.6, "unique": 0.0, "joining": 0.0, "shares": 0.25}
 MOONCAKE_SCALE = 8
 MOONCAKE_BLOCK = 512 // MOONCAKE_SCALE
@@ -97,69 +98,119 @@ def draw_length(draw: random.Random, median: float, low: int, high: int) -> int:
     return min(high, max(low, int(median * draw.lognormvariate(0.0, 0.6))))
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one request adds to its conversation."""
+
+    num_said: int
+    num_output: int
+    is_last: bool
+    think_s: float
+    """Seconds from its answer to the next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns that have all that was said before as their prefix."""
+
+    name: str
+    at: float
+    system: int
+    """Number of its system prompt."""
+    num_system: int
+    """Tokens of its system prompt."""
+    turns: Iterator[Turn]
+
+
+def drawn_conversations(load: Load) -> Iterator[Conversation]:
+    """Yield the conversations that begin before the end of a load."""
+    draw = random.Random(f"chat/{load.seed}")
+    systems = [draw.randint(256, 1024) for _ in range(NUM_SYSTEM_PROMPTS)]
+    weights = [1.0 / (1 + rank) for rank in range(NUM_SYSTEM_PROMPTS)]
+    at, numbers = 0.0, count()
+    # Each conversation brings MEAN_TURNS requests, so that many fewer begin.
+    while (at := at + draw.expovariate(load.rate / MEAN_TURNS)) < load.until_s:
+        (system,) = draw.choices(range(NUM_SYSTEM_PROMPTS), weights)
+        name = f"chat-{next(numbers)}"
+        # Draws of a conversation do not depend on when its turns end.
+        turns = _drawn_turns(random.Random(f"{load.seed}/{name}"), load.slowness * THINK_S)
+        yield Conversation(name, at, system, systems[system], turns)
+
+
+def _drawn_turns(draw: random.Random, mean_think_s: float) -> Iterator[Turn]:
+    is_last = False
+    while not is_last:
+        num_said, num_output = draw_length(draw, 128, 8, 512), draw_length(draw, 64, 4, 256)
+        is_last = draw.random() < 1.0 / MEAN_TURNS
+        yield Turn(num_said, num_output, is_last, draw.expovariate(1.0 / mean_think_s))
+
+
 class _Chat:
-    """Conversations: each turn has all that was said before as its prefix."""
+    """Sends conversations to a simulated fleet."""
 
     def __init__(self, load: Load, fleet: VirtualFleet) -> None:
         self._load = load
         self._fleet = fleet
-        self._draw = random.Random(f"chat/{load.seed}")
         self._fresh = count(10_000)
-        self._systems = [
-            [1000 + number] * self._draw.randint(256, 1024) for number in range(NUM_SYSTEM_PROMPTS)
-        ]
-        self._weights = [1.0 / (1 + rank) for rank in range(NUM_SYSTEM_PROMPTS)]
-        self._drawn: dict[str, random.Random] = {}
+        self._talks: dict[str, Conversation] = {}
+        self._turns: dict[str, Turn] = {}
+        """The last turn that was sent of each conversation."""
         fleet.on_finish = self._continue
 
     def send(self) -> None:
-        # Each conversation brings MEAN_TURNS requests, so that many fewer begin.
-        at, numbers = 0.0, count()
-        while at < self._load.until_s:
-            at += self._draw.expovariate(self._load.rate / MEAN_TURNS)
-            (system,) = self._draw.choices(self._systems, self._weights)
-            name = f"chat-{next(numbers)}"
-            # Draws of a conversation do not depend on when its turns end.
-            self._drawn[name] = random.Random(f"{self._load.seed}/{name}")
-            self._send_turn(name, list(system), at)
+        for talk in drawn_conversations(self._load):
+            self._talks[talk.name] = talk
+            self._send_turn(talk.name, [1000 + talk.system] * talk.num_system, talk.at)
 
     def _send_turn(self, name: str, context: list[int], at: float) -> None:
-        draw = self._drawn[name]
-        said = [next(self._fresh)] * draw_length(draw, 128, 8, 512)
-        num_output = draw_length(draw, 64, 4, 256)
-        if len(context) + len(said) + num_output > MAX_TOKENS or at >= self._load.until_s:
+        if at >= self._load.until_s:
+            return
+        turn = self._turns[name] = next(self._talks[name].turns)
+        said = [next(self._fresh)] * turn.num_said
+        if len(context) + turn.num_said + turn.num_output > MAX_TOKENS:
             return
         record_id = f"{name}.{len(context)}"
-        record = FleetRecord(record_id, context + said, num_output, arrived_at=at)
-        self._fleet.send(record)
+        self._fleet.send(FleetRecord(record_id, context + said, turn.num_output, arrived_at=at))
 
     def _continue(self, record: FleetRecord) -> None:
         name = record.id.partition(".")[0]
-        draw = self._drawn[name]
-        if draw.random() < 1.0 / MEAN_TURNS:
-            return
-        at = self._fleet.clock.now() + draw.expovariate(1.0 / THINK_S)
-        # The simulated model repeats one token, and ends with token 0.
-        context = [*record.token_ids, *[7] * (record.num_output - 1)]
-        self._send_turn(name, context, at)
+        turn = self._turns[name]
+        if not turn.is_last:
+            # The simulated model repeats one token, and ends with token 0.
+            context = [*record.token_ids, *[7] * (record.num_output - 1)]
+            self._send_turn(name, context, self._fleet.clock.now() + turn.think_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPrompt:
+    """A request that stands alone."""
+
+    at: float
+    is_hot: bool
+    """Whether its prompt begins with the HOT_TOKENS that many share."""
+    num_own: int
+    """Tokens of the prompt that no other has."""
+    num_output: int
+
+
+def drawn_prompts(load: Load) -> Iterator[DrawnPrompt]:
+    """Yield the requests of a load that is neither conversations nor a trace."""
+    draw, at = random.Random(f"{load.name}/{load.seed}"), 0.0
+    while (at := at + draw.expovariate(load.rate)) < load.until_s:
+        is_hot = draw.random() < HOT_SHARES[load.name]
+        is_long = load.name != "hot" and not is_hot
+        num_own = draw_length(draw, 256 if is_long else 128, 16, 2048)
+        yield DrawnPrompt(at, is_hot, num_own, draw_length(draw, 48, 4, 256))
 
 
 def _send_prompts(load: Load, fleet: VirtualFleet) -> None:
-    draw = random.Random(f"{load.name}/{load.seed}")
-    at, numbers = 0.0, count()
-    hot = [999] * 1024
-    while True:
-        at += draw.expovariate(load.rate)
-        if at >= load.until_s:
-            return
-        number = next(numbers)
-        is_hot = draw.random() < HOT_SHARES[load.name]
-        is_long = load.name != "hot" and not is_hot
-        own = [10_000 + number] * draw_length(draw, 256 if is_long else 128, 16, 2048)
-        tenant = ("pinned" if is_hot else "flood") if load.name == "shares" else ""
+    hot = [999] * HOT_TOKENS
+    for number, one in enumerate(drawn_prompts(load)):
+        own = [10_000 + number] * one.num_own
+        tenant = ("pinned" if one.is_hot else "flood") if load.name == "shares" else ""
         terms = Terms(tenant=tenant, cache_group=tenant)
-        token_ids = [*hot, *own] if is_hot else own
-        fleet.send(FleetRecord(f"r{number}", token_ids, draw_length(draw, 48, 4, 256), terms, at))
+        token_ids = [*hot, *own] if one.is_hot else own
+        fleet.send(FleetRecord(f"r{number}", token_ids, one.num_output, terms, one.at))
 
 
 @dataclass(frozen=True, slots=True)
