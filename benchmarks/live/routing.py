@@ -64,6 +64,8 @@ CARRIED_RATES = {
 }
 """Requests per second and engine that `ttft` carries in the simulation, with 8 engines."""
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
+MERGES = ["1 2"]
+"""None of letters, so that an answer is the same tokens again in the next prompt."""
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
@@ -191,7 +193,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     simulated = _simulate(load, rule, args.engines)
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2")
+        tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2", merges=MERGES)
         with contextlib.closing(Fleet(folder, tokenizer)) as fleet:
             for slowness in load.slownesses(args.engines):
                 fleet.start_engine(

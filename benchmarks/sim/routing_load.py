@@ -176,8 +176,7 @@ class _Chat:
         name = record.id.partition(".")[0]
         turn = self._turns[name]
         if not turn.is_last:
-            # The simulated model repeats one token, and ends with token 0.
-            context = [*record.token_ids, *[7] * (record.num_output - 1)]
+            context = [*record.token_ids, *record.output_until(record.num_output)]
             self._send_turn(name, context, self._fleet.clock.now() + turn.think_s)
 
 

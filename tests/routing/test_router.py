@@ -42,8 +42,24 @@ def test_a_conversation_stays_with_its_engine():
     made.arrive(turn, 1.0)
     (sending,) = made.tick(1.0)
     assert sending.engine == engine
-    assert sending.num_cached == 6 * 16
+    assert sending.num_cached == 5 * 16  # the last token of an answer is never computed
     assert sending.reason is Reason.PREFIX
+
+
+def test_an_answer_that_fills_its_last_block_makes_the_router_forget_nothing():
+    made = router(1)
+    kept, talk = prompt(1, 2), prompt(3, 4)
+    for name, tokens in (("kept", kept), ("talk", talk)):
+        send(made, request([*tokens, 0], name=name))
+        serve(made, name)
+        made.finished(name, [7] * 15)
+    turn = request([*talk, 0, *[7] * 15, *prompt(5)], name="turn")
+    send(made, turn)
+    serve(made, "turn", num_cached=2 * 16)  # what an engine has after 47 computed tokens
+    made.finished("turn")
+    made.arrive(request([*kept, *prompt(6)]), 1.0)
+    (sending,) = made.tick(1.0)
+    assert sending.num_cached == 2 * 16
 
 
 def test_a_burst_of_one_new_prefix_stays_together():

@@ -336,7 +336,8 @@ class Router:
             raise RuntimeError(f"request {request_id} was sent to no engine")
         self._settle(one, engine, len(output_ids))
         if one.has_first_token and engine.limits.has_prefix_cache:
-            chain = one.extended(list(output_ids), engine.limits.block_size)
+            # The last token was sampled and never computed: no block ends in it.
+            chain = one.extended(list(output_ids[:-1]), engine.limits.block_size)
             self._prefixes.note(engine.number, chain, next(self._orders))
         elif engine.limits.has_prefix_cache:
             self._retract(one, engine)
