@@ -40,10 +40,10 @@ from headway.bench.steal import StealMeter
 from headway.percentiles import percentile
 from headway.record.reader import find_recordings
 from headway.sim.prediction.figures import Figures, Interval, Runs, predict, summarize
-from headway.sim.prediction.planning import saturated_rate
 from headway.sim.prediction.served import ServedRequest
 from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.settings import change_settings
+from headway.sim.prediction.verdict import saturated_rate
 from headway.sim.profile.fitting import ended_before
 from headway.sim.profile.machine import Delays, MachineProfile
 from headway.sim.recording.observed import ObservedStep, read_observed

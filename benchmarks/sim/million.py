@@ -26,9 +26,9 @@ from time import perf_counter, process_time
 
 from headway.fleet.router.simulated import SharedFrontends
 from headway.sim.prediction.figures import Runs, summarize
-from headway.sim.prediction.planning import saturated_rate
 from headway.sim.prediction.serving import Limits, serve_load
 from headway.sim.prediction.setup import Setup
+from headway.sim.prediction.verdict import saturated_rate
 from headway.sim.profile.catalog import find_profile
 from headway.workload import Poisson, Synthetic, Uniform, WorkItem
 

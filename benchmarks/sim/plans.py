@@ -18,10 +18,11 @@ from time import perf_counter
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.errors import ConfigError
 from headway.sim.prediction.figures import Runs, predict
-from headway.sim.prediction.planning import Goal, Study, carried_rate, saturated_rate
+from headway.sim.prediction.planning import Goal, Study, carried_rate
 from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.settings import change_settings, parse_drift
 from headway.sim.prediction.setup import Setup
+from headway.sim.prediction.verdict import saturated_rate
 from headway.sim.profile.catalog import find_profile
 from headway.sim.profile.machine import MachineProfile
 from headway.workload import Synthetic

@@ -64,14 +64,20 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
     done = headway(
         "plan", profile, *LOAD, "--rate", "90", "--ttft", "0.3", "--percentile", "95",
         "--runs", "2", "--num-requests", "100", "--price", "0.5",
-        "--what-if", "max_num_seqs=4", "--html", str(page), "--json", str(document),
+        "--what-if", "max_num_seqs=4", "--what-if", "price=1,ttft=0.6",
+        "--html", str(page), "--json", str(document),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "90 requests/s need" in done.stdout
-    given, smaller = json.loads(document.read_text())["plans"]
+    assert "runs of 100 requests" in done.stdout
+    given, smaller, dearer = json.loads(document.read_text())["plans"]
     assert given["engines"] >= 2
     assert smaller["carried_requests_per_s"] < given["carried_requests_per_s"]
     assert given["price_per_million_output_tokens"] > 0
+    assert dearer["goal"] == "p95 TTFT within 0.6 s"
+    assert dearer["carried_requests_per_s"] >= given["carried_requests_per_s"]
+    price = dearer["price_per_million_output_tokens"] / given["price_per_million_output_tokens"]
+    assert price == pytest.approx(2.0, rel=0.01)
     assert "<svg" in page.read_text()
 
 
@@ -114,6 +120,8 @@ def test_predictions_by_datasheet_say_so(tmp_path: Path):
             ["plan", "PROFILE", *LOAD, "--ttft", "0.001", "--runs", "1", "--num-requests", "100"],
             "cannot be",
         ),
+        (["simulate", "PROFILE", "--kill-every", "0.5"], "none of 1 would be left"),
+        (["plan", "PROFILE", "--ttft", "1", "--what-if", "price=0"], "--price must be above 0"),
         (["profile", "nowhere.gguf", "-o", "/nowhere/machine.json"], "/nowhere is not a folder"),
     ],
 )
@@ -154,3 +162,23 @@ def test_an_empty_trace_is_named(profile: str, tmp_path: Path):
     done = headway("simulate", profile, "--trace", str(trace))
     assert done.returncode != 0
     assert str(trace) in done.stderr
+
+
+def test_a_trace_is_simulated_to_its_end_and_planned_by_its_busiest_part(
+    profile: str, tmp_path: Path
+):
+    trace = tmp_path / "trace.csv"
+    seconds = [6.0 * number for number in range(120)]
+    seconds += [720.0 + 0.05 * number for number in range(80)]
+    rows = [f"2023-11-16 18:{int(at // 60):02d}:{at % 60:09.6f},40,10" for at in seconds]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    done = headway("simulate", profile, "--trace", str(trace), "--runs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "1 run of 200 requests" in done.stdout
+    assert "in the busiest 10 minutes" in done.stdout
+    done = headway(
+        "plan", profile, "--trace", str(trace), "--ttft", "1", "--runs", "1",
+        "--num-requests", "100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "The load varies" in done.stdout

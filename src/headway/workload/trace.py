@@ -34,6 +34,10 @@ class TraceRow:
     num_output_tokens: int
     hash_ids: tuple[int, ...] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -49,6 +53,32 @@ class Trace:
         if span_s <= 0.0:
             raise ConfigError("all requests of the trace come at once, so it has no rate")
         return len(self.rows) / span_s
+
+    def busiest(self, stretch_s: float) -> Trace:
+        """Return the requests of the stretch of so many seconds that has the most tokens."""
+        rows = self.rows
+        if rows[-1].at + self.bucket_s <= stretch_s:
+            return self
+        first = num_tokens = most_tokens = 0
+        best = (0, 0)
+        for number, row in enumerate(rows):
+            num_tokens += row.num_tokens
+            while row.at + self.bucket_s - rows[first].at > stretch_s:
+                num_tokens -= rows[first].num_tokens
+                first += 1
+            if num_tokens > most_tokens:
+                most_tokens, best = num_tokens, (first, number + 1)
+        picked = rows[best[0] : best[1]]
+        return Trace(tuple(replace(row, at=row.at - picked[0].at) for row in picked), self.bucket_s)
+
+    def begun_at(self, share: float) -> Trace:
+        """Return the same requests, begun after this share of them and then from the first."""
+        first = int(share * len(self.rows))
+        late, early = self.rows[first:], self.rows[:first]
+        span_s = len(self.rows) / self.mean_rate
+        moved = [replace(row, at=row.at - late[0].at) for row in late]
+        moved += [replace(row, at=row.at + span_s - late[0].at) for row in early]
+        return Trace(tuple(moved), self.bucket_s)
 
     def jittered(self, draw: Random) -> Trace:
         """Return times spread evenly within their buckets; otherwise each bucket is a burst."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from headway.errors import ConfigError
-from headway.workload.arrivals import Arrivals, ClosedLoop
+from headway.workload.arrivals import Arrivals, ClosedLoop, Diurnal, Poisson
 from headway.workload.content import Content, ContentMaker, stream
 from headway.workload.lengths import Bounds, Lengths
 from headway.workload.mixed import WorkItem
@@ -46,6 +46,16 @@ class Synthetic:
         if isinstance(self.arrivals, ClosedLoop):
             raise ConfigError("a closed loop has no rate; use poisson, gamma or onoff arrivals")
         return replace(self, arrivals=self.arrivals.with_rate(rate))
+
+    def busiest(self, stretch_s: float) -> Synthetic:
+        """Return the load as it is when most requests arrive: of days, the peak."""
+        if not isinstance(self.arrivals, Diurnal):
+            return self
+        return replace(self, arrivals=Poisson(self.arrivals.peak))
+
+    def begun_at(self, share: float) -> Synthetic:
+        """Return the load itself: each seed draws other requests."""
+        return self
 
     def items(self, seed: int) -> Iterator[WorkItem]:
         maker = ContentMaker(self.content, seed)
@@ -96,6 +106,14 @@ class Replay:
     def with_rate(self, rate: float) -> Replay:
         check_positive(rate=rate)
         return replace(self, scale=replace(self.scale, time=self.trace.mean_rate / rate))
+
+    def busiest(self, stretch_s: float) -> Replay:
+        """Return the stretch of so many seconds that has the most tokens."""
+        return replace(self, trace=self.trace.busiest(stretch_s / self.scale.time))
+
+    def begun_at(self, share: float) -> Replay:
+        """Return the same requests, begun after this share of them and then from the first."""
+        return replace(self, trace=self.trace.begun_at(share))
 
     def items(self, seed: int) -> Iterator[WorkItem]:
         maker = ContentMaker(self.content, seed)

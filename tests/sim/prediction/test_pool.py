@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import pytest
 
@@ -104,3 +106,22 @@ def test_the_work_of_frontends_that_share_a_router_is_seen_by_the_autoscaler():
 def test_a_range_of_engines_that_cannot_be_is_named(low: int, high: int):
     with pytest.raises(ConfigError, match="engine"):
         replace(SETUP, num_engines=low, max_engines=high)
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+def test_engines_that_are_killed_faster_than_they_start_are_refused(num_engines: int):
+    most_s = SETUP.profile.start_s / num_engines
+    with pytest.raises(ConfigError, match=f"none of {num_engines} would be left"):
+        replace(SETUP, num_engines=num_engines, kill_every_s=0.9 * most_s)
+    replace(SETUP, num_engines=num_engines, kill_every_s=1.1 * most_s)
+
+
+def test_what_is_not_known_of_a_profile_is_the_same_for_all_engines():
+    measured = make_profile(drift=0.2)
+    refits = tuple((0.01 * number, *measured.fit.coefficients[1:]) for number in range(1, 9))
+    measured = replace(measured, fit=replace(measured.fit, refits=refits))
+    engines = list(islice(measured.engines(random.Random(0)), 5))
+    assert len({one.fit.coefficients for one in engines}) == 1
+    assert len({one.speed for one in engines}) == 5
+    datasheet = replace(measured, caveat="datasheet")
+    assert len({one.speed for one in islice(datasheet.engines(random.Random(0)), 5)}) == 1

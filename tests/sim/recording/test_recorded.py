@@ -150,3 +150,23 @@ def test_a_recording_without_outputs_is_refused(tmp_path: Path):
         engine.add("first", list(range(21)), max_tokens=12)
     with pytest.raises(ConfigError, match="no request that ended"):
         load_of(read_observed(recorder.path))
+
+
+def test_requests_that_were_refused_are_served_with_drawn_outputs(tmp_path: Path):
+    engine_class = harness_class(recorder := Recorder(tmp_path))
+    small = Terms(tenant="b", cache_group="b", max_kv_share=0.01)
+    with recorded(engine_class()) as engine:
+        engine.add("first", list(range(100, 121)), max_tokens=12)
+        engine.add("large", list(range(200, 230)), max_tokens=9, terms=small)
+        engine.run()
+    observed = read_observed(recorder.path)
+    assert [one.id for one in observed.refused] == ["large"]
+    load = load_of(observed)
+    assert (load.num_drawn, load.num_left_out) == (1, 0)
+    assert [one.num_output_tokens for one in load.workload.requests] == [12, 9]
+    setup = make_setup(observed)
+    served = serve_load(setup, load.workload, Limits(2)).requests
+    assert [one.is_refused for one in served] == [False, True]
+    larger = replace(setup, term_changes=parse_term_changes(["b.max_kv_share=1.0"]))
+    served = serve_load(larger, load.workload, Limits(2)).requests
+    assert [one.is_refused for one in served] == [False, False]

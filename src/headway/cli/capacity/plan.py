@@ -22,7 +22,6 @@ from headway.errors import ConfigError
 from headway.sim.prediction.figures import Runs
 from headway.sim.prediction.page import Chart, Curve, draw, heading, page, paragraph, table
 from headway.sim.prediction.planning import (
-    KNEE_SHARE,
     CarriedRate,
     EnginesNeeded,
     Goal,
@@ -33,12 +32,16 @@ from headway.sim.prediction.planning import (
 from headway.sim.prediction.settings import convert_field
 from headway.sim.prediction.setup import Setup
 from headway.sim.prediction.tables import number
+from headway.sim.prediction.verdict import KNEE_SHARE, STRETCH_S
 from headway.sim.profile.catalog import HELP, find_profile
+from headway.workload import Replay, Synthetic
 
 TARGETS = "Targets"
 CURVE_MAX = 3.0
 """Largest latency relative to its target that the picture shows."""
 PROFILE_KEY = "profile"
+PLAN_KEYS = ("ttft", "tpot", "e2e", "percentile", "price", "spare")
+"""Options of a plan itself that a what-if may change."""
 COLUMNS = ("", "one engine carries", "likely", "saturates at", "engines", "per million tokens")
 
 
@@ -71,12 +74,13 @@ class PlanOptions(EngineOptions):
         metadata=option_about(
             ENGINES,
             "KEY=VALUE,...: plan again with other settings (as --set), another workload "
-            "(output_tokens=fixed:64) or another profile (profile=FILE); repeatable. Parts of a "
-            "value are separated by ';' instead of ','.",
+            "(output_tokens=fixed:64), target (ttft=0.5), price or profile (profile=FILE); "
+            "repeatable. Parts of a value are separated by ';' instead of ','.",
         ),
     )
     num_requests: int = field(
-        default=400, metadata=option_about(RUN, "Requests of each run, per engine.")
+        default=1000,
+        metadata=option_about(RUN, "Requests of each run, per engine."),
     )
 
     def __post_init__(self) -> None:
@@ -92,14 +96,22 @@ class PlanOptions(EngineOptions):
     def goal(self) -> Goal:
         return Goal(self.percentile, self.ttft, self.tpot, self.e2e)
 
+    @property
+    def busiest(self) -> Synthetic | Replay:
+        """The load that is planned: of one that varies, its busiest stretch."""
+        return workload_of(self).busiest(STRETCH_S)
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What one variant of the engines and the load gives."""
 
     name: str
+    goal: Goal
     carried: CarriedRate
     needed: EnginesNeeded
+    num_requests: int
+    """Requests of each run, per engine."""
     num_spare: int
     price: float | None
     settings: tuple[str, ...]
@@ -143,11 +155,9 @@ def plan(profile: str, options: PlanOptions) -> None:
     it is kept at the far end of the range of the runs. Three times as many runs are made at a rate
     where chance may decide.
     """
-    goal = options.goal
     console, errors = Console(), Console(stderr=True)
     variants = [("as given", profile, options)]
     variants += [_variant(text, profile, options) for text in options.what_if or []]
-    rate = _rate_of(options)
     # Mistakes in any of them are found before the first takes its minutes.
     studies = [_study_of(*variant) for variant in variants]
     plans: list[_Plan] = []
@@ -157,21 +167,21 @@ def plan(profile: str, options: PlanOptions) -> None:
             f"  {text}", highlight=False, style="dim", soft_wrap=True
         ))  # fmt: skip
         plans.append(_make_plan(name, noted, of_options))
-    lines = [*_describe(plans[0], goal, rate), *_caveats(studies)]
+    lines = [*_describe(plans[0], options), *_caveats(studies)]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if len(plans) > 1:
         console.print(_grid(plans))
     if options.json is not None:
-        document = _document(plans, goal, rate) | {"warnings": _caveats(studies)}
+        document = _document(plans, options) | {"warnings": _caveats(studies)}
         write_text(options.json, json.dumps(document, indent=1))
     if options.html is not None:
-        write_text(options.html, _page(plans, goal, lines))
+        write_text(options.html, _page(plans, lines))
         typer.echo(f"page: {options.html}")
 
 
 def _rate_of(options: PlanOptions) -> float:
-    rate = workload_of(options).mean_rate
+    rate = options.busiest.mean_rate
     if rate is None:
         raise ConfigError("a plan needs arrivals with a rate: poisson, gamma, onoff or a trace")
     return rate
@@ -179,7 +189,7 @@ def _rate_of(options: PlanOptions) -> float:
 
 def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
     _rate_of(options)
-    workload = workload_of(options)
+    workload = options.busiest
     setup = options.change(Setup.of(find_profile(profile)), workload)
     runs = Runs(options.runs, options.seed)
     return Study(setup, workload, options.goal, options.num_requests, runs)
@@ -189,14 +199,23 @@ def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:
     carried = carried_rate(study)
     needed = engines_needed(study, _rate_of(options), carried)
     settings = (*(options.set or ()), *(options.tenant or ()))
-    return _Plan(name, carried, needed, options.spare, options.price, settings)
+    return _Plan(
+        name,
+        study.goal,
+        carried,
+        needed,
+        study.num_requests,
+        options.spare,
+        options.price,
+        settings,
+    )
 
 
 def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, PlanOptions]:
     """Return the profile and options of a what-if."""
     changes: dict[str, Any] = {}
     settings = list(options.set or [])
-    known = {one.name for one in fields(WorkloadOptions)}
+    known = {*PLAN_KEYS, *(one.name for one in fields(WorkloadOptions))}
     for part in text.split(","):
         key, sign, value = part.strip().partition("=")
         if not sign:
@@ -205,30 +224,43 @@ def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, P
         if key == PROFILE_KEY:
             profile = value
         elif key in known:
-            changes[key] = convert_field(WorkloadOptions, key, value)
+            changes[key] = convert_field(PlanOptions, key, value)
         else:
             settings.append(f"{key}={value}")
     return text, profile, replace(options, set=settings, **changes)
 
 
-def _describe(found: _Plan, goal: Goal, rate: float) -> list[str]:
-    carried, needed = found.carried, found.needed
+def _describe(found: _Plan, options: PlanOptions) -> list[str]:
+    carried, needed, goal = found.carried, found.needed, found.goal
     saturated, ratio = carried.saturated, needed.ratio
+    rate, mean_rate = _rate_of(options), workload_of(options).mean_rate
     lines = [
         f"One engine carries {carried.sure:.3g} requests/s with {goal.text}; likely "
         f"{carried.likely:.3g}. It saturates at {saturated.middle:.3g} ({saturated.low:.3g} - "
-        f"{saturated.high:.3g}); above {KNEE_SHARE * saturated.low:.3g} latency rises steeply.",
+        f"{saturated.high:.3g}); above {KNEE_SHARE * saturated.low:.3g} latency rises steeply. "
+        f"That is for runs of {found.num_requests:,} requests from an empty engine, "
+        f"{_text_of(found.num_requests / carried.sure)}; a load near saturation that lasts "
+        "longer waits longer (--num-requests).",
         f"{rate:.3g} requests/s need {needed.num_engines} "
         f"{'engine' if needed.num_engines == 1 else 'engines'}, {needed.regime}: "
         f"p{goal.percent} at {ratio.middle:.2f} ({ratio.low:.2f} - {ratio.high:.2f}) of the "
         f"target. With {found.num_spare} spare: {found.num_engines}.",
     ]
+    if mean_rate is not None and mean_rate < rate:
+        lines.append(
+            f"The load varies: planned is what arrives when it is busiest, {rate:.3g} requests/s; "
+            f"on average {mean_rate:.3g} arrive."
+        )
     price = found.price_per_million
     if price is not None:
         lines.append(f"A million output tokens cost {number(price)}, spares included.")
     if found.settings:
         lines.append(f"Set: {', '.join(found.settings)}.")
     return lines
+
+
+def _text_of(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _caveats(studies: Sequence[Study]) -> list[str]:
@@ -246,13 +278,15 @@ def _grid(plans: Sequence[_Plan]) -> Table:
     return grid
 
 
-def _document(plans: Sequence[_Plan], goal: Goal, rate: float) -> dict[str, object]:
+def _document(plans: Sequence[_Plan], options: PlanOptions) -> dict[str, object]:
     return {
-        "goal": goal.text,
-        "requests_per_s": rate,
+        "goal": options.goal.text,
+        "requests_per_s": _rate_of(options),
         "plans": [
             {
                 "name": one.name,
+                "goal": one.goal.text,
+                "requests_per_run": one.num_requests,
                 "settings": one.settings,
                 "carried_requests_per_s": one.carried.sure,
                 "likely_requests_per_s": one.carried.likely,
@@ -271,7 +305,7 @@ def _document(plans: Sequence[_Plan], goal: Goal, rate: float) -> dict[str, obje
     }
 
 
-def _page(plans: Sequence[_Plan], goal: Goal, lines: Sequence[str]) -> str:
+def _page(plans: Sequence[_Plan], lines: Sequence[str]) -> str:
     parts = [paragraph(line, "verdict") for line in lines]
     parts.append(heading("Latency of one engine relative to its target"))
     curves = [
@@ -287,7 +321,7 @@ def _page(plans: Sequence[_Plan], goal: Goal, lines: Sequence[str]) -> str:
     marks = [(plans[0].carried.sure, "carried"), (saturated.middle, "saturated")]
     chart = Chart(
         "requests/s",
-        f"p{goal.percent} over target",
+        f"p{plans[0].goal.percent} over target",
         curves,
         marks,
         [(1.0, "target")],

@@ -24,12 +24,12 @@ from headway.cli.progress import progress_bar
 from headway.core.terms import Targets
 from headway.errors import ConfigError
 from headway.sim.prediction.figures import Runs, predict
-from headway.sim.prediction.planning import judge
 from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.settings import change_settings, check_tenants, parse_term_changes
 from headway.sim.prediction.setup import Frontends, Setup
+from headway.sim.prediction.verdict import judge
 from headway.sim.profile.catalog import HELP, find_profile
-from headway.workload import Listed, Workload
+from headway.workload import Listed, Replay, Workload
 
 if TYPE_CHECKING:
     from headway.cli.capacity.recording import RecordedEngine
@@ -138,7 +138,8 @@ class SimulateOptions(EngineOptions):
     num_requests: int | None = field(
         default=None,
         metadata=option_about(
-            RUN, f"Number of requests; {DEFAULT_NUM_REQUESTS} without a duration."
+            RUN,
+            f"Number of requests; without a duration all of a trace, or {DEFAULT_NUM_REQUESTS}.",
         ),
     )
     duration: float | None = field(
@@ -223,6 +224,10 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
         found = find_profile(profile)
     elif recorded is not None:
         found = recorded.profile()
+        if options.autoscale or options.kill_every is not None:
+            raise ConfigError(
+                "a recording does not have the time that an engine takes to start: name a profile"
+            )
     else:
         raise ConfigError("a profile is needed: write one with `headway profile MODEL -o FILE`")
     workload, limits, about_load = _load_of(options, recorded)
@@ -248,10 +253,11 @@ def _load_of(
     if recorded is not None:
         load, about = recorded.load(options.closed_loop)
         return load, Limits(len(load.requests)), f"; {about}"
-    num_requests = options.num_requests
+    load, num_requests = workload_of(options), options.num_requests
     if num_requests is None and options.duration is None:
-        num_requests = DEFAULT_NUM_REQUESTS
-    return workload_of(options), Limits(num_requests, options.duration), ""
+        is_trace = isinstance(load, Replay)
+        num_requests = len(load.trace.rows) if is_trace else DEFAULT_NUM_REQUESTS
+    return load, Limits(num_requests, options.duration), ""
 
 
 def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None:

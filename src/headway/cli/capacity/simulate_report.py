@@ -10,7 +10,6 @@ from rich.table import Table
 
 from headway.sim.prediction.figures import Prediction
 from headway.sim.prediction.page import Chart, Curve, draw, heading, page, paragraph, table
-from headway.sim.prediction.planning import LoadVerdict
 from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.setup import Setup
 from headway.sim.prediction.tables import (
@@ -23,6 +22,7 @@ from headway.sim.prediction.tables import (
     tenant_rows,
     tenants_of,
 )
+from headway.sim.prediction.verdict import LoadVerdict
 from headway.sim.profile.machine import MachineProfile
 from headway.workload import Workload
 
@@ -60,7 +60,7 @@ def show(
     console: Console, case: SimulatedCase, found: Prediction, verdict: LoadVerdict | None
 ) -> None:
     """Print the figures and the verdict."""
-    console.print(f"{case.about}; {len(found.loads)} runs", highlight=False, soft_wrap=True)
+    console.print(_about(case, found), highlight=False, soft_wrap=True)
     grid = Table(*COLUMNS, box=None)
     for column in grid.columns[1:]:
         column.justify = "right"
@@ -79,6 +79,13 @@ def show(
         console.print(f"verdict: {verdict.text}", highlight=False, soft_wrap=True)
     for warning in warnings_of(case.setup.profile, found):
         console.print(warning, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _about(case: SimulatedCase, found: Prediction) -> str:
+    """Return what was simulated, and how often."""
+    num_runs = len(found.loads)
+    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+    return f"{case.about}; {runs} of {found.figures[0].num_requests:,} requests"
 
 
 def _rows_of(case: SimulatedCase, found: Prediction) -> list[tuple[str, ...]]:
@@ -105,7 +112,7 @@ def document_of(
 
 def page_of(case: SimulatedCase, found: Prediction, verdict: LoadVerdict | None) -> str:
     """Return a page with tables and pictures."""
-    parts = [paragraph(f"{case.about}; {len(found.loads)} runs")]
+    parts = [paragraph(_about(case, found))]
     if verdict is not None:
         parts.append(paragraph(f"Verdict: {verdict.text}", "verdict"))
     parts += [paragraph(text, "note") for text in warnings_of(case.setup.profile, found)]

@@ -13,11 +13,14 @@ from headway.percentiles import percentile, quantile
 from headway.sim.prediction.served import ServedLoad, ServedRequest
 from headway.sim.prediction.serving import Limits, serve_load
 from headway.sim.prediction.setup import Setup
-from headway.workload import Workload
+from headway.workload import Listed, Workload
 
 PERCENTS = (50, 95, 99)
 LOW, HIGH = 0.05, 0.95
 """Ends of an interval: quantiles over the runs."""
+MOST_RUNS = 1_000_000
+GOLDEN_SHARE = 0.6180339887498949
+"""Multiples of this share are spread evenly over a trace, however many there are."""
 Progress = Callable[[float, int], None]
 
 
@@ -133,10 +136,20 @@ class Runs:
     seed: int = 0
     draws_requests: bool = True
     """Whether each run has other requests; the machine is drawn anew in any case."""
+    begins_anywhere: bool = False
+    """Whether each run of a trace begins at another request of it."""
+    first: int = 0
+    """Number of the first run; runs of other numbers differ."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"at least 1 run is needed, not {self.count}")
+        if not 1 <= self.first + self.count <= MOST_RUNS:
+            raise ConfigError(f"the number of runs is 1 to {MOST_RUNS:,}, not {self.count}")
+
+    @property
+    def seeds(self) -> range:
+        """Seed of each run; those of two seeds have none in common."""
+        first = MOST_RUNS * self.seed + self.first
+        return range(first, first + self.count)
 
 
 def predict(
@@ -149,14 +162,16 @@ def predict(
 ) -> Prediction:
     """Simulate a load several times."""
     loads: list[ServedLoad] = []
-    for number in range(runs.count):
-        machine_seed = runs.seed + number
+    for number, machine_seed in enumerate(runs.seeds):
         request_seed = machine_seed if runs.draws_requests else runs.seed
 
         def watch(share: float, number: int = number) -> None:
             if progress is not None:
                 progress(number + share, runs.count)
 
-        loads.append(serve_load(setup, workload, limits, request_seed, machine_seed, watch))
+        load = workload
+        if runs.begins_anywhere and not isinstance(workload, Listed):
+            load = workload.begun_at(machine_seed * GOLDEN_SHARE % 1.0)
+        loads.append(serve_load(setup, load, limits, request_seed, machine_seed, watch))
         watch(1.0)
     return Prediction(tuple(loads), tuple(summarize(one.requests, targets) for one in loads))

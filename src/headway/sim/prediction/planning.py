@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import ceil, inf
 
 from headway.errors import ConfigError
 from headway.sim.prediction.figures import Figures, Interval, Prediction, Runs, predict
-from headway.sim.prediction.serving import Limits, serve_load
+from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.setup import MAX_ENGINES, Setup
-from headway.sim.recording.items import follows
-from headway.workload import Listed, Replay, Synthetic, Workload
+from headway.sim.prediction.verdict import Regime, regime_of, saturated_rate
+from headway.workload import Replay, Synthetic
 
-KNEE_SHARE = 0.8
-"""Share of the saturated rate from which latency rises steeply with the load."""
-REQUESTS_PER_SLOT = 6
-MIN_REQUESTS = 200
-MAX_SATURATED_RUNS = 5
-MIN_SERVED = 20
 RATE_TOLERANCE = 1.05
 MAX_RATIO = 10.0
 """A latency this many times its target is as bad as any longer one."""
-MAX_POOLED = 8
-"""Engines whose requests a run has; with more of them, each has fewer."""
+MAX_POOLED = 4
+"""A larger pool is planned as parts of so many engines: what one router gathers carries no less."""
+FEW_RUNS = 5
+"""If all of the first runs miss a target, no others are made: they would not change that."""
 DOUBT_SHARE = 0.15
 """If no more runs than these miss the target, chance may be why, and more runs decide."""
 DOUBT_RATIO = 0.5
@@ -38,26 +33,11 @@ MORE_RUNS = 2
 """Further runs then, for each run so far."""
 LOWEST_SHARE = 0.02
 """Part of the saturated rate below which a target counts as impossible."""
+MAX_LIGHT_REQUESTS = 200
+"""Requests of a run at that rate, at which they hardly meet each other."""
 
 OpenWorkload = Synthetic | Replay
 Note = Callable[[str], None]
-
-
-class Regime(StrEnum):
-    """How near a load is to what the engines can do."""
-
-    STABLE = "stable"
-    NEAR_THE_KNEE = "near the knee"
-    OVERLOADED = "overloaded"
-    REFUSING = "refusing"
-    """Requests are refused, for their targets or their size: what can be served says little."""
-
-
-REFUSALS = {
-    "deadline": "because their targets cannot be met beside the others",
-    "never_fits": "because they are larger than the KV cache or the KV quota of their tenant",
-}
-"""Reasons of refusals in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +68,12 @@ class Goal:
         """Return the largest latency relative to its target; 1 is just kept."""
         if figures.num_refused:
             return inf
-        percent = self.percent
+        percent, tpot_s = self.percent, figures.tpot_s[self.percent]
+        if tpot_s == inf and figures.num_completed:
+            tpot_s = 0.0  # all outputs have one token
         return max(
             figures.ttft_s[percent] / self.ttft_s,
-            figures.tpot_s[percent] / self.tpot_s,
+            tpot_s / self.tpot_s,
             figures.e2e_s[percent] / self.e2e_s,
         )
 
@@ -103,8 +85,8 @@ class Study:
     setup: Setup
     workload: OpenWorkload
     goal: Goal
-    num_requests: int = 400
-    """Requests of a run with one engine."""
+    num_requests: int = 1000
+    """Requests of a run, for each engine."""
     runs: Runs = field(default_factory=Runs)
     note: Note = lambda _text: None
 
@@ -113,16 +95,28 @@ class Study:
 
         One slow run in 19 would otherwise end the search far below what is carried.
         """
-        setup = self.setup if num_engines is None else self.setup.fixed(num_engines)
-        limits = Limits(self.num_requests * min(setup.num_engines, MAX_POOLED))
-        load, runs = self.workload.with_rate(rate), self.runs
-        found = predict(setup, load, limits, runs)
-        ratios = [self.goal.ratio(one) for one in found.figures]
-        num_missed = sum(one > 1.0 for one in ratios)
-        if max(ratios) < DOUBT_RATIO or num_missed > DOUBT_SHARE * runs.count:
+        num_engines = self.setup.num_engines if num_engines is None else num_engines
+        num_simulated = min(num_engines, MAX_POOLED)
+        setup = self.setup.fixed(num_simulated)
+        limits = Limits(self.num_requests * num_simulated)
+        load = self.workload.with_rate(rate * num_simulated / num_engines)
+
+        def run(first: int, count: int) -> Prediction:
+            runs = replace(self.runs, first=first, count=count, begins_anywhere=True)
+            return predict(setup, load, limits, runs)
+
+        num_runs = self.runs.count
+        found = run(0, min(FEW_RUNS, num_runs))
+        if num_runs > FEW_RUNS and self._num_missed(found) < FEW_RUNS:
+            found = found.plus(run(FEW_RUNS, num_runs - FEW_RUNS))
+        num_missed = self._num_missed(found)
+        is_kept = max(map(self.goal.ratio, found.figures)) < DOUBT_RATIO
+        if is_kept or num_missed > DOUBT_SHARE * num_runs:
             return found
-        more = replace(runs, count=MORE_RUNS * runs.count, seed=runs.seed + runs.count)
-        return found.plus(predict(setup, load, limits, more))
+        return found.plus(run(num_runs, MORE_RUNS * num_runs))
+
+    def _num_missed(self, found: Prediction) -> int:
+        return sum(self.goal.ratio(one) > 1.0 for one in found.figures)
 
     def ratio(self, rate: float, num_engines: int | None = None) -> Interval:
         """Return the latency at a rate relative to its target."""
@@ -132,80 +126,6 @@ class Study:
             f"({found.low:.2f} - {found.high:.2f})"
         )
         return found
-
-
-def saturated_rate(setup: Setup, workload: Workload, runs: Runs) -> Interval:
-    """Return the requests per second that the engines finish if requests never run out."""
-    num_slots = setup.spec.scheduler.max_num_seqs
-    num_requests = max(MIN_REQUESTS, REQUESTS_PER_SLOT * num_slots) * setup.num_engines
-    rates: list[float] = []
-    for seed in range(runs.seed, runs.seed + min(runs.count, MAX_SATURATED_RUNS)):
-        items = islice(workload.items(seed), num_requests)
-        listed = Listed(tuple(replace(item, at=0.0) for item in items))
-        load = serve_load(setup, listed, Limits(num_requests), seed, seed)
-        ends = sorted(one.finished_at for one in load.requests if one.finished_at is not None)
-        if len(ends) < MIN_SERVED:
-            raise ConfigError(
-                f"{len(ends)} requests were served; to find what the engines can do takes "
-                f"{MIN_SERVED}"
-            )
-        # While the running set fills and when it empties, engines finish less.
-        low, high = len(ends) // 5, 4 * len(ends) // 5
-        rates.append((high - low) / (ends[high] - ends[low]))
-    return Interval.of(rates)
-
-
-def regime_of(rate: float, saturated: Interval) -> Regime:
-    """Return how near a rate is to saturation; in doubt, nearer."""
-    if rate >= saturated.low:
-        return Regime.OVERLOADED
-    return Regime.STABLE if rate < KNEE_SHARE * saturated.low else Regime.NEAR_THE_KNEE
-
-
-@dataclass(frozen=True, slots=True)
-class LoadVerdict:
-    """Whether a load can be served, and how far it is from what can be."""
-
-    regime: Regime
-    reason: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.regime}: {self.reason}"
-
-
-def judge(
-    setup: Setup, workload: Workload, prediction: Prediction, runs: Runs
-) -> LoadVerdict | None:
-    """Judge a load; None for a closed loop or too few requests, unless some are refused."""
-    if refused := _describe_refusals(prediction):
-        return LoadVerdict(Regime.REFUSING, refused)
-    if isinstance(workload, Listed) and any(map(follows, workload.requests)):
-        return None
-    rate, requests = workload.mean_rate, prediction.loads[0].requests
-    if workload.concurrency is not None or len(requests) < MIN_SERVED:
-        return None
-    if rate is None:
-        span_s = requests[-1].scheduled_at - requests[0].scheduled_at
-        rate = len(requests) / span_s if span_s > 0 else inf
-    found = saturated_rate(setup.fixed(setup.most_engines), workload, runs)
-    most = f"{found.middle:.3g} ({found.low:.3g} - {found.high:.3g})"
-    reason = f"{rate:.3g} requests/s arrive; at most {most} can be served"
-    return LoadVerdict(regime_of(rate, found), reason)
-
-
-def _describe_refusals(prediction: Prediction) -> str:
-    """Return which share of the requests is refused, and why; empty if none is."""
-    loads = [one.requests for one in prediction.loads if one.requests]
-    parts: list[str] = []
-    for reason, words in REFUSALS.items():
-        counts = [sum(one.refusal_reason == reason for one in requests) for requests in loads]
-        if any(counts):
-            pairs = zip(counts, loads, strict=True)
-            found = Interval.of([100 * number / len(requests) for number, requests in pairs])
-            share = f"{found.middle:.3g} % ({found.low:.3g} - {found.high:.3g}) of the requests"
-            parts.append(f"{share} are refused, {words}")
-    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +153,12 @@ def carried_rate(study: Study) -> CarriedRate:
         return known[rate]
 
     lowest = LOWEST_SHARE * saturated.middle
-    if ratio(lowest).high > 1.0:
+    few = replace(study, num_requests=min(study.num_requests, MAX_LIGHT_REQUESTS))
+    known[lowest] = few.ratio(lowest)
+    if known[lowest].high > 1.0:
         raise ConfigError(
             f"the target cannot be kept: at {lowest:.3g} requests/s the p{study.goal.percent} is "
-            f"{ratio(lowest).middle:.1f} times the target already"
+            f"{known[lowest].middle:.1f} times the target already"
         )
     # A run is too short to show that the queue grows without end.
     highest = saturated.high
@@ -271,26 +193,38 @@ class EnginesNeeded:
     """Latency relative to the target with so many engines."""
     regime: Regime
     output_tokens_per_s: float
+    """Of the whole load."""
 
 
 def engines_needed(study: Study, rate: float, carried: CarriedRate) -> EnginesNeeded:
     """Return the fewest engines that keep the target at a rate."""
+    known: dict[int, EnginesNeeded] = {}
+
+    def is_enough(num_engines: int) -> bool:
+        if num_engines > MAX_ENGINES:
+            raise ConfigError(f"more than {MAX_ENGINES} engines are needed; plan parts of the load")
+        found = known[num_engines] = _try_engines(study, rate, num_engines, carried.saturated)
+        return found.ratio.high <= 1.0 and found.regime is not Regime.OVERLOADED
+
     # A router gathers the load of many engines, so each carries a little more than one alone.
-    num_engines = max(1, ceil(0.8 * rate / carried.sure))
-    while num_engines <= MAX_ENGINES:
-        prediction = study.predict(rate, num_engines)
-        found = prediction.interval(study.goal.ratio)
-        study.note(
-            f"{num_engines} engines: p{study.goal.percent} at {found.middle:.2f} of the target "
-            f"({found.low:.2f} - {found.high:.2f})"
-        )
-        regime = regime_of(rate / num_engines, carried.saturated)
-        if found.high <= 1.0 and regime is not Regime.OVERLOADED:
-            return EnginesNeeded(
-                num_engines,
-                found,
-                regime,
-                prediction.interval(lambda one: one.output_tokens_per_s).middle,
-            )
-        num_engines += max(1, num_engines // 20)
-    raise ConfigError(f"more than {MAX_ENGINES} engines are needed; plan a part of the load")
+    too_few, enough = int(rate / carried.saturated.low), max(1, ceil(rate / carried.sure))
+    while not is_enough(enough):
+        too_few, enough = enough, enough + max(1, enough // 20)
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        too_few, enough = (too_few, middle) if is_enough(middle) else (middle, enough)
+    return known[enough]
+
+
+def _try_engines(study: Study, rate: float, num_engines: int, saturated: Interval) -> EnginesNeeded:
+    """Simulate a rate with so many engines."""
+    prediction = study.predict(rate, num_engines)
+    found = prediction.interval(study.goal.ratio)
+    study.note(
+        f"{num_engines} engines: p{study.goal.percent} at {found.middle:.2f} of the target "
+        f"({found.low:.2f} - {found.high:.2f})"
+    )
+    requests = [one for load in prediction.loads for one in load.requests]
+    num_tokens = sum(one.num_output_tokens for one in requests) / len(requests)
+    regime = regime_of(rate / num_engines, saturated)
+    return EnginesNeeded(num_engines, found, regime, rate * num_tokens)

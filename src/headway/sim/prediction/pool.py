@@ -7,6 +7,7 @@ time of the profile, and costs from the order to start it.
 from __future__ import annotations
 
 import random
+from itertools import repeat
 
 from headway.core.slo.steptime import StepShape
 from headway.routing import RULES, Router
@@ -47,9 +48,13 @@ class EnginePool:
         """Start the first engines; without a seed, all have the expected speed."""
         self._setup = setup
         self._served = served
-        self._is_drawn = machine_seed is not None
         self._rng = random.Random(f"pool/{machine_seed}")
-        self._machines = random.Random(f"machines/{machine_seed}")
+        machines = random.Random(f"machines/{machine_seed}")
+        self._engines = (
+            repeat(setup.profile.expected())
+            if machine_seed is None
+            else setup.profile.engines(machines)
+        )
         self._scaler = Autoscaler()
         self._starting: list[int] = []
         """Numbers of the engines that start."""
@@ -73,9 +78,7 @@ class EnginePool:
         return fleet
 
     def _draw_times(self) -> _CountedTimes:
-        profile = self._setup.profile
-        chosen = profile.times(self._machines) if self._is_drawn else profile.expected()
-        return _CountedTimes(chosen, self._served)
+        return _CountedTimes(next(self._engines), self._served)
 
     def start(self) -> None:
         """Begin to kill engines and to scale."""

@@ -232,6 +232,7 @@ class _Clients:
 
     def _refuse(self, record: FleetRecord) -> None:
         self._requests.pop(record.id).refusal_reason = record.refusal_reason
+        self._fleet.records.pop(record.id)
         self._num_in_flight -= 1
         if self._concurrency is not None:
             self._fleet.at(self._fleet.clock.now() + PAUSE_AFTER_REFUSAL_S, self._send_now)

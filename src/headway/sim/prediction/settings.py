@@ -33,7 +33,7 @@ def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
     for change in changes:
         key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
         if key == DRIFT:
-            if profile.caveat:
+            if profile.is_datasheet:
                 raise ConfigError(
                     "drift is for measured profiles: ranges by a datasheet have its error"
                 )

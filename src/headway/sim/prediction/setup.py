@@ -67,6 +67,13 @@ class Setup:
             raise ConfigError(f"unknown routing rule {self.rule!r}; one of {', '.join(RULES)}")
         if self.kill_every_s is not None and not self.kill_every_s > 0:
             raise ConfigError(f"seconds between kills must be above 0, not {self.kill_every_s:g}")
+        least_s = self.profile.start_s / self.num_engines
+        if self.kill_every_s is not None and self.kill_every_s <= least_s:
+            raise ConfigError(
+                f"an engine takes {self.profile.start_s:g} s to start: with one killed every "
+                f"{self.kill_every_s:g} s none of {self.num_engines} would be left; kill every "
+                f"{2 * least_s:.2g} s, or less often"
+            )
 
     @staticmethod
     def of(profile: MachineProfile) -> Setup:

@@ -54,12 +54,18 @@ def figures_of(prediction: Prediction) -> tuple[Figure, ...]:
 
 def rows_of(prediction: Prediction) -> list[tuple[str, ...]]:
     """Return label, median and range of each figure."""
-    return [(one.label, *texts_of(prediction.interval(one.of))) for one in figures_of(prediction)]
+    figures = prediction.figures
+    return [
+        (one.label, *_texts_of([one.of(run) for run in figures])) for one in figures_of(prediction)
+    ]
 
 
-def texts_of(interval: Interval) -> tuple[str, str, str]:
-    """Return the median and the ends of an interval as text."""
-    return number(interval.middle), number(interval.low), number(interval.high)
+def _texts_of(values: Sequence[float]) -> tuple[str, str, str]:
+    """Return the median of some runs and the ends of their range; one run has no range."""
+    found = Interval.of(values)
+    if len(values) == 1:
+        return number(found.middle), "-", "-"
+    return number(found.middle), number(found.low), number(found.high)
 
 
 def number(value: float) -> str:
@@ -80,7 +86,7 @@ SCALING: tuple[tuple[str, str, Callable[[ServedLoad], float]], ...] = (
 
 def scaling_rows(loads: Sequence[ServedLoad]) -> list[tuple[str, ...]]:
     """Return label, median and range of what the engines cost."""
-    return [(label, *texts_of(Interval.of([of(one) for one in loads]))) for _, label, of in SCALING]
+    return [(label, *_texts_of([of(one) for one in loads])) for _, label, of in SCALING]
 
 
 def plain_scaling(loads: Sequence[ServedLoad]) -> dict[str, dict[str, float | None]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
@@ -25,6 +25,8 @@ FORMAT = 1
 NEIGHBOUR_SHARE = 6
 """One of so many runs of residuals fits a step: those of the steps of nearest length."""
 MIN_NEIGHBOURS = 6
+PAUSE_RATIO = 2.0
+"""A step that took longer than so many times its prediction was stopped, not slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +139,26 @@ class MachineProfile:
     """What makes predictions doubtful; a measured profile has none."""
     format: int = FORMAT
 
-    def times(self, rng: random.Random) -> MeasuredTimes:
-        """Return step times of one simulated run: coefficients and speed drawn once."""
-        return MeasuredTimes(self, self.fit.draw(rng), exp(rng.gauss(0.0, self.drift)))
+    def engines(self, rng: random.Random) -> Iterator[MeasuredTimes]:
+        """Yield the step times of the engines of one simulated run.
+
+        What is not known of the profile is the same for all: the coefficients, and the error of a
+        datasheet. Measured engines differ in their speed.
+        """
+        fit, speed = self.fit.draw(rng), exp(rng.gauss(0.0, self.drift))
+        while True:
+            yield MeasuredTimes(self, fit, speed)
+            if not self.is_datasheet:
+                speed = exp(rng.gauss(0.0, self.drift))
 
     def expected(self) -> MeasuredTimes:
         """Return step times with the best coefficients and the mean speed."""
         return MeasuredTimes(self, self.fit, 1.0)
+
+    @property
+    def is_datasheet(self) -> bool:
+        """Whether it was computed and not measured."""
+        return bool(self.caveat)
 
     def delays_with(self, num_in_flight: int) -> Delays:
         """Return the delays with this many requests in flight."""
@@ -171,18 +186,23 @@ class MeasuredTimes:
         means = [run.predicted_s for run in profile.residuals]
         num_near = max(MIN_NEIGHBOURS, len(means) // NEIGHBOUR_SHARE)
         left: list[float] = []
+        run_s = 0.0
 
         def draw(shape: StepShape, num_ended: int) -> StepTime:
+            nonlocal run_s
             predicted_s = fit.predict(shape)
             if not left and means:
                 first = bisect_right(means, predicted_s) - num_near // 2
                 first = max(0, min(first, len(means) - num_near))
                 run = profile.residuals[min(first + rng.randrange(num_near), len(means) - 1)]
                 left.extend(reversed(run.ratios))
+                run_s = run.predicted_s
             ratio = left.pop() if left else 1.0
             rows = shape.num_decodes + (shape.num_prefill_tokens > 0)
             overhead_s = profile.overhead_s + profile.overhead_per_row_s * rows
-            elapsed_s = ratio * predicted_s + num_ended * profile.per_request_s
+            # A pause takes the seconds that it took, whatever the step.
+            pause_s = (ratio - 1.0) * (run_s if ratio > PAUSE_RATIO else predicted_s)
+            elapsed_s = predicted_s + pause_s + num_ended * profile.per_request_s
             return StepTime(self.speed * elapsed_s, self.speed * overhead_s)
 
         return draw

@@ -1,17 +1,19 @@
 """The requests of a recording as a load: what another policy would have made of them.
 
 Prompts and outputs get stand-in tokens that are equal where the recorded blocks were, so that the
-prefix cache has the hits that it would have had. Outputs are as long as they were.
+prefix cache has the hits that it would have had. Outputs are as long as they were; those of
+requests that the engine refused are drawn from the others of their tenant.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from headway.errors import ConfigError
-from headway.record.entries import HASH_BYTES
+from headway.record.entries import HASH_BYTES, AddEntry
 from headway.sim.recording.items import RecordedItem
 from headway.sim.recording.observed import ObservedEngine, ObservedRequest
 from headway.workload import Listed
@@ -29,6 +31,8 @@ class RecordedLoad:
     """Requests that ended without a token, or before the recording did."""
     num_following: int = 0
     """Requests that are sent after the answer that they continue."""
+    num_drawn: int = 0
+    """Requests that were refused, whose output lengths are drawn."""
 
 
 def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedLoad:
@@ -39,7 +43,9 @@ def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedL
     ended = [one for one in observed.requests.values() if one.num_output_tokens]
     if not ended:
         raise ConfigError("the recording has no request that ended with a token")
-    ended.sort(key=lambda one: one.entry.arrived_at)
+    num_left_out = len(observed.requests) - len(ended)
+    drawn = _draw_refused(observed.refused, ended)
+    ended = sorted([*ended, *drawn], key=lambda one: one.entry.arrived_at)
     began_at = ended[0].entry.arrived_at
     tokens = count(FIRST_TOKEN)
     blocks: dict[bytes, int] = {}
@@ -51,8 +57,25 @@ def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedL
     followed = _find_followed(ended, block_size) if is_closed_loop else {}
     for number, (before, think_s) in followed.items():
         items[number] = replace(items[number], after=before, think_s=think_s)
-    num_left_out = len(observed.requests) - len(ended)
-    return RecordedLoad(Listed(tuple(items)), num_left_out, len(followed))
+    return RecordedLoad(Listed(tuple(items)), num_left_out, len(followed), len(drawn))
+
+
+def _draw_refused(
+    refused: Sequence[AddEntry], ended: Sequence[ObservedRequest]
+) -> list[ObservedRequest]:
+    """Return refused requests with the output length of another one, of their tenant if any."""
+    lengths: dict[str, list[int]] = {}
+    for one in ended:
+        lengths.setdefault(one.entry.terms.tenant, []).append(one.num_output_tokens)
+    every, rng = [one.num_output_tokens for one in ended], random.Random("refused")
+    drawn: list[ObservedRequest] = []
+    for entry in refused:
+        for _ in range(entry.n):
+            num_tokens = rng.choice(lengths.get(entry.terms.tenant, every))
+            one = ObservedRequest(entry, bytearray(entry.hashes), is_added_idle=False)
+            one.num_output_tokens = max(1, min(num_tokens, entry.max_tokens or num_tokens))
+            drawn.append(one)
+    return drawn
 
 
 def _find_followed(

@@ -59,6 +59,8 @@ class ObservedEngine:
     header: RecordingHeader
     steps: list[ObservedStep] = field(default_factory=list[ObservedStep])
     requests: dict[str, ObservedRequest] = field(default_factory=dict[str, ObservedRequest])
+    refused: list[AddEntry] = field(default_factory=list[AddEntry])
+    """Requests that the engine refused."""
 
 
 def read_observed(path: Path) -> ObservedEngine:
@@ -115,7 +117,11 @@ class _Observer:
         return True
 
     def _note_request(self, entry: AddEntry) -> None:
-        if not entry.is_refused and not entry.is_resent:
+        if entry.is_resent:
+            pass  # it was counted when it was sent first
+        elif entry.is_refused:
+            self.observed.refused.append(entry)
+        else:
             hashes = bytearray(entry.hashes)
             self.observed.requests[entry.id] = ObservedRequest(entry, hashes, self._is_idle)
             self._num_added += 1
