@@ -17,7 +17,7 @@ A plan is for a machine whose speed differs by `--drift` from what was profiled,
 deviation of its logarithm, as in `headway plan --set drift=0.04`; by default as it differed while
 the profile was made. Recorded steps say how fast the machine was in a run. A pair with a run slower
 or faster than in 90 % of such machines is printed and counted apart, and another pair follows, up
-to three times `--pairs`.
+to three times `--pairs`. A run in which the server refuses requests has an infinite TTFT.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.live.truth import serve
 from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, profile_of, setup_of
 from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
+from headway.sim.prediction.figures import Figures
 from headway.sim.prediction.planning import Goal
 from headway.sim.prediction.setup import Setup
 from headway.workload import Synthetic
@@ -64,16 +65,20 @@ def _measure(arguments: argparse.Namespace, workload: Synthetic, rate: float, se
         serve(arguments.model, (), workload.with_rate(one), arguments.seconds, seed)
         for one in (rate, OVERLOAD * rate)
     )
-    for one in (kept.figures, missed.figures):
-        if one.num_completed < one.num_requests:
-            num_failed = one.num_requests - one.num_completed
-            raise SystemExit(f"{num_failed} of {one.num_requests} requests failed or were refused")
     profile = arguments.profile
     return _Pair(
-        kept.figures.ttft_s[arguments.percentile],
-        missed.figures.ttft_s[arguments.percentile],
+        _ttft_s(kept.figures, arguments.percentile),
+        _ttft_s(missed.figures, arguments.percentile),
         (kept.speed(profile), missed.speed(profile)),
     )
+
+
+def _ttft_s(figures: Figures, percent: int) -> float:
+    """Return a percentile of TTFT; infinite if requests were refused."""
+    num_failed = figures.num_requests - figures.num_completed - figures.num_refused
+    if num_failed:
+        raise SystemExit(f"{num_failed} of {figures.num_requests} requests failed")
+    return inf if figures.num_refused else figures.ttft_s[percent]
 
 
 def _check(arguments: argparse.Namespace, name: str, rate: float | None) -> list[_Pair]:

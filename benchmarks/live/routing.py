@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -247,6 +248,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     check_trace(parser, args.loads, args.trace)
+    # Leave by an exception, so that a fleet ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     meter = StealMeter()
     outcomes: list[Outcome] = []
     cases: list[tuple[str, str]] = list(product(args.loads, args.rules))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
-from math import cos, pi
+from math import cos, pi, sqrt
 from random import Random
 
 from headway.errors import ConfigError
@@ -44,6 +44,10 @@ class Poisson:
     def with_rate(self, rate: float) -> Poisson:
         return Poisson(rate)
 
+    def part(self, share: float) -> Poisson:
+        """Return a share of the arrivals, drawn at random."""
+        return Poisson(share * self.rate)
+
     def times(self, draw: Random) -> Iterator[float]:
         at = 0.0
         while True:
@@ -71,6 +75,10 @@ class Gamma:
     def with_rate(self, rate: float) -> Gamma:
         return replace(self, rate=rate)
 
+    def part(self, share: float) -> Gamma:
+        """Return about a share of the arrivals, drawn at random: they are more like Poisson."""
+        return Gamma(share * self.rate, sqrt(share * self.cv**2 + 1.0 - share))
+
     def times(self, draw: Random) -> Iterator[float]:
         shape = self.cv**-2
         at = 0.0
@@ -97,6 +105,10 @@ class OnOff:
     def with_rate(self, rate: float) -> OnOff:
         """Return the same bursts with another mean rate, silence included."""
         return replace(self, rate=rate * (self.on + self.off) / self.on)
+
+    def part(self, share: float) -> OnOff:
+        """Return a share of the arrivals, drawn at random."""
+        return replace(self, rate=share * self.rate)
 
     def times(self, draw: Random) -> Iterator[float]:
         for busy_s in Poisson(self.rate).times(draw):
@@ -127,6 +139,10 @@ class Diurnal:
     def with_rate(self, rate: float) -> Diurnal:
         factor = rate / self.mean_rate
         return replace(self, peak=factor * self.peak, low=factor * self.low)
+
+    def part(self, share: float) -> Diurnal:
+        """Return a share of the arrivals, drawn at random."""
+        return self.with_rate(share * self.mean_rate)
 
     def times(self, draw: Random) -> Iterator[float]:
         for at in Poisson(self.peak).times(draw):

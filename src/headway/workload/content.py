@@ -92,7 +92,7 @@ class ContentMaker:
     """Draws tenants and prompts in order; the same seed gives the same contents."""
 
     content: Content
-    seed: int
+    seed: int | str
     _draw: Random = field(init=False)
     _tenants: Random = field(init=False)
     _cumulative: list[float] = field(init=False)
@@ -141,7 +141,7 @@ class ContentMaker:
         return self._prefixes[key]
 
 
-def stream(seed: int, name: str) -> Random:
+def stream(seed: int | str, name: str) -> Random:
     """Return a random stream per purpose, so that another rate leaves lengths unchanged."""
     return Random(f"{seed}/{name}")
 

@@ -34,10 +34,6 @@ class TraceRow:
     num_output_tokens: int
     hash_ids: tuple[int, ...] = ()
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens + self.num_output_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -45,47 +41,54 @@ class Trace:
 
     rows: tuple[TraceRow, ...]
     bucket_s: float = 0.0
+    silent_s: float = 0.0
+    """Seconds without a request after the last one."""
+
+    @property
+    def span_s(self) -> float:
+        """Seconds up to the end of the last bucket, and of the silence after it."""
+        return self.rows[-1].at + self.bucket_s + self.silent_s
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second, up to the end of the last bucket."""
-        span_s = self.rows[-1].at + self.bucket_s
-        if span_s <= 0.0:
+        """Requests per second."""
+        if self.span_s <= 0.0:
             raise ConfigError("all requests of the trace come at once, so it has no rate")
-        return len(self.rows) / span_s
+        return len(self.rows) / self.span_s
 
-    def busiest(self, stretch_s: float) -> Trace:
+    def busiest(self, stretch_s: float, num_tokens_of: Callable[[TraceRow], int]) -> Trace:
         """Return the requests of the stretch of so many seconds that has the most tokens."""
         rows = self.rows
-        if rows[-1].at + self.bucket_s <= stretch_s:
+        if self.span_s <= stretch_s:
             return self
         first = num_tokens = most_tokens = 0
-        best = (0, 0)
+        best = (0, 1)
         for number, row in enumerate(rows):
-            num_tokens += row.num_tokens
-            while row.at + self.bucket_s - rows[first].at > stretch_s:
-                num_tokens -= rows[first].num_tokens
+            num_tokens += num_tokens_of(row)
+            while first < number and row.at + self.bucket_s - rows[first].at > stretch_s:
+                num_tokens -= num_tokens_of(rows[first])
                 first += 1
             if num_tokens > most_tokens:
                 most_tokens, best = num_tokens, (first, number + 1)
         picked = rows[best[0] : best[1]]
-        return Trace(tuple(replace(row, at=row.at - picked[0].at) for row in picked), self.bucket_s)
+        moved = tuple(replace(row, at=row.at - picked[0].at) for row in picked)
+        return Trace(moved, self.bucket_s, max(0.0, stretch_s - moved[-1].at - self.bucket_s))
 
     def begun_at(self, share: float) -> Trace:
         """Return the same requests, begun after this share of them and then from the first."""
         first = int(share * len(self.rows))
         late, early = self.rows[first:], self.rows[:first]
-        span_s = len(self.rows) / self.mean_rate
         moved = [replace(row, at=row.at - late[0].at) for row in late]
-        moved += [replace(row, at=row.at + span_s - late[0].at) for row in early]
-        return Trace(tuple(moved), self.bucket_s)
+        moved += [replace(row, at=row.at + self.span_s - late[0].at) for row in early]
+        silent_s = self.span_s - moved[-1].at - self.bucket_s
+        return Trace(tuple(moved), self.bucket_s, max(0.0, silent_s))
 
     def jittered(self, draw: Random) -> Trace:
         """Return times spread evenly within their buckets; otherwise each bucket is a burst."""
         if not self.bucket_s:
             return self
         moved = [replace(row, at=row.at + draw.uniform(0.0, self.bucket_s)) for row in self.rows]
-        return Trace(tuple(sorted(moved, key=lambda row: row.at)))
+        return replace(self, rows=tuple(sorted(moved, key=lambda row: row.at)), bucket_s=0.0)
 
 
 def read_text(path: Path) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise, takewhile
 from math import ceil
+from random import Random
+from statistics import fmean, stdev
 
 import pytest
 
 from headway.errors import ConfigError
-from headway.sim.prediction import planning
+from headway.sim.prediction import planning, verdict
 from headway.sim.prediction.figures import Figures, Interval, Prediction, Runs, predict, summarize
 from headway.sim.prediction.planning import (
     CarriedRate,
@@ -24,12 +26,16 @@ from headway.sim.prediction.settings import parse_term_changes
 from headway.sim.prediction.setup import Setup
 from headway.sim.prediction.verdict import Regime, judge, regime_of, saturated_rate
 from headway.workload import (
+    Bounds,
     ClosedLoop,
     Diurnal,
     Fixed,
+    Gamma,
     Listed,
+    OnOff,
     Poisson,
     Replay,
+    Scale,
     Synthetic,
     Trace,
     TraceRow,
@@ -124,10 +130,10 @@ def test_a_load_with_refused_requests_is_said_to_be_and_why(
     found = predict(setup, load, Limits(60), runs)
     share = 100 * found.figures[0].num_refused / 60
     assert 0 < share <= 50
-    verdict = judge(setup, load, found, runs)
-    assert verdict is not None and verdict.regime is Regime.REFUSING
-    assert verdict.text.startswith("refusing: ")
-    assert f" of the requests are refused, {words}" in verdict.text
+    judged = judge(setup, load, found, runs)
+    assert judged is not None and judged.regime is Regime.REFUSING
+    assert judged.text.startswith("refusing: ")
+    assert f" of the requests are refused, {words}" in judged.text
 
 
 def test_requests_faster_than_can_be_served_wait_ever_longer():
@@ -148,12 +154,37 @@ def ramp(num_requests: int = 1200) -> Trace:
 def test_a_load_that_varies_is_planned_by_its_busiest_stretch():
     days = Synthetic(Diurnal(10.0, 1.0), Uniform(20, 60), Uniform(5, 15))
     assert days.busiest(600.0).arrivals == Poisson(10.0)
+    short = replace(days, arrivals=Diurnal(10.0, 1.0, 60.0))
+    assert short.busiest(600.0) == short
+    for on, found in ((3600.0, Poisson(8.0)), (60.0, OnOff(8.0, 60.0, 60.0))):
+        bursts = replace(days, arrivals=OnOff(8.0, on, on))
+        assert bursts.busiest(600.0).arrivals == found
     assert load(3.0).busiest(600.0) == load(3.0)
     busiest = Replay(ramp()).busiest(10.0)
     assert busiest.mean_rate == pytest.approx(10.0, rel=0.02)
     assert Replay(ramp()).mean_rate < 1.2
     # Twice as fast, ten seconds are twenty of the trace.
     assert Replay(ramp()).with_rate(2 * Replay(ramp()).mean_rate).busiest(6.0).mean_rate > 19.0
+
+
+def test_the_busiest_stretch_of_a_trace_counts_its_silence_and_the_tokens_that_are_sent():
+    batch = [TraceRow(0.01 * number, 40, 10) for number in range(50)]
+    hourly = Trace((*batch, TraceRow(3600.0, 40, 10)))
+    busiest = Replay(hourly).busiest(600.0)
+    assert busiest.mean_rate == pytest.approx(50 / 600)
+    times = [item.at for item in islice(busiest.items(0), 51)]
+    assert times[49] < 1.0 and times[50] == pytest.approx(600.0)  # again and again
+    once = Replay(Trace((TraceRow(0.0, 40, 10), TraceRow(900.0, 40, 10)))).busiest(600.0)
+    assert once.mean_rate == pytest.approx(1 / 600)
+    # A prompt that is cut later does not make its stretch the busiest.
+    cut = Replay(
+        Trace((TraceRow(0.0, 10**6, 1), *(replace(one, at=900 + one.at) for one in batch)))
+    )
+    assert len(cut.busiest(60.0).trace.rows) == 1
+    bounded = replace(cut, scale=Scale(prompt=Bounds(1, 100)))
+    assert len(bounded.busiest(60.0).trace.rows) == 50
+    coarse = Trace(tuple(TraceRow(3.0 * number, 40, 10) for number in range(20)), bucket_s=3.0)
+    assert len(Replay(coarse).busiest(1.0).trace.rows) == 1
 
 
 def test_runs_of_a_trace_begin_at_other_requests():
@@ -167,21 +198,50 @@ def test_runs_of_a_trace_begin_at_other_requests():
     assert begun.mean_rate == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_trace_is_judged_by_its_busiest_minutes():
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_part_of_a_load_keeps_its_times(share: float):
+    def counts(workload: Synthetic | Replay) -> list[int]:
+        """Return the requests of each half second of the first minutes."""
+        found = [0] * 400
+        for item in takewhile(lambda one: one.at < 200.0, workload.items(3)):
+            found[int(2 * item.at)] += 1
+        return found
+
+    rows = tuple(TraceRow(5.0 * (n // 40) + 0.01 * (n % 40), 40, 10) for n in range(1600))
+    trace = Replay(Trace(rows), is_endless=True)
+    bursts = [n for n, number in enumerate(counts(trace)) if number]
+    some = counts(trace.part(share))
+    assert {n for n, number in enumerate(some) if number} <= set(bursts)
+    assert sum(some) == pytest.approx(share * 1600, rel=0.15)
+    assert trace.part(share).mean_rate == pytest.approx(share * trace.mean_rate)
+    assert trace.part(share).with_rate(3.0).mean_rate == pytest.approx(3.0)
+    shared = Replay(Trace(tuple(replace(row, hash_ids=(1,)) for row in rows))).part(share)
+    assert len(list(shared.items(0))) == 1600
+    gamma = replace(load(1.0), arrivals=Gamma(8.0, 3.0)).part(share)
+    drawn = Random(1)
+    kept = [at for at in islice(Gamma(8.0, 3.0).times(Random(0)), 40_000) if drawn.random() < share]
+    gaps = [late - soon for soon, late in pairwise(kept)]
+    assert isinstance(gamma.arrivals, Gamma) and gamma.arrivals.rate == 8.0 * share
+    assert gamma.arrivals.cv == pytest.approx(stdev(gaps) / fmean(gaps), rel=0.1)
+
+
+def test_a_trace_is_judged_by_its_busiest_minutes(monkeypatch: pytest.MonkeyPatch):
     replay = Replay(ramp())
     most = saturated_rate(SETUP, replay, Runs(2)).middle
-    faster = replay.with_rate(0.5 * most)
-    found = predict(SETUP, faster, Limits(1200), Runs(1))
-    verdict = judge(SETUP, faster, found, Runs(2))
-    # Half of what can be served on average, but all of it comes within ten minutes.
-    assert verdict is not None and verdict.regime is Regime.STABLE
-    slow = replay.with_rate(replay.mean_rate)
-    assert judge(SETUP, slow, predict(SETUP, slow, Limits(1200), Runs(1)), Runs(2)) is not None
+    # 0.3 of what can be served on average, ten times as much at the end.
+    rate = 0.3 * most
+    late = replay.with_rate(rate)
+    found = predict(SETUP, late, Limits(1200), Runs(1))
+    slow_s = found.loads[0].requests[1079].scheduled_at
+    for stretch_s, regime in ((1200 / rate - slow_s, Regime.OVERLOADED), (1e4, Regime.STABLE)):
+        monkeypatch.setattr(verdict, "STRETCH_S", stretch_s)
+        found_verdict = judge(SETUP, late, found, Runs(2))
+        assert found_verdict is not None and found_verdict.regime is regime
+    monkeypatch.undo()
     once = Replay(Trace(tuple(TraceRow(0.0, 40, 10) for _ in range(30))))
-    verdict = judge(SETUP, once, predict(SETUP, once, Limits(30), Runs(1)), Runs(2))
-    assert verdict is not None and verdict.text.startswith(
-        "overloaded: all requests arrive at once"
-    )
+    of_once = judge(SETUP, once, predict(SETUP, once, Limits(30), Runs(1)), Runs(2))
+    assert of_once is not None
+    assert of_once.text.startswith("overloaded: all requests arrive at once")
     few = Replay(Trace((TraceRow(0.0, 40, 10),)))
     assert judge(SETUP, few, predict(SETUP, few, Limits(1), Runs(1)), Runs(2)) is None
 
@@ -199,11 +259,13 @@ def test_the_saturated_rate_is_what_full_engines_finish(lengths: Fixed | Uniform
 
 
 def test_few_requests_have_the_saturated_rate_of_many():
-    items = tuple(WorkItem(tuple(range(100, 140)), 10, 0.1 * number) for number in range(25))
-    few, many = Listed(items), Listed(items * 40)
-    assert saturated_rate(SETUP, few, Runs(1)).middle == pytest.approx(
-        saturated_rate(SETUP, many, Runs(1)).middle, rel=0.05
-    )
+    def listed(num_requests: int) -> Listed:
+        prompts = (range(1000 * number, 1000 * number + 200) for number in range(num_requests))
+        return Listed(tuple(WorkItem(tuple(one), 10, 0.1) for one in prompts))
+
+    # Sent again, a request finds nothing of itself in the prefix cache.
+    few, many = (saturated_rate(SETUP, listed(number), Runs(1)).middle for number in (25, 400))
+    assert few == pytest.approx(many, rel=0.03)
 
 
 def test_a_large_pool_is_planned_as_parts(monkeypatch: pytest.MonkeyPatch):
@@ -238,7 +300,7 @@ def test_no_engine_more_than_needed_is_planned(
     carried = CarriedRate(4.0, 4.5, Interval(5.0, 5.5, 6.0), ())
     found = engines_needed(study, rate, carried)
     assert found.num_engines == max(ceil(rate / most_each), int(rate / 5.0) + 1)
-    assert found.ratio.high <= 1.0 and found.output_tokens_per_s == 5 * rate
+    assert found.ratio.high <= 1.0 and found.tokens_per_request == 5
 
 
 def test_a_target_of_the_time_per_token_is_kept_by_outputs_of_one_token():

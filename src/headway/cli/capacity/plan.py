@@ -110,6 +110,8 @@ class _Plan:
     goal: Goal
     carried: CarriedRate
     needed: EnginesNeeded
+    output_tokens_per_s: float
+    """Of the whole load, on average."""
     num_requests: int
     """Requests of each run, per engine."""
     num_spare: int
@@ -125,7 +127,7 @@ class _Plan:
     def price_per_million(self) -> float | None:
         if self.price is None:
             return None
-        return 1e6 * self.num_engines * self.price / 3600.0 / self.needed.output_tokens_per_s
+        return 1e6 * self.num_engines * self.price / 3600.0 / self.output_tokens_per_s
 
     def row(self) -> tuple[str, ...]:
         price = self.price_per_million
@@ -197,13 +199,16 @@ def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
 
 def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:
     carried = carried_rate(study)
-    needed = engines_needed(study, _rate_of(options), carried)
+    rate = _rate_of(options)
+    needed = engines_needed(study, rate, carried)
+    mean_rate = workload_of(options).mean_rate or rate
     settings = (*(options.set or ()), *(options.tenant or ()))
     return _Plan(
         name,
         study.goal,
         carried,
         needed,
+        mean_rate * needed.tokens_per_request,
         study.num_requests,
         options.spare,
         options.price,
@@ -246,10 +251,10 @@ def _describe(found: _Plan, options: PlanOptions) -> list[str]:
         f"p{goal.percent} at {ratio.middle:.2f} ({ratio.low:.2f} - {ratio.high:.2f}) of the "
         f"target. With {found.num_spare} spare: {found.num_engines}.",
     ]
-    if mean_rate is not None and mean_rate < rate:
+    if mean_rate is not None and abs(mean_rate - rate) > 0.01 * rate:
         lines.append(
             f"The load varies: planned is what arrives when it is busiest, {rate:.3g} requests/s; "
-            f"on average {mean_rate:.3g} arrive."
+            f"on average {mean_rate:.3g} arrive, by which the price is counted."
         )
     price = found.price_per_million
     if price is not None:
@@ -328,7 +333,5 @@ def _page(plans: Sequence[_Plan], lines: Sequence[str]) -> str:
         CURVE_MAX,
     )
     parts += [draw(chart), table(COLUMNS, [one.row() for one in plans])]
-    parts.append(
-        paragraph("Bands are the range of 90 % of the runs. Engines: needed + spare.", "note")
-    )
+    parts.append(paragraph("Bands are the range of the runs. Engines: needed + spare.", "note"))
     return page("Headway: capacity plan", parts)

@@ -30,10 +30,10 @@ class RecordedEngine:
         """Return its requests, and a text that says how many."""
         load = load_of(self._observed, is_closed_loop)
         about = f"{len(load.workload.requests)} recorded requests"
+        if load.num_drawn:
+            about += f" ({load.num_drawn} were refused then: their output lengths are drawn)"
         if load.num_left_out:
             about += f", {load.num_left_out} without an output left out"
-        if load.num_drawn:
-            about += f", {load.num_drawn} of them refused then, with drawn output lengths"
         if is_closed_loop:
             about += f", {load.num_following} continue an answer"
         return load.workload, about

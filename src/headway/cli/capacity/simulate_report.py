@@ -83,9 +83,10 @@ def show(
 
 def _about(case: SimulatedCase, found: Prediction) -> str:
     """Return what was simulated, and how often."""
-    num_runs = len(found.loads)
-    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-    return f"{case.about}; {runs} of {found.figures[0].num_requests:,} requests"
+    counts = sorted(one.num_requests for one in found.figures)
+    runs = "1 run" if len(counts) == 1 else f"{len(counts)} runs"
+    number = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+    return f"{case.about}; {runs} of {number} requests"
 
 
 def _rows_of(case: SimulatedCase, found: Prediction) -> list[tuple[str, ...]]:

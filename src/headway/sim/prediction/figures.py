@@ -152,6 +152,13 @@ class Runs:
         return range(first, first + self.count)
 
 
+def begun_anywhere(workload: Workload, seed: int) -> Workload:
+    """Return a load that begins at another request for each seed, if it is a trace."""
+    if isinstance(workload, Listed):
+        return workload
+    return workload.begun_at(seed * GOLDEN_SHARE % 1.0)
+
+
 def predict(
     setup: Setup,
     workload: Workload,
@@ -169,9 +176,7 @@ def predict(
             if progress is not None:
                 progress(number + share, runs.count)
 
-        load = workload
-        if runs.begins_anywhere and not isinstance(workload, Listed):
-            load = workload.begun_at(machine_seed * GOLDEN_SHARE % 1.0)
+        load = begun_anywhere(workload, machine_seed) if runs.begins_anywhere else workload
         loads.append(serve_load(setup, load, limits, request_seed, machine_seed, watch))
         watch(1.0)
     return Prediction(tuple(loads), tuple(summarize(one.requests, targets) for one in loads))

@@ -99,7 +99,9 @@ class Study:
         num_simulated = min(num_engines, MAX_POOLED)
         setup = self.setup.fixed(num_simulated)
         limits = Limits(self.num_requests * num_simulated)
-        load = self.workload.with_rate(rate * num_simulated / num_engines)
+        load = self.workload.with_rate(rate)
+        if num_simulated < num_engines:
+            load = load.part(num_simulated / num_engines)
 
         def run(first: int, count: int) -> Prediction:
             runs = replace(self.runs, first=first, count=count, begins_anywhere=True)
@@ -192,8 +194,8 @@ class EnginesNeeded:
     ratio: Interval
     """Latency relative to the target with so many engines."""
     regime: Regime
-    output_tokens_per_s: float
-    """Of the whole load."""
+    tokens_per_request: float
+    """Mean number of output tokens."""
 
 
 def engines_needed(study: Study, rate: float, carried: CarriedRate) -> EnginesNeeded:
@@ -227,4 +229,4 @@ def _try_engines(study: Study, rate: float, num_engines: int, saturated: Interva
     requests = [one for load in prediction.loads for one in load.requests]
     num_tokens = sum(one.num_output_tokens for one in requests) / len(requests)
     regime = regime_of(rate / num_engines, saturated)
-    return EnginesNeeded(num_engines, found, regime, rate * num_tokens)
+    return EnginesNeeded(num_engines, found, regime, num_tokens)

@@ -180,20 +180,23 @@ class _Clients:
                 f"a request has {num_prompt} prompt and {num_output} output tokens; the longest "
                 f"context is {capacity.max_model_len}: --max-prompt-tokens cuts those of a trace"
             )
-        request = ServedRequest(item.tenant, at, num_prompt, num_output)
+        delay_s = self._rng.choice(self._delays.to_engine_s)
+        # A recording has the times of its engine, any other load those of its clients.
+        is_recorded = isinstance(item, RecordedItem)
+        sent_at, arrives_at = (at - delay_s, at) if is_recorded else (at, at + delay_s)
+        request = ServedRequest(item.tenant, sent_at, num_prompt, num_output)
         self._served.requests.append(request)
         number = next(self._numbers)
         if self._watch is not None and number % WATCH_EVERY == 0:
             self._watch(self._limits.share(number, at))
         request_id = str(number)
         self._requests[request_id] = request
-        at += self._rng.choice(self._delays.to_engine_s)
         record = FleetRecord(
             request_id,
             list(item.prompt_token_ids),
             num_output,
             self._terms_of(item),
-            at,
+            arrives_at,
             frontend=number % self._num_frontends,
         )
         if isinstance(item, RecordedItem):
@@ -227,7 +230,7 @@ class _Clients:
         request.num_preemptions = record.num_preemptions
         if self._concurrency is not None:
             self._fleet.at(request.finished_at, self._send_now)
-        self._send_followers(record.number, request.finished_at)
+        self._send_followers(record.number, record.finished_at or 0.0)
         self._end_if_done()
 
     def _refuse(self, record: FleetRecord) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import cycle, islice
+from itertools import count, islice
 from math import inf
 
 from headway.errors import ConfigError
-from headway.sim.prediction.figures import Interval, Prediction, Runs
+from headway.sim.prediction.figures import Interval, Prediction, Runs, begun_anywhere
 from headway.sim.prediction.served import ServedRequest
 from headway.sim.prediction.serving import Limits, serve_load
 from headway.sim.prediction.setup import Setup
-from headway.sim.recording.items import follows
-from headway.workload import Gamma, Listed, Poisson, Synthetic, Workload
+from headway.sim.recording.items import RecordedItem, follows
+from headway.workload import Gamma, Listed, Poisson, Synthetic, WorkItem, Workload
 
 KNEE_SHARE = 0.8
 """Share of the saturated rate from which latency rises steeply with the load."""
@@ -49,11 +49,37 @@ def saturated_rate(setup: Setup, workload: Workload, runs: Runs) -> Interval:
     num_requests = max(MIN_REQUESTS, REQUESTS_PER_SLOT * num_slots) * setup.num_engines
     rates: list[float] = []
     for seed in replace(runs, count=min(runs.count, MAX_SATURATED_RUNS)).seeds:
-        items = list(islice(workload.items(seed), num_requests))
-        waiting = (replace(item, at=0.0) for item in islice(cycle(items), num_requests))
-        load = serve_load(setup, Listed(tuple(waiting)), Limits(num_requests), seed, seed)
+        items = islice(_endless(workload, seed), num_requests)
+        waiting = Listed(tuple(replace(item, at=0.0) for item in items))
+        load = serve_load(setup, waiting, Limits(num_requests), seed, seed)
         rates.append(_served_rate(load.requests))
     return Interval.of(rates)
+
+
+def _endless(workload: Workload, seed: int) -> Iterator[WorkItem]:
+    """Yield the requests of the busiest stretch, or those of a list again with other tokens."""
+    if not isinstance(workload, Listed):
+        yield from begun_anywhere(workload.busiest(STRETCH_S), seed).items(seed)
+        return
+    if not workload.requests:
+        return
+    most = max(max(_tokens_of(item)) for item in workload.requests)
+    for turn in count():
+        for item in workload.requests:
+            yield _with_other_tokens(item, turn * (most + 1)) if turn else item
+
+
+def _tokens_of(item: WorkItem) -> tuple[int, ...]:
+    outputs = item.output_ids if isinstance(item, RecordedItem) else ()
+    return (*item.prompt_token_ids, *outputs)
+
+
+def _with_other_tokens(item: WorkItem, offset: int) -> WorkItem:
+    """Return a request that shares no block with the same one with another offset."""
+    moved = replace(item, prompt_token_ids=tuple(one + offset for one in item.prompt_token_ids))
+    if isinstance(moved, RecordedItem):
+        moved = replace(moved, output_ids=tuple(one + offset for one in moved.output_ids))
+    return moved
 
 
 def _served_rate(requests: Sequence[ServedRequest]) -> float:

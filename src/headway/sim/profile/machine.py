@@ -200,9 +200,9 @@ class MeasuredTimes:
             ratio = left.pop() if left else 1.0
             rows = shape.num_decodes + (shape.num_prefill_tokens > 0)
             overhead_s = profile.overhead_s + profile.overhead_per_row_s * rows
-            # A pause takes the seconds that it took, whatever the step.
-            pause_s = (ratio - 1.0) * (run_s if ratio > PAUSE_RATIO else predicted_s)
-            elapsed_s = predicted_s + pause_s + num_ended * profile.per_request_s
+            # A pause is not longer because it falls into a longer step.
+            base_s = min(run_s, predicted_s) if ratio > PAUSE_RATIO else predicted_s
+            elapsed_s = predicted_s + (ratio - 1.0) * base_s + num_ended * profile.per_request_s
             return StepTime(self.speed * elapsed_s, self.speed * overhead_s)
 
         return draw
