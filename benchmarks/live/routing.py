@@ -9,7 +9,8 @@ as long as those of SmolLM2-135M, times `--slowness`, so that eight of them fit 
 Everything else is real: engine hosts, scheduler, sockets, frontend, router, API. Each run has a
 fleet of its own, and rules take turns. The rate is `--share` of what the rule `ttft` carries in the
 simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
-slowness. Beside them are those of a simulation of the same requests behind the same router.
+slowness. Beside them are those of simulations of the same requests behind the same router: the
+median of five with other noise of the steps, and the range of their p99.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import httpx
@@ -67,6 +68,7 @@ CARRIED_RATES = {
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
 MERGES = ["1 2"]
 """None of letters, so that an answer is the same tokens again in the next prompt."""
+NUM_SIMULATED = 5
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
@@ -91,7 +93,8 @@ class Outcome:
     """Share of requests with a TTFT of at most one second."""
     num_failed: int
     simulated_p50_s: float
-    simulated_p99_s: float
+    simulated_p99_s: tuple[float, float, float]
+    """Least, median and largest of the simulations."""
 
 
 class Clients:
@@ -156,14 +159,15 @@ class Clients:
         return answer
 
 
-def _simulate(load: Load, rule: str, num_engines: int) -> SimulatedOutcome:
-    """Return what the same requests see in a simulation with the frontend's router."""
+def _simulate(load: Load, rule: str, num_engines: int) -> list[SimulatedOutcome]:
+    """Return what the same requests see in simulations with the frontend's router."""
     fast = replace(load, rate=load.rate * load.slowness, slowness=1.0)
-    return simulate(Run(rule, fast, num_engines, NUM_BLOCKS), Router(RULES[rule]()))
+    run = Run(rule, fast, num_engines, NUM_BLOCKS)
+    return [simulate(run, Router(RULES[rule]()), seed) for seed in range(NUM_SIMULATED)]
 
 
 async def measure(
-    server: RunningServer, load: Load, rule: str, simulated: SimulatedOutcome
+    server: RunningServer, load: Load, rule: str, simulated: Sequence[SimulatedOutcome]
 ) -> Outcome:
     async with client_of(server) as client:
         clients = Clients(client, load)
@@ -171,6 +175,7 @@ async def measure(
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
     ttfts = sorted(clients.ttfts_s)
+    simulated_p99s = sorted(one.p99_s for one in simulated)
     return Outcome(
         load.name,
         rule,
@@ -182,8 +187,8 @@ async def measure(
         hits / queries,
         sum(ttft <= 1.0 for ttft in ttfts) / len(ttfts),
         clients.num_failed,
-        simulated.p50_s,
-        simulated.p99_s,
+        median(one.p50_s for one in simulated),
+        (simulated_p99s[0], median(simulated_p99s), simulated_p99s[-1]),
     )
 
 
@@ -219,9 +224,12 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
     for load, rule in dict.fromkeys((one.load, one.rule) for one in outcomes):
         found = [one for one in outcomes if (one.load, one.rule) == (load, rule)]
         p50, p99 = fmean(one.p50_s for one in found), fmean(one.p99_s for one in found)
+        low, middle, high = (
+            fmean(times) for times in zip(*(one.simulated_p99_s for one in found), strict=True)
+        )
         simulated = (
             f"{fmean(one.simulated_p50_s for one in found):.2f} / "
-            f"{fmean(one.simulated_p99_s for one in found):.2f}"
+            f"{middle:.2f} ({low:.2f} - {high:.2f})"
         )
         hits, good = fmean(one.hit_rate for one in found), fmean(one.goodput for one in found)
         num_requests = sum(one.num_requests for one in found)
@@ -258,7 +266,8 @@ def main() -> int:
         outcomes.append(one)
         text = (
             f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s; "
-            f"simulated {one.simulated_p50_s:.2f}, {one.simulated_p99_s:.2f} s"
+            f"simulated {one.simulated_p50_s:.2f}, {one.simulated_p99_s[1]:.2f} s "
+            f"({one.simulated_p99_s[0]:.2f} - {one.simulated_p99_s[2]:.2f})"
         )
         print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
     steal = meter.read()

@@ -97,13 +97,17 @@ class Outcome:
     """Wait in the router."""
 
 
-def measure(run: Run, router: Router | None = None) -> Outcome:
-    """Run a load on a fleet, behind the router of a rule's name unless one is given."""
+def measure(run: Run, router: Router | None = None, noise_seed: int | None = None) -> Outcome:
+    """Run a load on a fleet, behind the router of a rule's name unless one is given.
+
+    `noise_seed` draws the noise of the steps; by default that is the seed of the load.
+    """
     load = run.load
     profiles = load.profiles(run.num_engines)
     capacity = replace(CAPACITY, num_blocks=run.num_blocks)
     routers = [router or ROUTERS[run.rule]()]
-    fleet = VirtualFleet(routers, profiles, EngineSpec(CONFIG, capacity), load.seed)
+    noise_seed = load.seed if noise_seed is None else noise_seed
+    fleet = VirtualFleet(routers, profiles, EngineSpec(CONFIG, capacity), noise_seed)
     load.send(fleet, run.num_engines)
     fleet.run(load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= load.warm_up_s]

@@ -63,7 +63,7 @@ def test_plan_says_how_many_engines(profile: str, tmp_path: Path):
     page, document = tmp_path / "page.html", tmp_path / "plan.json"
     done = headway(
         "plan", profile, *LOAD, "--rate", "90", "--ttft", "0.3", "--percentile", "95",
-        "--runs", "2", "--num-requests", "100", "--price", "0.5",
+        "--runs", "1", "--num-requests", "100", "--price", "0.5",
         "--what-if", "max_num_seqs=4", "--what-if", "price=1,ttft=0.6",
         "--html", str(page), "--json", str(document),
     )  # fmt: skip

@@ -54,7 +54,7 @@ def load(rate: float) -> Synthetic:
 
 def test_the_rate_that_is_carried_keeps_the_target_and_more_does_not():
     goal = Goal(95, ttft_s=0.15)
-    study = Study(SETUP, load(1.0), goal, 150, Runs(4))
+    study = Study(SETUP, load(1.0), goal, 100, Runs(3))
     carried = carried_rate(study)
     assert carried.sure <= carried.likely <= carried.saturated.middle
     assert study.ratio(carried.sure).high <= 1.0
