@@ -6,6 +6,7 @@ from headway.config import SchedulerConfig
 from headway.core.executor import Capacity
 from headway.core.slo.steptime import StepShape
 from headway.sim.profile.machine import Delays, MachineProfile, ResidualRun, StepFit
+from headway.workload import Poisson, Synthetic, Uniform
 
 CAPACITY = Capacity(num_blocks=400, block_size=16, max_model_len=2048)
 KNOTS = (1, 16, 64, 512)
@@ -34,3 +35,8 @@ def make_profile(drift: float = 0.0, ratios: tuple[float, ...] = (1.0,)) -> Mach
         num_steps=1000,
         steal=0.0,
     )
+
+
+def load(rate: float) -> Synthetic:
+    """Return Poisson arrivals of short requests."""
+    return Synthetic(Poisson(rate), Uniform(20, 60), Uniform(5, 15))

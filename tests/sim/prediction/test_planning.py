@@ -43,13 +43,9 @@ from headway.workload import (
     WorkItem,
     Workload,
 )
-from tests.sim.support import make_profile
+from tests.sim.support import load, make_profile
 
 SETUP = Setup.of(make_profile())
-
-
-def load(rate: float) -> Synthetic:
-    return Synthetic(Poisson(rate), Uniform(20, 60), Uniform(5, 15))
 
 
 def test_the_rate_that_is_carried_keeps_the_target_and_more_does_not():

@@ -23,13 +23,9 @@ from headway.workload import (
     Uniform,
     WorkItem,
 )
-from tests.sim.support import make_profile
+from tests.sim.support import load, make_profile
 
 SETUP = Setup.of(make_profile())
-
-
-def load(rate: float) -> Synthetic:
-    return Synthetic(Poisson(rate), Uniform(20, 60), Uniform(5, 15))
 
 
 def times_of(served: ServedLoad) -> list[tuple[float | None, float | None]]:

@@ -34,7 +34,6 @@ from headway.sim.prediction.setup import Setup
 from headway.sim.prediction.tables import number
 from headway.sim.prediction.verdict import KNEE_SHARE, STRETCH_S
 from headway.sim.profile.catalog import HELP, find_profile
-from headway.workload import Replay, Synthetic
 
 TARGETS = "Targets"
 CURVE_MAX = 3.0
@@ -96,47 +95,52 @@ class PlanOptions(EngineOptions):
     def goal(self) -> Goal:
         return Goal(self.percentile, self.ttft, self.tpot, self.e2e)
 
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What one variant asks, with its load read once."""
+
+    name: str
+    options: PlanOptions
+    study: Study
+    rate: float
+    """Requests per second that are planned: of a load that varies, in its busiest stretch."""
+    mean_rate: float
+
     @property
-    def busiest(self) -> Synthetic | Replay:
-        """The load that is planned: of one that varies, its busiest stretch."""
-        return workload_of(self).busiest(STRETCH_S)
+    def settings(self) -> tuple[str, ...]:
+        """Changed settings of the engines and tenants, as given."""
+        return (*(self.options.set or ()), *(self.options.tenant or ()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What one variant of the engines and the load gives."""
 
-    name: str
-    goal: Goal
+    case: _Case
     carried: CarriedRate
     needed: EnginesNeeded
-    output_tokens_per_s: float
-    """Of the whole load, on average."""
-    num_requests: int
-    """Requests of each run, per engine."""
-    num_spare: int
-    price: float | None
-    settings: tuple[str, ...]
-    """Changed settings of the engines and tenants, as given."""
 
     @property
     def num_engines(self) -> int:
-        return self.needed.num_engines + self.num_spare
+        return self.needed.num_engines + self.case.options.spare
 
     @property
     def price_per_million(self) -> float | None:
-        if self.price is None:
+        price = self.case.options.price
+        if price is None:
             return None
-        return 1e6 * self.num_engines * self.price / 3600.0 / self.output_tokens_per_s
+        tokens_per_s = self.case.mean_rate * self.needed.tokens_per_request
+        return 1e6 * self.num_engines * price / 3600.0 / tokens_per_s
 
     def row(self) -> tuple[str, ...]:
         price = self.price_per_million
         return (
-            self.name,
+            self.case.name,
             number(self.carried.sure),
             number(self.carried.likely),
             number(self.carried.saturated.middle),
-            f"{self.needed.num_engines} + {self.num_spare}",
+            f"{self.needed.num_engines} + {self.case.options.spare}",
             "-" if price is None else number(price),
         )
 
@@ -161,59 +165,38 @@ def plan(profile: str, options: PlanOptions) -> None:
     variants = [("as given", profile, options)]
     variants += [_variant(text, profile, options) for text in options.what_if or []]
     # Mistakes in any of them are found before the first takes its minutes.
-    studies = [_study_of(*variant) for variant in variants]
+    cases = [_case_of(*variant) for variant in variants]
     plans: list[_Plan] = []
-    for (name, _, of_options), study in zip(variants, studies, strict=True):
-        errors.print(f"planning: {name}", highlight=False, style="dim")
-        noted = replace(study, note=lambda text: errors.print(
+    for case in cases:
+        errors.print(f"planning: {case.name}", highlight=False, style="dim")
+        noted = replace(case.study, note=lambda text: errors.print(
             f"  {text}", highlight=False, style="dim", soft_wrap=True
         ))  # fmt: skip
-        plans.append(_make_plan(name, noted, of_options))
-    lines = [*_describe(plans[0], options), *_caveats(studies)]
+        carried = carried_rate(noted)
+        plans.append(_Plan(case, carried, engines_needed(noted, case.rate, carried)))
+    lines = [*_describe(plans[0]), *_caveats(cases)]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if len(plans) > 1:
         console.print(_grid(plans))
     if options.json is not None:
-        document = _document(plans, options) | {"warnings": _caveats(studies)}
+        document = _document(plans) | {"warnings": _caveats(cases)}
         write_text(options.json, json.dumps(document, indent=1))
     if options.html is not None:
         write_text(options.html, _page(plans, lines))
         typer.echo(f"page: {options.html}")
 
 
-def _rate_of(options: PlanOptions) -> float:
-    rate = options.busiest.mean_rate
-    if rate is None:
+def _case_of(name: str, profile: str, options: PlanOptions) -> _Case:
+    load = workload_of(options)
+    workload = load.busiest(STRETCH_S)
+    rate, mean_rate = workload.mean_rate, load.mean_rate
+    if rate is None or mean_rate is None:
         raise ConfigError("a plan needs arrivals with a rate: poisson, gamma, onoff or a trace")
-    return rate
-
-
-def _study_of(_name: str, profile: str, options: PlanOptions) -> Study:
-    _rate_of(options)
-    workload = options.busiest
     setup = options.change(Setup.of(find_profile(profile)), workload)
     runs = Runs(options.runs, options.seed)
-    return Study(setup, workload, options.goal, options.num_requests, runs)
-
-
-def _make_plan(name: str, study: Study, options: PlanOptions) -> _Plan:
-    carried = carried_rate(study)
-    rate = _rate_of(options)
-    needed = engines_needed(study, rate, carried)
-    mean_rate = workload_of(options).mean_rate or rate
-    settings = (*(options.set or ()), *(options.tenant or ()))
-    return _Plan(
-        name,
-        study.goal,
-        carried,
-        needed,
-        mean_rate * needed.tokens_per_request,
-        study.num_requests,
-        options.spare,
-        options.price,
-        settings,
-    )
+    study = Study(setup, workload, options.goal, options.num_requests, runs)
+    return _Case(name, options, study, rate, mean_rate)
 
 
 def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, PlanOptions]:
@@ -235,23 +218,24 @@ def _variant(text: str, profile: str, options: PlanOptions) -> tuple[str, str, P
     return text, profile, replace(options, set=settings, **changes)
 
 
-def _describe(found: _Plan, options: PlanOptions) -> list[str]:
-    carried, needed, goal = found.carried, found.needed, found.goal
+def _describe(found: _Plan) -> list[str]:
+    case, carried, needed = found.case, found.carried, found.needed
     saturated, ratio = carried.saturated, needed.ratio
-    rate, mean_rate = _rate_of(options), workload_of(options).mean_rate
+    rate, mean_rate, goal = case.rate, case.mean_rate, case.study.goal
+    num_requests, num_spare = case.study.num_requests, case.options.spare
     lines = [
         f"One engine carries {carried.sure:.3g} requests/s with {goal.text}; likely "
         f"{carried.likely:.3g}. It saturates at {saturated.middle:.3g} ({saturated.low:.3g} - "
         f"{saturated.high:.3g}); above {KNEE_SHARE * saturated.low:.3g} latency rises steeply. "
-        f"That is for runs of {found.num_requests:,} requests from an empty engine, "
-        f"{_text_of(found.num_requests / carried.sure)}; a load near saturation that lasts "
+        f"That is for runs of {num_requests:,} requests from an empty engine, "
+        f"{_text_of(num_requests / carried.sure)}; a load near saturation that lasts "
         "longer waits longer (--num-requests).",
         f"{rate:.3g} requests/s need {needed.num_engines} "
         f"{'engine' if needed.num_engines == 1 else 'engines'}, {needed.regime}: "
         f"p{goal.percent} at {ratio.middle:.2f} ({ratio.low:.2f} - {ratio.high:.2f}) of the "
-        f"target. With {found.num_spare} spare: {found.num_engines}.",
+        f"target. With {num_spare} spare: {found.num_engines}.",
     ]
-    if mean_rate is not None and abs(mean_rate - rate) > 0.01 * rate:
+    if abs(mean_rate - rate) > 0.01 * rate:
         lines.append(
             f"The load varies: planned is what arrives when it is busiest, {rate:.3g} requests/s; "
             f"on average {mean_rate:.3g} arrive, by which the price is counted."
@@ -259,8 +243,8 @@ def _describe(found: _Plan, options: PlanOptions) -> list[str]:
     price = found.price_per_million
     if price is not None:
         lines.append(f"A million output tokens cost {number(price)}, spares included.")
-    if found.settings:
-        lines.append(f"Set: {', '.join(found.settings)}.")
+    if case.settings:
+        lines.append(f"Set: {', '.join(case.settings)}.")
     return lines
 
 
@@ -268,9 +252,9 @@ def _text_of(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def _caveats(studies: Sequence[Study]) -> list[str]:
+def _caveats(cases: Sequence[_Case]) -> list[str]:
     """Return what makes the plans doubtful, each once."""
-    caveats = [one.setup.profile.caveat for one in studies]
+    caveats = [one.study.setup.profile.caveat for one in cases]
     return list(dict.fromkeys(text for text in caveats if text))
 
 
@@ -283,16 +267,16 @@ def _grid(plans: Sequence[_Plan]) -> Table:
     return grid
 
 
-def _document(plans: Sequence[_Plan], options: PlanOptions) -> dict[str, object]:
+def _document(plans: Sequence[_Plan]) -> dict[str, object]:
     return {
-        "goal": options.goal.text,
-        "requests_per_s": _rate_of(options),
+        "goal": plans[0].case.study.goal.text,
+        "requests_per_s": plans[0].case.rate,
         "plans": [
             {
-                "name": one.name,
-                "goal": one.goal.text,
-                "requests_per_run": one.num_requests,
-                "settings": one.settings,
+                "name": one.case.name,
+                "goal": one.case.study.goal.text,
+                "requests_per_run": one.case.study.num_requests,
+                "settings": one.case.settings,
                 "carried_requests_per_s": one.carried.sure,
                 "likely_requests_per_s": one.carried.likely,
                 "saturated_requests_per_s": [
@@ -301,7 +285,7 @@ def _document(plans: Sequence[_Plan], options: PlanOptions) -> dict[str, object]
                     one.carried.saturated.high,
                 ],
                 "engines": one.needed.num_engines,
-                "spare_engines": one.num_spare,
+                "spare_engines": one.case.options.spare,
                 "regime": str(one.needed.regime),
                 "price_per_million_output_tokens": one.price_per_million,
             }
@@ -315,7 +299,7 @@ def _page(plans: Sequence[_Plan], lines: Sequence[str]) -> str:
     parts.append(heading("Latency of one engine relative to its target"))
     curves = [
         Curve(
-            one.name,
+            one.case.name,
             [(rate, min(found.middle, 1e6)) for rate, found in one.carried.curve],
             [min(found.low, 1e6) for _, found in one.carried.curve],
             [min(found.high, 1e6) for _, found in one.carried.curve],
@@ -326,7 +310,7 @@ def _page(plans: Sequence[_Plan], lines: Sequence[str]) -> str:
     marks = [(plans[0].carried.sure, "carried"), (saturated.middle, "saturated")]
     chart = Chart(
         "requests/s",
-        f"p{plans[0].goal.percent} over target",
+        f"p{plans[0].case.study.goal.percent} over target",
         curves,
         marks,
         [(1.0, "target")],
