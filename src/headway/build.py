@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -148,7 +150,7 @@ def build_recording(config: Config, model: LoadedModel) -> Recording | None:
     resolved = model.resolved
     formats = (resolved.dtype, resolved.activation_dtype, resolved.kv_dtype, resolved.kernels)
     header = RecordingHeader(
-        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}",
+        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{secrets.token_hex(3)}",
         headway=__version__,
         platform=f"{platform.platform()}, Python {platform.python_version()}",
         model=Path(config.model.model).name,
@@ -156,6 +158,7 @@ def build_recording(config: Config, model: LoadedModel) -> Recording | None:
         scheduler=config.scheduler,
         capacity=model.executor.capacity(),
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        clock_began_at=time.time() - SystemClock().now(),
     )
     return start_recording(config.recording, header, key=os.urandom(16))
 

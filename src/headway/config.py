@@ -311,7 +311,7 @@ class RecordConfig:
     record_total_bytes: int = setting(
         1024**3,
         "Most bytes of recordings in the folder; the oldest are deleted first, and a recording "
-        "that has no room left ends.",
+        "that has half of it ends.",
     )
 
     def __post_init__(self) -> None:

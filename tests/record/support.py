@@ -35,6 +35,7 @@ class Recorder:
     total_bytes: int = 100 * FILE_BYTES
     key: bytes = KEY
     name: str = "test"
+    clock_began_at: float | None = None
 
     def start(self, scheduler: Scheduler) -> Recording:
         has_cache, capacity = scheduler.kv.enable_prefix_caching, scheduler.capacity
@@ -47,6 +48,7 @@ class Recorder:
             scheduler=scheduler.config,
             capacity=capacity,
             enable_prefix_caching=has_cache,
+            clock_began_at=self.clock_began_at,
         )
         writer = PartWriter(self.folder, header, self.file_bytes, self.total_bytes)
         return Recording(writer, CallEncoder(self.key, capacity.block_size if has_cache else 0))

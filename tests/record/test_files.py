@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import threading
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -15,12 +17,15 @@ from typer.testing import CliRunner, Result
 
 from headway.cli.app import make_app
 from headway.config import RecordConfig
+from headway.core.plan import StepPlan
+from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError, RecordingError
 from headway.record import parts, recording
 from headway.record.entries import CLOSED, FORMAT, RecordingHeader, encode
 from headway.record.parts import MAGIC, NO_ROOM, NoRoomError, make_block
-from headway.record.reader import CUT_SHORT, RecordingReader
+from headway.record.reader import CUT_SHORT, RecordingReader, find_recordings
 from headway.record.recording import start_recording
+from headway.sim.recording.observed import read_observed
 from tests.record.support import Recorder, harness_class, recorded, replay
 from tests.support.harness import Harness
 
@@ -124,6 +129,55 @@ def test_a_difference_is_shown_side_by_side(tmp_path: Path, monkeypatch: pytest.
     assert ["*", "small", "tokens", "0", "to", "3"] in lines
 
 
+def test_a_call_that_fails_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, num_steps = make_recording(tmp_path)
+    schedule, num_calls = Scheduler.schedule, 0
+
+    def fail_once(scheduler: Scheduler, now: float) -> StepPlan | None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise RuntimeError("no block is free")
+        return schedule(scheduler, now)
+
+    monkeypatch.setattr(Scheduler, "schedule", fail_once)
+    assert num_steps > 3
+    shown = headway("replay", path)
+    assert shown.exit_code == 1
+    assert "2 steps equal; step 3 fails in the replay" in shown.output
+    assert "RuntimeError: no block is free" in shown.output
+    assert "recorded by release 0" in shown.output
+    num_calls = 0
+    with pytest.raises(RecordingError, match="differs in step 3; see `headway replay`"):
+        read_observed(path)
+
+
+def test_the_date_of_a_difference_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    began_at = datetime(2026, 11, 17, 14, 5, tzinfo=UTC).timestamp()
+    recorder = Recorder(tmp_path, clock_began_at=began_at)
+    with recorded(harness_class(recorder)()) as engine:
+        engine.clock.advance_to(90.0)
+        engine.add("first", 24, max_tokens=8)
+        engine.run()
+    monkeypatch.setattr("headway.record.replay.digest_plan", lambda _plan: b"another")
+    assert "at 90.000000 s, 2026-11-17 14:06:30 UTC" in headway("replay", tmp_path).output
+
+
+def test_files_of_one_recording_are_replayed_once(tmp_path: Path):
+    path, num_steps = make_recording(tmp_path, file_bytes=1500)
+    shown = headway("replay", *sorted(tmp_path.iterdir()), tmp_path)
+    assert shown.output.splitlines() == [f"{path.name}: {num_steps} steps equal"]
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(_path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("headway.record.reader.os.listdir", refuse)
+    with pytest.raises(RecordingError, match="cannot be read: Permission denied"):
+        find_recordings([tmp_path])
+
+
 def test_a_recording_goes_on_in_further_files(tmp_path: Path):
     path, num_steps = make_recording(tmp_path, file_bytes=1500)
     files = sorted(tmp_path.iterdir())
@@ -156,10 +210,13 @@ def test_a_recording_without_room_ends_and_the_engine_goes_on(
 
 
 def test_older_recordings_make_room_unless_they_are_being_written(tmp_path: Path):
-    limits = {"file_bytes": 2000, "total_bytes": 12_000}
+    limits = {"file_bytes": 2000, "total_bytes": 8000}
     old = Recorder(tmp_path, name="1-old", **limits)  # pyright: ignore[reportArgumentType]
     with recorded(harness_class(old)()) as engine:
-        run_some(engine, 4)
+        run_some(engine, 30)
+    others = {"show.rec": b"not ours", "show.0000.rec": b"nor this", "copy.rec": MAGIC}
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
     busy = Recorder(tmp_path, name="2-busy", **limits)  # pyright: ignore[reportArgumentType]
     new = Recorder(tmp_path, name="3-new", **limits)  # pyright: ignore[reportArgumentType]
     with recorded(harness_class(busy)()) as engine:
@@ -169,7 +226,45 @@ def test_older_recordings_make_room_unless_they_are_being_written(tmp_path: Path
     assert not old.path.exists()
     assert replay(busy.path).end == CLOSED
     assert replay(new.path).difference is None
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 12_000
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 8000
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+
+
+def test_a_recording_outlives_the_next_one(tmp_path: Path):
+    """An engine that crashed is replaced at once: what it did must still be there then."""
+    limits = {"file_bytes": 2000, "total_bytes": 8000}
+    recorders = [Recorder(tmp_path, name=str(number), **limits) for number in range(3)]  # pyright: ignore[reportArgumentType]
+    for recorder in recorders:
+        with recorded(harness_class(recorder)()) as engine:
+            run_some(engine, 30)
+    first, second, third = recorders
+    assert not first.path.exists()
+    assert replay(second.path).num_steps > 5 and replay(third.path).num_steps > 5
+
+
+def test_engines_of_one_folder_keep_to_its_limit_together(tmp_path: Path):
+    limits = {"file_bytes": 2000, "total_bytes": 8000}
+    recorders = [Recorder(tmp_path, name=str(number), **limits) for number in range(5)]  # pyright: ignore[reportArgumentType]
+    with ExitStack() as stack:
+        for recorder in recorders[:4]:  # each may fill its file
+            stack.enter_context(recorded(harness_class(recorder)()))
+        with pytest.raises(NoRoomError, match="recordings that go on"):
+            recorders[4].start(Harness().scheduler)
+    assert [one.path.exists() for one in recorders] == [True] * 4 + [False]
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(_file: int, _content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(parts.os, "write", fail)
+        Recorder(tmp_path).start(Harness().scheduler)
+    assert not list(tmp_path.iterdir())
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +33,7 @@ def replay(
     """Replay recordings of an engine, and compare every plan.
 
     A fresh scheduler gets the recorded calls at their recorded times. The exit code is 0 if all
-    plans are equal, 1 if one differs, and 2 if a recording cannot be read.
+    plans are equal, 1 if one differs or a call fails, and 2 if a recording cannot be read.
     """
     from headway.record.reader import find_recordings
 
@@ -58,24 +59,37 @@ def _replay_one(path: Path) -> int:
         note = "" if reader.is_complete else f" ({reader.end})"
         typer.echo(f"{path.name}: {core.num_steps} steps equal{note}")
         return EQUAL
-    typer.echo(f"{path.name}: {_describe(difference)}")
+    at = _when(reader, difference.now)
+    typer.echo(f"{path.name}: {_describe(difference, at)}")
     if (hint := _hint(reader)) is not None:
         typer.echo(hint)
     return DIFFERENT
 
 
-def _describe(difference: Difference) -> str:
-    from headway.record.replay import AdmissionDifference
+def _when(reader: RecordingReader, now: float) -> str:
+    """Return a time of the engine's clock in words, with the date if it is known."""
+    began_at = reader.header.clock_began_at
+    if began_at is None:
+        return f"at {now:.6f} s"
+    date = datetime.fromtimestamp(began_at + now, UTC)
+    return f"at {now:.6f} s, {date:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _describe(difference: Difference, at: str) -> str:
+    from headway.record.replay import AdmissionDifference, ReplayFailure
 
     if isinstance(difference, AdmissionDifference):
         words = ("refused", "accepted") if difference.was_refused else ("accepted", "refused")
         return (
             f"{difference.step} steps equal; then request {difference.request_id} was {words[0]} "
-            f"in the recording and is {words[1]} in the replay, at {difference.now:.6f} s"
+            f"in the recording and is {words[1]} in the replay, {at}"
         )
+    num_equal = max(0, difference.step - 1)
+    if isinstance(difference, ReplayFailure):
+        step = difference.step
+        return f"{num_equal} steps equal; step {step} fails in the replay, {at}: {difference.error}"
     recorded, replayed = _lines(difference.recorded), _lines(difference.replayed)
-    title = f"{difference.step - 1} steps equal; step {difference.step} differs, at "
-    title += f"{difference.now:.6f} s"
+    title = f"{num_equal} steps equal; step {difference.step} differs, {at}"
     if recorded == replayed:
         return f"{title}: the same requests and tokens, in another order or in other blocks"
     rows = list(zip_longest(recorded, replayed, fillvalue=""))

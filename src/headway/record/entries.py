@@ -43,6 +43,8 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig
     capacity: Capacity
     enable_prefix_caching: bool
+    clock_began_at: float | None = None
+    """Unix time at which the engine's clock showed 0; None in recordings of older releases."""
 
 
 class FormatOnly(msgspec.Struct, frozen=True):

@@ -2,16 +2,19 @@
 
 A block is its length, the checksum of its content, the checksum of these two, and the content. A
 file that was cut short is readable up to its last whole block. A replay needs a recording from its
-start, so a recording that has no room left ends; older recordings are deleted as a whole.
+start, so a recording that has no room left ends; older recordings are deleted as a whole. A
+recording has half of the folder at most: that of an engine that crashed outlives the next one.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,6 +28,7 @@ BLOCK_HEADER_BYTES = LENGTHS.size + CHECK.size
 _END_BYTES = 64
 """Room for the last entry of a file."""
 NO_ROOM = "no room for another file"
+_NAME = re.compile(rf"(.+)\.\d{{4,}}{re.escape(SUFFIX)}")
 
 
 class NoRoomError(Exception):
@@ -58,10 +62,16 @@ class PartWriter:
         self._total_bytes = total_bytes
         self._size = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._make_room()
-        self._lock = self._file = self._create(part=0)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._append(self._start)
+        with self._alone():
+            self._make_room()
+            self._lock = self._file = self._create(part=0)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                self._append(self._start)
+            except OSError:
+                os.close(self._lock)
+                self.path.unlink()
+                raise
 
     @property
     def path(self) -> Path:
@@ -80,9 +90,10 @@ class PartWriter:
             self.write(entries[middle:])
             return
         if self._size + len(block) + _END_BYTES > self._file_bytes:
-            self._make_room()
-            self._append(make_block(encode([ClosedEntry(GOES_ON)])))
-            before, self._file = self._file, self._create(self._header.part + 1)
+            with self._alone():
+                self._make_room()
+                self._append(make_block(encode([ClosedEntry(GOES_ON)])))
+                before, self._file = self._file, self._create(self._header.part + 1)
             if before != self._lock:
                 os.close(before)
             self._append(self._start)
@@ -123,22 +134,38 @@ class PartWriter:
             raise
         self._size += len(content)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have no other process begin or delete files of the folder meanwhile."""
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
     def _make_room(self) -> None:
-        """Delete older recordings until another file fits."""
-        files = {path: path.stat().st_size for path in self._folder.glob(f"*{SUFFIX}")}
-        num_bytes = sum(files.values())
-        recordings = sorted({recording_of(path) for path in files} - {self._header.recording})
-        for recording in recordings:
-            if num_bytes + self._file_bytes <= self._total_bytes:
+        """Delete older recordings until another file fits, unless that is not enough."""
+        name, total = self._header.recording, self._total_bytes
+        files = _recording_files(self._folder)
+        own = sum(files.pop(name, {}).values())
+        if own + self._file_bytes > total // 2:
+            raise NoRoomError(f"this recording has {own} bytes, and may have {total // 2}")
+        written = {one for one in files if self._is_written(one)}
+        sizes = {one: sum(files[one].values()) for one in files}
+        for one in written:  # its last file may become as large as this one
+            sizes[one] += max(0, self._file_bytes - files[one][max(files[one])])
+        most = total - own - self._file_bytes
+        if (kept := sum(sizes[one] for one in written)) > most:
+            raise NoRoomError(f"recordings that go on have {kept + own} of {total} bytes")
+        num_bytes = sum(sizes.values())
+        for one in sorted(files.keys() - written):
+            if num_bytes <= most:
                 return
-            if self._is_written(recording):
-                continue
             # The last file first: what is left of an interrupted deletion has its start.
-            for path in sorted(path for path in files if recording_of(path) == recording)[::-1]:
+            for path in sorted(files[one], reverse=True):
                 path.unlink(missing_ok=True)
-                num_bytes -= files[path]
-        if num_bytes + self._file_bytes > self._total_bytes:
-            raise NoRoomError(f"{self._folder} has {num_bytes} of {self._total_bytes} bytes")
+            num_bytes -= sizes[one]
 
     def _is_written(self, recording: str) -> bool:
         """Whether another process is writing a recording."""
@@ -156,5 +183,21 @@ class PartWriter:
 
 
 def recording_of(path: Path) -> str:
-    """Return the name of the recording that a file belongs to."""
-    return path.name.removesuffix(SUFFIX).rpartition(".")[0]
+    """Return the name of the recording that a file belongs to, by the name of the file."""
+    found = _NAME.fullmatch(path.name)
+    return "" if found is None else found[1]
+
+
+def _recording_files(folder: Path) -> dict[str, dict[Path, int]]:
+    """Return the size of each file of each recording; other files are no business of ours."""
+    found: dict[str, dict[Path, int]] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        if (name := recording_of(path)) and _has_magic(path):
+            found.setdefault(name, {})[path] = path.stat().st_size
+    return found
+
+
+def _has_magic(path: Path) -> bool:
+    """Whether a file begins as those of recordings do, or was cut short in that."""
+    with path.open("rb") as file:
+        return MAGIC.startswith(file.read(len(MAGIC)))

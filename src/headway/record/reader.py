@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from headway.record.parts import (
     LENGTHS,
     MAGIC,
     part_path,
+    recording_of,
 )
 
 CUT_SHORT = "the file is cut short: the engine was killed, or still runs"
@@ -93,14 +95,21 @@ def find_recordings(paths: list[Path]) -> list[Path]:
     """Return the first file of each recording; a folder stands for all in it."""
     found: dict[Path, None] = {}
     for path in paths:
-        if not path.is_dir():
-            found[path] = None
-            continue
-        firsts = sorted(path.glob(f"*.0000{SUFFIX}"))
-        if not firsts:
-            raise RecordingError(f"{path} has no recordings (files *{SUFFIX})")
-        found.update(dict.fromkeys(firsts))
+        try:
+            found.update(dict.fromkeys(_recordings_at(path)))
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error.strerror}") from error
     return list(found)
+
+
+def _recordings_at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        first = part_path(path.parent, recording_of(path), 0)
+        return [first if first.exists() else path]
+    names = sorted(name for name in os.listdir(path) if name.endswith(f".0000{SUFFIX}"))
+    if not names:
+        raise RecordingError(f"{path} has no recordings (files *{SUFFIX})")
+    return [path / name for name in names]
 
 
 def _read_header(path: Path) -> RecordingHeader:

@@ -80,7 +80,17 @@ class AdmissionDifference:
     was_refused: bool
 
 
-Difference = PlanDifference | AdmissionDifference
+@dataclass(frozen=True, slots=True)
+class ReplayFailure:
+    """A call fails in the replay."""
+
+    step: int
+    """Number of the step under way, from 1; 0 before the first one."""
+    now: float
+    error: str
+
+
+Difference = PlanDifference | AdmissionDifference | ReplayFailure
 
 
 class _Tail:
@@ -205,6 +215,11 @@ class ReplayedEngine:
         return self._results.plan
 
     @property
+    def now(self) -> float:
+        """Time of the last call."""
+        return self._time.time
+
+    @property
     def core(self) -> EngineCore:
         if self._core is None:
             self._core = self._make_core(None)
@@ -311,16 +326,20 @@ class ReplayedEngine:
 def find_difference(reader: RecordingReader, replay: ReplayedEngine) -> Difference | None:
     """Replay a recording up to the first difference."""
     for entry in reader.entries():
-        try:
-            difference = replay.apply(entry)
-        except Exception as error:  # its checksums are right: another release wrote the recording
-            raise RecordingError(
-                f"{reader.path}: the replay fails in step {replay.num_steps} with "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if difference is not None:
+        if (difference := compare(replay, entry)) is not None:
             return difference
     return None
+
+
+def compare(replay: ReplayedEngine, entry: Entry) -> Difference | None:
+    """Repeat a call; return how its outcome differs, also if it fails."""
+    try:
+        return replay.apply(entry)
+    except RecordingError:
+        raise
+    except Exception as error:  # a fault of the scheduler, or another release recorded the call
+        step = replay.num_steps + isinstance(entry, BeginEntry)
+        return ReplayFailure(step, replay.now, f"{type(error).__name__}: {error}")
 
 
 def _make_request(entry: AddEntry) -> Request:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from headway.cli.capacity.recording import RecordedEngine
 from headway.core.terms import Terms
 from headway.errors import ConfigError
+from headway.record.reader import CUT_SHORT
 from headway.sim.prediction.serving import Limits, serve_load
 from headway.sim.prediction.settings import parse_term_changes
 from headway.sim.prediction.setup import Setup
@@ -19,6 +21,7 @@ from headway.sim.recording.observed import ObservedEngine, read_observed
 from headway.workload import Listed
 from tests.record.support import Recorder, harness_class, recorded
 from tests.sim.support import make_profile
+from tests.support.harness import make_request
 
 TENANT = Terms(tenant="b", cache_group="b")
 
@@ -152,6 +155,25 @@ def test_a_recording_without_outputs_is_refused(tmp_path: Path):
         engine.add("first", list(range(21)), max_tokens=12)
     with pytest.raises(ConfigError, match="no request that ended"):
         load_of(read_observed(recorder.path))
+
+
+def test_what_a_recording_lacks_is_said(tmp_path: Path):
+    engine_class = harness_class(recorder := Recorder(tmp_path))
+    with recorded(engine_class()) as engine:
+        engine.add("first", list(range(100, 121)), max_tokens=12)
+        engine.run()
+        engine.add("second", list(range(100, 121)), max_tokens=12)
+        resent = make_request("third", list(range(300, 321)), max_tokens=12)
+        engine.core.add(resent, is_resent=True)
+        engine.step()
+    about = (
+        "1 recorded requests, 1 left out that have no output or did not end, "
+        "1 left out that another engine had before"
+    )
+    assert RecordedEngine(recorder.path).load(is_closed_loop=False)[1] == about
+    recorder.path.write_bytes(recorder.path.read_bytes()[:-1])  # as after a kill
+    cut = f"{about}; the recording is incomplete: {CUT_SHORT}"
+    assert RecordedEngine(recorder.path).load(is_closed_loop=False)[1] == cut
 
 
 def test_requests_that_were_refused_are_served_with_drawn_outputs(tmp_path: Path):

@@ -33,7 +33,11 @@ class RecordedEngine:
         if load.num_drawn:
             about += f" ({load.num_drawn} were refused then: their output lengths are drawn)"
         if load.num_left_out:
-            about += f", {load.num_left_out} without an output left out"
+            about += f", {load.num_left_out} left out that have no output or did not end"
+        if self._observed.num_resent:
+            about += f", {self._observed.num_resent} left out that another engine had before"
         if is_closed_loop:
             about += f", {load.num_following} continue an answer"
+        if self._observed.cut:
+            about += f"; the recording is incomplete: {self._observed.cut}"
         return load.workload, about

@@ -18,7 +18,7 @@ from headway.record.entries import (
     RecordingHeader,
 )
 from headway.record.reader import RecordingReader
-from headway.record.replay import ReplayedEngine
+from headway.record.replay import Difference, ReplayedEngine, compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,10 @@ class ObservedEngine:
     requests: dict[str, ObservedRequest] = field(default_factory=dict[str, ObservedRequest])
     refused: list[AddEntry] = field(default_factory=list[AddEntry])
     """Requests that the engine refused."""
+    num_resent: int = 0
+    """Requests that another engine had before: their recording has them."""
+    cut: str = ""
+    """Why the recording ends before the engine did; empty if it does not."""
 
 
 def read_observed(path: Path) -> ObservedEngine:
@@ -68,10 +72,12 @@ def read_observed(path: Path) -> ObservedEngine:
     reader = RecordingReader.open(path)
     observer = _Observer(reader.header)
     for entry in reader.entries():
-        if not observer.take(entry):
+        if (difference := observer.take(entry)) is not None:
             raise RecordingError(
-                f"{path}: the replay differs in step {observer.num_steps}; see `headway replay`"
+                f"{path}: the replay differs in step {difference.step}; see `headway replay`"
             )
+    if not reader.is_complete:
+        observer.observed.cut = reader.end
     return observer.observed
 
 
@@ -90,18 +96,14 @@ class _Observer:
         self._ended: EndEntry | None = None
         """End of the last step, until the time after it is known."""
 
-    @property
-    def num_steps(self) -> int:
-        return self._replay.num_steps
-
-    def take(self, entry: Entry) -> bool:
-        """Repeat a call and note what it shows; return whether the plan is the recorded one."""
+    def take(self, entry: Entry) -> Difference | None:
+        """Repeat a call and note what it shows; return how its outcome differs, if it does."""
         if isinstance(entry, AddEntry | AbortEntry | BeginEntry | EndEntry):
             self._now = entry.now
         if isinstance(entry, EndEntry):
             self._note_hashes(entry)
-        if self._replay.apply(entry) is not None:
-            return False
+        if (difference := compare(self._replay, entry)) is not None:
+            return difference
         match entry:
             case AddEntry():
                 self._note_request(entry)
@@ -114,11 +116,11 @@ class _Observer:
                 self._end(entry)
             case _:
                 pass
-        return True
+        return None
 
     def _note_request(self, entry: AddEntry) -> None:
         if entry.is_resent:
-            pass  # it was counted when it was sent first
+            self.observed.num_resent += 1
         elif entry.is_refused:
             self.observed.refused.append(entry)
         else:
