@@ -165,7 +165,7 @@ def test_the_date_of_a_difference_is_shown(tmp_path: Path, monkeypatch: pytest.M
 
 def test_files_of_one_recording_are_replayed_once(tmp_path: Path):
     path, num_steps = make_recording(tmp_path, file_bytes=1500)
-    shown = headway("replay", *sorted(tmp_path.iterdir()), tmp_path)
+    shown = headway("replay", *sorted(tmp_path.glob("*.rec")), tmp_path)
     assert shown.output.splitlines() == [f"{path.name}: {num_steps} steps equal"]
 
 
@@ -180,7 +180,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_a_recording_goes_on_in_further_files(tmp_path: Path):
     path, num_steps = make_recording(tmp_path, file_bytes=1500)
-    files = sorted(tmp_path.iterdir())
+    files = sorted(tmp_path.glob("*.rec"))
     assert len(files) > 3
     assert all(file.stat().st_size <= 1600 for file in files)
     for file in files:
@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_file(
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(parts.os, "write", fail)
         Recorder(tmp_path).start(Harness().scheduler)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.rec"))
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 

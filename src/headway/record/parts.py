@@ -28,6 +28,8 @@ BLOCK_HEADER_BYTES = LENGTHS.size + CHECK.size
 _END_BYTES = 64
 """Room for the last entry of a file."""
 NO_ROOM = "no room for another file"
+LOCK_NAME = ".lock"
+"""File of the folder that a process locks while it begins or deletes others."""
 _NAME = re.compile(rf"(.+)\.\d{{4,}}{re.escape(SUFFIX)}")
 
 
@@ -137,12 +139,13 @@ class PartWriter:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Have no other process begin or delete files of the folder meanwhile."""
-        folder = os.open(self._folder, os.O_RDONLY)
+        # On NFS, a lock that excludes others needs a file that is open for writing.
+        lock = os.open(self._folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(folder)
+            os.close(lock)
 
     def _make_room(self) -> None:
         """Delete older recordings until another file fits, unless that is not enough."""
@@ -170,7 +173,7 @@ class PartWriter:
     def _is_written(self, recording: str) -> bool:
         """Whether another process is writing a recording."""
         try:
-            file = os.open(part_path(self._folder, recording, 0), os.O_RDONLY)
+            file = os.open(part_path(self._folder, recording, 0), os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
