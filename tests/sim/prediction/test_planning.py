@@ -223,7 +223,7 @@ def test_a_part_of_a_load_keeps_its_times(share: float):
 
 def test_a_trace_is_judged_by_its_busiest_minutes(monkeypatch: pytest.MonkeyPatch):
     replay = Replay(ramp())
-    most = saturated_rate(SETUP, replay, Runs(2)).middle
+    most = saturated_rate(SETUP, replay, Runs(1)).middle
     # 0.3 of what can be served on average, ten times as much at the end.
     rate = 0.3 * most
     late = replay.with_rate(rate)
@@ -231,15 +231,15 @@ def test_a_trace_is_judged_by_its_busiest_minutes(monkeypatch: pytest.MonkeyPatc
     slow_s = found.loads[0].requests[1079].scheduled_at
     for stretch_s, regime in ((1200 / rate - slow_s, Regime.OVERLOADED), (1e4, Regime.STABLE)):
         monkeypatch.setattr(verdict, "STRETCH_S", stretch_s)
-        found_verdict = judge(SETUP, late, found, Runs(2))
+        found_verdict = judge(SETUP, late, found, Runs(1))
         assert found_verdict is not None and found_verdict.regime is regime
     monkeypatch.undo()
     once = Replay(Trace(tuple(TraceRow(0.0, 40, 10) for _ in range(30))))
-    of_once = judge(SETUP, once, predict(SETUP, once, Limits(30), Runs(1)), Runs(2))
+    of_once = judge(SETUP, once, predict(SETUP, once, Limits(30), Runs(1)), Runs(1))
     assert of_once is not None
     assert of_once.text.startswith("overloaded: all requests arrive at once")
     few = Replay(Trace((TraceRow(0.0, 40, 10),)))
-    assert judge(SETUP, few, predict(SETUP, few, Limits(1), Runs(1)), Runs(2)) is None
+    assert judge(SETUP, few, predict(SETUP, few, Limits(1), Runs(1)), Runs(1)) is None
 
 
 @pytest.mark.parametrize("lengths", [Fixed(10), Uniform(1, 19), Fixed(1)])
