@@ -17,7 +17,7 @@ async def test_no_event_is_lost_with_a_client_or_an_engine(tmp_path: Path) -> No
         battery = Battery(server, requests(16), seed=1)
         figures = await run(battery, 1, tmp_path / "ledger.db")
         assert "Traceback" not in server.log
-        assert server.metric("headway_engine_restarts_total") == 1
+        assert server.metric("headway_engine_restarts_total") == 1, server.log
     assert figures["problems"] == []
     assert figures["clients"] == 16 and figures["returns"] >= 16
 
