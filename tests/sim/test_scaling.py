@@ -28,3 +28,18 @@ def test_requests_of_a_drained_engine_end_and_later_ones_go_elsewhere() -> None:
     assert late <= {"engine-0", "engine-3"}
     assert len(list(fleet.routers[0].engines)) == 2
     assert fleet.routers[0].demand(60.0).backlog_s == 0.0
+
+
+def test_a_new_engine_gets_at_once_what_waited_for_one() -> None:
+    config = SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=2048)
+    fleet = VirtualFleet([Router()], [], EngineSpec(config, CAPACITY))
+    for number in range(20):
+        fleet.send(FleetRecord(f"r{number}", [100 + number] * 8, 200, arrived_at=number / 100))
+
+    def join() -> None:
+        fleet.add_engine(SMOLLM2_135M)
+        fleet.tick()
+
+    fleet.at(1.0, join)
+    fleet.run(1.1)
+    assert [one.engine for one in fleet.records.values()] == ["engine-0"] * 20

@@ -126,7 +126,7 @@ class Router:
         ahead_steps: float = AHEAD_STEPS,
         move_gain: float = MOVE_GAIN,
     ) -> None:
-        """With `ahead_steps` of infinity, requests are sent at once."""
+        """With `ahead_steps` of infinity, requests are sent while an engine has room for them."""
         self._rule = PredictedTtft() if rule is None else rule
         self._allowed = AllEngines() if allowed is None else allowed
         self._ahead_steps = ahead_steps

@@ -281,14 +281,15 @@ class VirtualFleet:
         self.tick()
 
     def tick(self) -> None:
-        """Send what the routers say."""
+        """Send what the routers say, each until it says nothing, as a frontend does."""
         now = self.clock.now()
-        for sending in [one for router in self.routers for one in router.tick(now)]:
-            record = self.records[sending.request.id]
-            record.engine, record.waited_s = sending.engine, sending.waited_s
-            record.predicted_cached = sending.num_cached
-            engine = self._engines[sending.engine]
-            self.deliver(self._join, engine, record)
+        for router in self.routers:
+            while sendings := router.tick(now):
+                for sending in sendings:
+                    record = self.records[sending.request.id]
+                    record.engine, record.waited_s = sending.engine, sending.waited_s
+                    record.predicted_cached = sending.num_cached
+                    self.deliver(self._join, self._engines[sending.engine], record)
         self.on_tick()
 
     def _join(self, engine: _Engine, record: FleetRecord) -> None:

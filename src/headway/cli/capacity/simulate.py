@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -240,6 +241,7 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
         make_frontends=_frontends_of(options),
         kill_every_s=options.kill_every,
     )
+    _check_frontends(options, setup)
     engines = "1 engine" if options.engines == "1" else f"{options.engines} engines"
     frontends = f", {options.frontends} frontends" if options.frontends > 1 else ""
     about = f"{engines}{frontends}, {found.model} on {found.machine}{about_load}"
@@ -258,6 +260,22 @@ def _load_of(
         is_trace = isinstance(load, Replay)
         num_requests = len(load.trace.rows) if is_trace else DEFAULT_NUM_REQUESTS
     return load, Limits(num_requests, options.duration), ""
+
+
+def _check_frontends(options: SimulateOptions, setup: Setup) -> None:
+    """Check that full engines have no more requests than a router process takes."""
+    if setup.make_frontends is None:
+        return
+    from headway.fleet.router.frontends import MAX_REQUESTS
+    from headway.fleet.router.messages import MAX_ASKED
+
+    most = setup.most_engines * setup.spec.scheduler.max_num_seqs
+    least = ceil(most / (MAX_REQUESTS - MAX_ASKED))
+    if options.frontends < least:
+        raise ConfigError(
+            f"a router takes {MAX_REQUESTS} requests of a frontend: --frontends must be at least "
+            f"{least} with {setup.most_engines} engines"
+        )
 
 
 def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
+from headway.config import ServerConfig
 from headway.sim.prediction.figures import Prediction
 from headway.sim.prediction.page import Chart, Curve, draw, heading, page, paragraph, table
 from headway.sim.prediction.serving import Limits
@@ -52,6 +54,13 @@ def warnings_of(profile: MachineProfile, found: Prediction) -> list[str]:
         warnings.append(
             f"the host took {100 * profile.steal:.0f} % of the CPU time from the machine while it "
             "was profiled"
+        )
+    wait_s = ServerConfig().max_queue_wait_s
+    if median(one.ttft_s[99] for one in found.figures) > wait_s:
+        warnings.append(
+            "simulated requests wait as long as it takes; a server refuses those that would wait "
+            f"for more than {wait_s:g} s or are too many (--max-queue-wait-s, "
+            "--max-num-queued-reqs), so that the others wait less than shown"
         )
     return warnings
 

@@ -58,7 +58,10 @@ def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
     if key in _names(SchedulerConfig):
         return replace(spec, scheduler=_change(spec.scheduler, key, value))
     if key in _names(Capacity):
-        return replace(spec, capacity=_change(spec.capacity, key, value))
+        capacity = _change(spec.capacity, key, value)
+        if min(capacity.num_blocks, capacity.block_size, capacity.max_model_len) < 1:
+            raise ConfigError(f"{key} must be at least 1, not {value}")
+        return replace(spec, capacity=capacity)
     if key == "enable_prefix_caching":
         return _change(spec, key, value)
     others = (POLICY, DRIFT, "enable_prefix_caching")
