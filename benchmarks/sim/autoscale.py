@@ -91,7 +91,7 @@ class ScaledFleet:
         for _ in range(current - wanted):
             fleet.drain_engine()
         self.most_engines = max(self.most_engines, wanted)
-        self.engine_s += TICK_S * (fleet.num_engines + self._num_starting)
+        self.engine_s += TICK_S * (fleet.num_present + self._num_starting)
         if now < self._until_s:
             fleet.at(now + TICK_S, self._tick)
 
@@ -112,9 +112,12 @@ class ScaledFleet:
         return current
 
     def run(self) -> Outcome:
-        self.fleet.run(self._until_s + 120.0)
-        times = [one.ttft_s for one in self.fleet.records.values() if one.ttft_s is not None]
-        times.sort()
+        self.fleet.run(end := self._until_s + 120.0)
+        # A request that had no token by the end counts with the time it has waited.
+        times = [
+            end - one.arrived_at if one.ttft_s is None else one.ttft_s
+            for one in self.fleet.records.values()
+        ]
         return Outcome(
             self._rule,
             len(self.fleet.records),

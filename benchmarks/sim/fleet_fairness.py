@@ -146,8 +146,11 @@ def problems(row: dict[str, Any]) -> list[str]:
 def run_battery(seconds: float, seeds: int, only: str) -> list[dict[str, Any]]:
     """Run every scenario with every setup; print and return the rows."""
     rows: list[dict[str, Any]] = []
+    names = [name for name in SCENARIOS if only in name]
+    if not names:
+        raise SystemExit(f"no scenario has {only!r} in its name: {', '.join(SCENARIOS)}")
     with Pool(2) as pool:
-        for scenario in (name for name in SCENARIOS if only in name):
+        for scenario in names:
             for seed in range(seeds):
                 make = partial(Job, scenario, seed=seed, seconds=seconds)
                 jobs = [make(Setup(1, is_shared=False, is_fair=False))]

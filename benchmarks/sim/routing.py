@@ -6,11 +6,12 @@
 
 First the rate is found that the rule `ttft` carries: the highest at which its p99 TTFT stays within
 MAX_P99_S, or within twice that of a fleet with hardly any load, if prompts take longer than that.
-Then every rule runs at a share of that rate. Rules of others send each request at once, as they do
-elsewhere; `ttft` holds requests back. Variants of `ttft` show what each part gives:
+Then every rule runs at a share of that rate. Rules of others send requests as long as an engine has
+free sequences and KV blocks; `ttft` holds them back for longer. Variants of `ttft` show what each
+part gives:
 
     ttft           assigned early, sent late, moved if 30 % better, delays counted by a quarter
-    ttft-at-once   sent at once
+    ttft-at-once   sent as long as the engine has free sequences and KV blocks
     ttft-unmoved   never moved
     ttft-restless  moved for any gain
     ttft-selfish   delays of other requests not counted
@@ -109,12 +110,12 @@ def measure(run: Run, router: Router | None = None, noise_seed: int | None = Non
     noise_seed = load.seed if noise_seed is None else noise_seed
     fleet = VirtualFleet(routers, profiles, EngineSpec(CONFIG, capacity), noise_seed)
     load.send(fleet, run.num_engines)
-    fleet.run(load.until_s + DRAIN_S)
+    fleet.run(end := load.until_s + DRAIN_S)
     records = [one for one in fleet.records.values() if one.arrived_at >= load.warm_up_s]
     if load.name in MEASURED:
         records = [one for one in records if one.terms.tenant == MEASURED[load.name]]
     # A request that had no token by the end counts with the time it has waited.
-    ttfts = [load.until_s + DRAIN_S if one.ttft_s is None else one.ttft_s for one in records]
+    ttfts = [end - one.arrived_at if one.ttft_s is None else one.ttft_s for one in records]
     num_prompt = sum(len(one.token_ids) for one in records)
     return Outcome(
         run.rule,
