@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -150,7 +149,7 @@ def build_recording(config: Config, model: LoadedModel) -> Recording | None:
     resolved = model.resolved
     formats = (resolved.dtype, resolved.activation_dtype, resolved.kv_dtype, resolved.kernels)
     header = RecordingHeader(
-        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{secrets.token_hex(3)}",
+        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{os.urandom(3).hex()}",
         headway=__version__,
         platform=f"{platform.platform()}, Python {platform.python_version()}",
         model=Path(config.model.model).name,

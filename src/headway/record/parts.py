@@ -14,7 +14,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -192,11 +192,12 @@ def recording_of(path: Path) -> str:
 
 
 def _recording_files(folder: Path) -> dict[str, dict[Path, int]]:
-    """Return the size of each file of each recording; other files are no business of ours."""
+    """Return the size of each file of each recording, without files of another kind."""
     found: dict[str, dict[Path, int]] = {}
     for path in folder.glob(f"*{SUFFIX}"):
-        if (name := recording_of(path)) and _has_magic(path):
-            found.setdefault(name, {})[path] = path.stat().st_size
+        with suppress(OSError):  # a folder, a file of another user, or one that is gone by now
+            if (name := recording_of(path)) and _has_magic(path):
+                found.setdefault(name, {})[path] = path.stat().st_size
     return found
 
 
