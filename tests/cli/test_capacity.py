@@ -36,12 +36,22 @@ def test_simulate_prints_a_table_with_ranges_and_a_verdict(profile: str, tmp_pat
     assert "TTFT p99, ms" in done.stdout
     assert "verdict: stable" in done.stdout
     assert "tenant-1" in done.stdout
+    assert "--max-queue-wait-s" not in done.stdout
     figures = json.loads(document.read_text())["figures"]
     ttft = figures["ttft_p50"]
     assert ttft["low"] <= ttft["median"] <= ttft["high"]
     html = page.read_text()
     assert "<svg" in html
     assert "http" not in html  # nothing from elsewhere
+
+
+def test_simulate_says_that_a_server_refuses_requests_that_wait_so_long(profile: str):
+    done = headway(
+        "simulate", profile, *LOAD, "--rate", "2000", "--runs", "1", "--num-requests", "1500"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "p99 TTFT is above 10 s" in done.stdout
+    assert "--max-queue-wait-s" in done.stdout
 
 
 def test_simulate_says_what_an_autoscaled_fleet_costs(profile: str, tmp_path: Path):
