@@ -22,7 +22,7 @@ STRETCH_S = 600.0
 """A load that varies is planned and judged by its busiest stretch of so many seconds."""
 REQUESTS_PER_SLOT = 6
 MIN_REQUESTS = 1500
-"""With 400, what a run finds differs by 6 % from one to the next; with these, by 3 to 4 %."""
+"""Of all engines together: with a few hundred, chance would decide how much is served."""
 MAX_SATURATED_RUNS = 5
 MIN_SERVED = 20
 
