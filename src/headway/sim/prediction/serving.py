@@ -43,7 +43,9 @@ class Limits:
         if self.num_requests is not None and self.num_requests < 1:
             raise ConfigError(f"at least 1 request is needed, not {self.num_requests}")
         if self.duration_s is not None and not 0.0 < self.duration_s < inf:
-            raise ConfigError(f"a duration must be a number above 0, not {self.duration_s:g}")
+            raise ConfigError(
+                f"a duration must be a number above 0 and finite, not {self.duration_s:g}"
+            )
 
     def share(self, num_sent: int, at: float) -> float:
         """Return how much of a load was sent, with this many requests at this time."""
