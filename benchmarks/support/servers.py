@@ -23,18 +23,18 @@ class ServerFailed(Exception):
     """A server ended, or an expected change did not occur in time."""
 
 
-_given_ports: set[int] = set()
-
-
 def free_port() -> int:
-    """Return a port that nobody listens on, and another one in each call."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
+    """Return a port for a server, which no other process takes by chance.
+
+    Processes that look for a free port at the same time would find the same one, and so would a
+    client that connects. A bound socket keeps them away, but no server, until this process ends.
+    """
+    reserved = socket.socket()
+    reserved.bind(("127.0.0.1", 0))
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port = int(reserved.getsockname()[1])
+    reserved.detach()  # stays open
+    return port
 
 
 def _get(url: str, headers: dict[str, str] | None = None) -> httpx.Response:

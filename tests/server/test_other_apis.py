@@ -55,7 +55,7 @@ async def test_the_official_client_runs_a_tool_loop(model_server: RunningServer)
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
         history: Any = [{"role": "user", "content": QUESTION}, call.to_dict(), result]
         again = await client.responses.create(
-            model=model, input=history, tools=[TOOL], max_output_tokens=8
+            model=model, input=history, tools=[TOOL], max_output_tokens=8, temperature=0
         )
         assert again.output_text and again.usage and again.usage.output_tokens == 8
 
