@@ -499,7 +499,8 @@ async def test_held_requests_that_are_quarantined_meanwhile_are_refused(num_held
         held = [AddRequest(f"held-{number}", [65], params, 7, 5.0) for number in range(num_held)]
         for one in held:
             await second.socket.send(encode(Add(1, 5.0, one)))
-        await asyncio.sleep(0.5)
+        while len(engine.listener._trials.held_ids) < num_held:
+            await asyncio.sleep(0.01)
         await first.socket.send(encode(Quarantined([QuarantinedDigest(digest_of(held[0]), 60.0)])))
         await asyncio.sleep(0.1)
         engine.process.is_paused = False
