@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from headway.core.events import Idled, Stepped
 from headway.core.params import SamplingParams
 from headway.core.slo.forecast import DemandSample, Forecast, TenantForecast
+from headway.core.slo.forecast_reader import ForecastReader
 from headway.core.slo.steptime import StepCost, StepShape
 from headway.core.terms import Targets, Terms
-from headway.engine.client.forecast_reader import ForecastReader
 from headway.engine.client.streams import RequestStream
 from headway.engine.process.messages import (
     AddRequest,
@@ -95,10 +94,8 @@ async def test_one_aborted_before_it_is_sent_counts_no_more(tokenizer: Tokenizer
 
 def report_forecast(local: SimpleNamespace, forecast: Forecast) -> None:
     """Report a step with this forecast to the API process."""
-    batch = SimpleNamespace(
-        arrived=[], refused=[], finished=[], idled=[], stepped=[SimpleNamespace(forecast=forecast)]
-    )
-    local.engine.engines[0].forecast_reader.observe(batch, local.engine._clock.now())
+    reader = local.engine.engines[0].forecast_reader
+    reader.observe([Idled(0.0, 0, forecast)], local.engine._clock.now())
 
 
 async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer):
@@ -111,7 +108,7 @@ async def test_what_its_tenant_owes_others_counts_here_too(tokenizer: Tokenizer)
     with pytest.raises(DeadlineError):
         await local.engine.submit("late", [65] * 2, PARAMS, terms=terms)
     idled = Idled(0.0, 0, local.process.scheduler.forecast(0.0))
-    local.engine.engines[0].forecast_reader.observe(EventBatch(idled=[idled]), 0.0)
+    local.engine.engines[0].forecast_reader.observe([idled], 0.0)
     await local.engine.submit("later", [65] * 2, PARAMS, terms=terms)
     await local.engine.close()
 
@@ -170,9 +167,7 @@ def reader_of(num_open: int) -> tuple[ForecastReader, EngineInfo]:
     """A reader with the forecast of an engine with this many open requests."""
     engine = crowded(num_open)
     reader = ForecastReader()
-    stepped = SimpleNamespace(forecast=engine.scheduler.forecast(0.0))
-    batch: Any = SimpleNamespace(arrived=[], refused=[], finished=[], idled=[], stepped=[stepped])
-    reader.observe(batch, 0.0)
+    reader.observe([Idled(0.0, 0, engine.scheduler.forecast(0.0))], 0.0)
     return reader, EngineInfo(engine.capacity, 8, 100, scheduling_policy="fair")
 
 

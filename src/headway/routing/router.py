@@ -55,8 +55,10 @@ OUTPUT_FOLLOWING = 0.02
 class AllowedEngines(Protocol):
     """Decides which engines may have a request; the answers may change with time."""
 
-    restricts: bool
-    """Whether an answer may be no: if not, none need be asked for."""
+    @property
+    def restricts(self) -> bool:
+        """Whether an answer may be no: if not, none need be asked for."""
+        ...
 
     def may_assign(self, request: Request, engine: str) -> bool:
         """Return whether a request may wait for an engine."""
@@ -128,7 +130,7 @@ class Router:
     ) -> None:
         """With `ahead_steps` of infinity, requests are sent while an engine has room for them."""
         self._rule = PredictedTtft() if rule is None else rule
-        self._allowed = AllEngines() if allowed is None else allowed
+        self.allowed: AllowedEngines = AllEngines() if allowed is None else allowed
         self._ahead_steps = ahead_steps
         self._move_gain = move_gain
         self.shares = FleetShares()
@@ -511,7 +513,7 @@ class Router:
         offers: list[Offer] = []
         num_output = self._expected_output(one.request)
         for engine in engines:
-            if engine.is_draining or not self._allowed.may_assign(one.request, engine.name):
+            if engine.is_draining or not self.allowed.may_assign(one.request, engine.name):
                 continue
             size = engine.limits.block_size
             num_cached = size * holders[size].num_blocks(engine.number)
@@ -591,7 +593,7 @@ class Router:
             num_ahead = self._num_ahead(engine, one)
             if not engine.can_begin(one, num_ahead, self._ahead_steps):
                 return
-            if not self._allowed.may_send(request, engine.name):
+            if not self.allowed.may_send(request, engine.name):
                 self._ready[engine.name] = None
                 return
             # The head by `peek` may differ from that by `pop`, which looks at prefix hits too.
@@ -670,7 +672,7 @@ class Router:
         """
         num_output, num_most = self._expected_output(one.request), one.request.num_tokens - 1
         limit_s = inf
-        if self._allowed.may_assign(one.request, engine.name):
+        if self.allowed.may_assign(one.request, engine.name):
             here_s = engine.ttft_s(one, one.num_cached, num_output, now)
             limit_s = (1.0 - self._move_gain) * here_s
         others = [

@@ -8,6 +8,7 @@ PyPy. In reading order:
     engine.py      VirtualEngine: an EngineCore on a virtual clock
     records.py     one record per request
     simulation.py  Simulation: a run of recorded requests
+    forecasts.py   early refusals by the forecasts of engines
     fleet.py       VirtualFleet: several engine cores behind a router
     direct.py      one engine without a router
     recording/     what a recorded engine did, and its requests as a load

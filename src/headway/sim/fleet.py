@@ -28,6 +28,7 @@ from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import NO_TERMS, Terms
 from headway.routing import EngineLimits, NoEngineInTime, Router
+from headway.sim.forecasts import FeasibleEngines
 from headway.sim.steps import STOP_TOKEN, TOKEN, CannedExecutor, StepTimes, TimedExecutor
 
 _Entry = tuple[float, int, Callable[..., None], tuple[Any, ...]]
@@ -134,6 +135,14 @@ class EngineSpec:
     capacity: Capacity
     enable_prefix_caching: bool = True
 
+    @property
+    def scheduling_policy(self) -> str:
+        return self.scheduler.scheduling_policy
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self.enable_prefix_caching
+
 
 class VirtualFleet:
     """Engines of unequal speed, and frontends with a router each; a message takes `delay_s`."""
@@ -164,6 +173,10 @@ class VirtualFleet:
         self._messages: deque[_Entry] = deque()
         """Messages on their way; all take the same time, so they arrive in order."""
         self._numbers, self._engine_numbers = count(), count()
+        self._forecasts = [FeasibleEngines(spec) for _ in routers]
+        """What each frontend knows of the engines' forecasts."""
+        for router, forecasts in zip(routers, self._forecasts, strict=True):
+            router.allowed = forecasts
         self._spec = spec
         self._seed = seed
         self._delay_s = delay_s
@@ -187,7 +200,8 @@ class VirtualFleet:
             config.max_num_seqs,
             config.max_num_batched_tokens,
         )
-        for router in self.routers:
+        for router, forecasts in zip(self.routers, self._forecasts, strict=True):
+            forecasts.engine_joined(name)
             router.engine_joined(name, limits)
 
     @property
@@ -220,7 +234,8 @@ class VirtualFleet:
     def _remove(self, engine: _Engine) -> None:
         engine.has_left = True
         del self._engines[engine.name]
-        for router in self.routers:
+        for router, forecasts in zip(self.routers, self._forecasts, strict=True):
+            forecasts.engine_lost(engine.name)
             router.engine_lost(engine.name, self.clock.now())
         self.on_leave()
 
@@ -274,19 +289,28 @@ class VirtualFleet:
 
     def _arrive(self, record: FleetRecord) -> None:
         self.records[record.id] = record
-        outcome = self.routers[record.frontend].arrive(record.make_request(), self.clock.now())
-        if isinstance(outcome, NoEngineInTime):
-            record.refusal_reason = "deadline"
-            self.on_refuse(record)
+        request, now = record.make_request(), self.clock.now()
+        if not self._forecasts[record.frontend].arrive(request, now) or isinstance(
+            self.routers[record.frontend].arrive(request, now), NoEngineInTime
+        ):
+            self.refuse(record, "deadline")
         self.tick()
+
+    def refuse(self, record: FleetRecord, reason: str) -> None:
+        """Have a request end without an answer."""
+        self._forecasts[record.frontend].ended(record.id)
+        record.refusal_reason = reason
+        self.on_refuse(record)
 
     def tick(self) -> None:
         """Send what the routers say, each until it says nothing, as a frontend does."""
         now = self.clock.now()
-        for router in self.routers:
+        for router, forecasts in zip(self.routers, self._forecasts, strict=True):
             while sendings := router.tick(now):
                 for sending in sendings:
                     record = self.records[sending.request.id]
+                    if not record.num_resent:
+                        forecasts.sent(sending.request, sending.engine, now)
                     record.engine, record.waited_s = sending.engine, sending.waited_s
                     record.predicted_cached = sending.num_cached
                     self.deliver(self._join, self._engines[sending.engine], record)
@@ -339,14 +363,8 @@ class VirtualFleet:
     def _report(self, engine: _Engine, events: Sequence[Event]) -> None:
         if engine.has_left:
             return  # nobody waits for it
-        now, name = self.clock.now(), engine.name
-        for event in events:
-            if isinstance(event, Stepped):
-                for router in self.routers:
-                    router.observe(name, event, now)
-            elif isinstance(event, Idled):
-                for router in self.routers:
-                    router.idle(name, event.num_blocks_used)
+        now = self.clock.now()
+        self._observe(engine.name, events, now)
         ended: list[FleetRecord] = []
         for event in events:
             if isinstance(event, TOLD):  # most are tokens
@@ -361,6 +379,18 @@ class VirtualFleet:
         for record in ended:
             self.on_finish(record)
 
+    def _observe(self, name: str, events: Sequence[Event], now: float) -> None:
+        """Take over what is known of an engine."""
+        for forecasts in self._forecasts:
+            forecasts.observe(name, events, now)
+        for event in events:
+            if isinstance(event, Stepped):
+                for router in self.routers:
+                    router.observe(name, event, now)
+            elif isinstance(event, Idled):
+                for router in self.routers:
+                    router.idle(name, event.num_blocks_used)
+
     def _take(
         self, record: FleetRecord, event: Admitted | TokensEmitted | Finished | Refused, now: float
     ) -> None:
@@ -374,9 +404,8 @@ class VirtualFleet:
                 record.is_decoding = True
                 router.first_token(record.id)
         elif isinstance(event, Refused):
-            record.refusal_reason = event.reason
             router.finished(record.id)
-            self.on_refuse(record)
+            self.refuse(record, event.reason)
             return
         elif isinstance(event, Admitted) and not event.is_resumed:
             record.num_cached = event.num_cached_tokens
@@ -385,5 +414,6 @@ class VirtualFleet:
             record.num_preemptions += 1  # it runs again
         elif isinstance(event, Finished):
             record.finished_at = now
+            self._forecasts[record.frontend].ended(record.id)
             router.finished(record.id, record.output_until(event.num_output_tokens))
         self.on_event(record, event)

@@ -124,7 +124,7 @@ def test_output_lengths_are_those_of_the_tenant_and_at_first_of_its_tier():
 def test_the_rate_of_admitted_work_is_forgotten():
     load = TighterLoad()
     for at in range(100):
-        load.add(1.5, 0.5, float(at))
+        load.add(1, 0.5, float(at))
     assert load.rates(100.0)[1] == pytest.approx(0.5, rel=0.1)
     assert load.rates(200.0)[1] < 0.01
 

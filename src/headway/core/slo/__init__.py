@@ -12,4 +12,5 @@ scheduler. It reads requests and writes only their planned start. In reading ord
     step_limits.py    token budget and running limit of the next step
     pacer.py          Pacer: the limits of each step, and deferred decodes
     admission.py      SloAdmission: judges requests, makes the forecast
+    forecast_reader.py  early refusals by that forecast, outside the engine
 """

@@ -327,11 +327,10 @@ class TighterLoad:
         """Length of the window of the sums, with the same decay."""
         self._updated_at: float | None = None
 
-    def add(self, horizon_s: float, work_s: float, now: float) -> None:
-        """Add admitted work with this horizon."""
+    def add(self, tightness: int, work_s: float, now: float) -> None:
+        """Add admitted work of this tightness."""
         self._decay(now)
-        key = tightness(horizon_s)
-        self._work_s[key] = self._work_s.get(key, 0.0) + work_s
+        self._work_s[tightness] = self._work_s.get(tightness, 0.0) + work_s
 
     def rates(self, now: float) -> dict[int, float]:
         """Return the seconds of work per second, by tightness."""
@@ -345,10 +344,3 @@ class TighterLoad:
         self._work_s = {key: work_s * factor for key, work_s in self._work_s.items()}
         self._seconds = self._seconds * factor + RATE_WINDOW_S * (1.0 - factor)
         self._updated_at = now if self._updated_at is None else max(self._updated_at, now)
-
-
-def tightness(horizon_s: float) -> int:
-    """Return the octave of a horizon; BY_SHARE for a horizon of 0."""
-    if horizon_s <= 0.0:
-        return BY_SHARE
-    return min(16, int(horizon_s).bit_length()) if horizon_s >= 1.0 else -1

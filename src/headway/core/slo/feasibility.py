@@ -24,7 +24,7 @@ from math import inf
 
 from headway.core.slo.forecast import Demand, EngineSpeed
 from headway.core.slo.steptime import StepCost
-from headway.core.slo.targets import RemainingWork
+from headway.core.slo.targets import RemainingWork, tightness_of
 
 MARGIN = 0.1
 """Part of the machine's time that is not reserved: predictions err."""
@@ -175,8 +175,7 @@ def _lateness(
     if now + ttft_s > work.next_due_at:
         return _Late("the first token", ttft_s, now + ttft_s - work.next_due_at)
     speed = part.speed * (1.0 - MARGIN)
-    horizon_s = min(work.next_due_at, work.last_due_at) - now
-    left_over = speed - demand.reserved(horizon_s)
+    left_over = speed - demand.reserved(tightness_of(work.targets))
     late_s = max(
         _lateness_s(work, engine.cost, demand, speed, now),
         _own_lateness_s(work, engine.cost, demand, left_over, now),

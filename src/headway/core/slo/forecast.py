@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway.core.slo.demand import Points, points_of_sample, tightness
+from headway.core.slo.demand import Points, points_of_sample
 from headway.core.slo.steptime import StepCost
 
 
@@ -55,10 +55,9 @@ class Demand:
     rates: dict[int, float] = field(default_factory=dict[int, float])
     """Recent rate of admitted work by tightness, in seconds per second."""
 
-    def reserved(self, horizon_s: float) -> float:
+    def reserved(self, tightness: int) -> float:
         """Return the recent rate of work with clearly tighter targets."""
-        key = tightness(horizon_s)
-        return sum([rate for other, rate in self.rates.items() if other < key])
+        return sum([rate for other, rate in self.rates.items() if other < tightness])
 
 
 NO_DEMAND = Demand()

@@ -11,6 +11,7 @@ from math import inf
 
 from headway.core.request import FinishReason, Request, RequestState
 from headway.core.slo.demand import (
+    BY_SHARE,
     DemandEntry,
     DemandTable,
     OutputLengths,
@@ -19,7 +20,7 @@ from headway.core.slo.demand import (
 )
 from headway.core.slo.forecast import Demand
 from headway.core.slo.steptime import StepCost
-from headway.core.slo.targets import RemainingWork, remaining_work
+from headway.core.slo.targets import RemainingWork, remaining_work, tightness_of
 from headway.core.waiting.accounts import OUTPUT_COST, PROMPT_COST
 
 COST_TOLERANCE = 0.01
@@ -93,11 +94,11 @@ class OpenRequests:
         self.requests[request.id] = request
         self._num_cached[request.id] = num_cached
         self._enter(request, work, now)
-        horizon_s, cost = min(work.next_due_at, work.last_due_at) - now, self._cost
-        if horizon_s < inf and cost.is_known:
+        cost, tightness = self._cost, tightness_of(work.targets)
+        if min(work.next_due_at, work.last_due_at) < inf and cost.is_known:
             work_s = cost.work_s(work.prefill) + cost.work_s(work.decodes)
-            self._table.tighter.add(0.0 if is_by_share else horizon_s, work_s, now)
-            self.tables[request.terms.tenant].tighter.add(horizon_s, work_s, now)
+            self._table.tighter.add(BY_SHARE if is_by_share else tightness, work_s, now)
+            self.tables[request.terms.tenant].tighter.add(tightness, work_s, now)
 
     def add_forked(self, parent: Request, children: Iterable[Request]) -> None:
         """Add further samples of a prompt, with the prompt's targets."""

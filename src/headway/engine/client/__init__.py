@@ -8,7 +8,6 @@ Owns the live requests of the API process. Must not know HTTP or tenants' quotas
     streams.py          one live request and its unread deltas
     waiting_streams.py  requests not admitted yet, counted per tenant
     suspects.py         which requests may have taken an engine down, and their trials
-    forecast_reader.py  early refusals of requests that cannot meet their targets
     link.py             the port to one engine, here or on another machine
     replica.py          one engine: its link, its requests, its forecast
     eligible.py         which engines may have a request

@@ -625,7 +625,7 @@ class AsyncEngine:
         if report.quarantined:
             await self._learn_quarantine(replica, report.quarantined)
         at = report.stepped[-1].at if report.stepped else self._clock.now()
-        self._estimate(partial(replica.forecast_reader.observe, report, self._clock.now()))
+        self._estimate(partial(replica.read_forecast, report, self._clock.now()))
         for event in report.arrived:
             if (stream := self._live.by_sample.get(event.request_id)) is not None:
                 stream.reach(self._clock.now())

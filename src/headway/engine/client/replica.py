@@ -8,7 +8,7 @@ from typing import Protocol
 from headway.core.events import Finished, Stepped
 from headway.core.owners import BlockOwners
 from headway.core.running.admission import PeakDemand, refuse_if_never_fits
-from headway.engine.client.forecast_reader import ForecastReader
+from headway.core.slo.forecast_reader import ForecastReader
 from headway.engine.client.link import EngineLink
 from headway.engine.client.streams import RequestStream
 from headway.engine.client.suspects import Suspects
@@ -95,6 +95,12 @@ class EngineReplica:
             len(command.token_ids), params.max_tokens or 1, params.n, command.terms.max_kv_share
         )
         return refuse_if_never_fits(demand, self.info.capacity, self.info.max_num_seqs) is None
+
+    def read_forecast(self, report: EventBatch, now: float) -> None:
+        """Take over the forecast of a report, and what it says of requests that were sent."""
+        changed = (*report.arrived, *report.refused, *report.finished)
+        # A step follows the commands of its batch.
+        self.forecast_reader.observe((*changed, *report.idled, *report.stepped), now)
 
     def add(self, stream: RequestStream) -> None:
         """Record that the engine has this request."""

@@ -233,9 +233,9 @@ class SharedRouter(Router):
             self._held.push(_Asked(request, is_resent))
             return
         only: list[str] | None = None
-        if self._allowed.restricts or not self._engines:
+        if self.allowed.restricts or not self._engines:
             names = [one.name for one in self.engines]
-            only = [name for name in names if self._allowed.may_assign(request, name)]
+            only = [name for name in names if self.allowed.may_assign(request, name)]
             if not only:
                 self._arrive_here(_Asked(request, is_resent), now)
                 return
@@ -381,7 +381,7 @@ class SharedRouter(Router):
             if asked is None:
                 continue  # cancelled meanwhile, and the router process was told
             request, engine = asked.request, decision.engine
-            if engine in self._engines and self._allowed.may_send(request, engine):
+            if engine in self._engines and self.allowed.may_send(request, engine):
                 self.restore(request, engine, now)
                 sending = Sending(
                     request,

@@ -66,9 +66,7 @@ class SharedFrontends:
         fleet, router = self._get_fleet(), self._router
         for number, frontend in enumerate(self.routers):
             while frontend.refusals:
-                record = fleet.records[frontend.refusals.popleft().request_id]
-                record.refusal_reason = "deadline"
-                fleet.on_refuse(record)
+                fleet.refuse(fleet.records[frontend.refusals.popleft().request_id], "deadline")
             if frontend.outbox and router is not None:
                 items, frontend.outbox = frontend.outbox, []
                 fleet.deliver(self._hear, router, number, items)

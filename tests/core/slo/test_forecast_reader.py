@@ -12,9 +12,9 @@ from headway.core.params import SamplingParams
 from headway.core.slo.admission import TENANTS_PER_STEP
 from headway.core.slo.demand import GRID
 from headway.core.slo.forecast import Forecast
+from headway.core.slo.forecast_reader import ForecastReader
 from headway.core.terms import Targets, Terms
-from headway.engine.client.forecast_reader import ForecastReader
-from headway.engine.process.messages import AddRequest, EngineInfo, batch_events
+from headway.engine.process.messages import AddRequest, EngineInfo
 from headway.errors import DeadlineError
 from tests.core.slo.paced import CAPACITY, Paced
 
@@ -60,14 +60,14 @@ def refused_tenants(reader: ForecastReader, now: float) -> list[str]:
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_an_engine_whose_last_request_ended_refuses_no_tenant(is_aborted: bool):
     engine, reader = busy_engine(), ForecastReader()
-    reader.observe(batch_events(engine.events), engine.clock.now())
+    reader.observe(engine.events, engine.clock.now())
     assert len(refused_tenants(reader, engine.clock.now())) == NUM_TENANTS
     engine.events.clear()
     if is_aborted:
         for name in list(engine.scheduler.requests):
             engine.abort(name)
     engine.run()
-    reader.observe(batch_events(engine.events), engine.clock.now())
+    reader.observe(engine.events, engine.clock.now())
     assert refused_tenants(reader, engine.clock.now() + 1.0) == []
     forecast = last_forecast(engine)
     assert (forecast.tenants, forecast.demand.due_ms, forecast.active_weight) == ({}, [], 0.0)
@@ -85,13 +85,13 @@ def test_a_step_after_an_abort_in_the_same_report_counts():
     for number in range(NUM_TENANTS):
         engine.ask(f"s{number}", 8, 12, tenant=f"t{number}", tpot_s=0.2)
     engine.steps(3)
-    reader.observe(batch_events(engine.events), engine.clock.now())
+    reader.observe(engine.events, engine.clock.now())
     assert len(refused_tenants(reader, engine.clock.now())) == NUM_TENANTS
 
 
 def test_a_forecast_of_an_engine_that_may_be_hung_refuses_nothing():
     reader = ForecastReader(max_age_s=10.0)
-    reader.observe(batch_events(busy_engine().events), 100.0)
+    reader.observe(busy_engine().events, 100.0)
     hopeless = command_of("x", "t0", num_prompt=9000, ttft_s=1.0)
     assert is_refused(reader, hopeless, 105.0)
     assert not is_refused(reader, hopeless, 111.0)
@@ -107,14 +107,14 @@ def test_the_forecast_of_a_tenant_that_is_too_old_is_not_used():
         for name, one in forecast.tenants.items()
     }
     forecast = replace(forecast, tenants=tenants, active_weight=1.0)
-    reader.observe(batch_events([replace(stepped, forecast=forecast)]), 0.0)
+    reader.observe([replace(stepped, forecast=forecast)], 0.0)
     assert is_refused(reader, command_of("a", "t0", tpot_s=0.03), 0.0)
     assert not is_refused(reader, command_of("b", "t1", tpot_s=0.03), 0.0)
 
 
 def test_the_work_for_an_arrival_does_not_grow_with_the_requests_sent():
     reader, draw = ForecastReader(), random.Random(3)
-    reader.observe(batch_events(busy_engine().events), 0.0)
+    reader.observe(busy_engine().events, 0.0)
     for number in range(2000):
         deadline_s = draw.uniform(40_000.0, 60_000.0)
         command = command_of(f"r{number}", f"t{number % 2}", num_prompt=1, deadline_s=deadline_s)
@@ -130,7 +130,7 @@ def test_the_work_for_an_arrival_does_not_grow_with_the_requests_sent():
 
 def test_the_requests_sent_count_until_they_are_removed():
     reader = ForecastReader()
-    reader.observe(batch_events(busy_engine().events), 0.0)
+    reader.observe(busy_engine().events, 0.0)
 
     def num_accepted(now: float) -> int:
         commands = [command_of(f"r{number}", "new", 100, deadline_s=2.0) for number in range(50)]

@@ -8,8 +8,12 @@ the most favourable case; the engine judges the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
+from headway.core.events import Arrived, Event, Finished, Idled, Refused, Stepped
+from headway.core.params import SamplingParams
 from headway.core.slo.demand import DemandEntry, DemandTable, entry_of, expected_left
 from headway.core.slo.feasibility import Infeasible, TenantShare, judge
 from headway.core.slo.forecast import NO_DEMAND, Demand, Forecast, TenantForecast
@@ -17,12 +21,35 @@ from headway.core.slo.steptime import StepCost
 from headway.core.slo.targets import RemainingWork
 from headway.core.terms import NO_TARGETS, Terms
 from headway.core.waiting.policies import SLO_AWARE_POLICIES
-from headway.engine.process.messages import AddRequest, EngineInfo, EventBatch
-from headway.engine.supervise.restart_policy import RestartLimits
 from headway.errors import DeadlineError
 
+_TAKEN = (Arrived, Refused, Finished)
+"""Events after which an engine counts a request itself, or nobody does."""
+_FORECASTING = (Stepped, Idled)
 MIN_UNCACHED = 2
 """Prompt tokens that are computed even if the whole prompt is cached."""
+
+
+class AskedRequest(Protocol):
+    """A request that is about to be sent, as the API process or the simulator has it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def terms(self) -> Terms: ...
+
+
+class EngineTraits(Protocol):
+    """What refusals depend on besides the forecast of an engine."""
+
+    @property
+    def scheduling_policy(self) -> str: ...
+    @property
+    def has_prefix_cache(self) -> bool: ...
 
 
 class _SentDemand:
@@ -70,7 +97,7 @@ class _SentDemand:
 class ForecastReader:
     """Refuses requests that are infeasible by the latest forecast."""
 
-    def __init__(self, max_age_s: float = RestartLimits().hang_s) -> None:
+    def __init__(self, max_age_s: float = math.inf) -> None:
         """Refuse nothing by a forecast older than `max_age_s`: the engine may be hung by then."""
         self._max_age_s = max_age_s
         self._forecast: Forecast | None = None
@@ -80,14 +107,17 @@ class ForecastReader:
         self._sent = _SentDemand()
         """Demand of requests sent since the forecast."""
 
-    def observe(self, batch: EventBatch, now: float) -> None:
+    def observe(self, report: Iterable[Event], now: float) -> None:
         """Replace the forecast by the latest, which includes requests that arrived before it."""
-        for event in (*batch.arrived, *batch.refused, *batch.finished):
-            self.remove(event.request_id)
-        for event in (*batch.idled, *batch.stepped):  # a step follows the commands of its batch
-            if event.forecast is not None:
-                self._forecast, self._received_at = event.forecast, now
-                self._demand = event.forecast.demand.demand(now=now)
+        forecast: Forecast | None = None
+        for event in report:
+            if isinstance(event, _TAKEN):
+                self.remove(event.request_id)
+            elif isinstance(event, _FORECASTING):
+                forecast = event.forecast or forecast
+        if forecast is not None:
+            self._forecast, self._received_at = forecast, now
+            self._demand = forecast.demand.demand(now=now)
 
     def reset(self) -> None:
         """Forget the forecast, because another engine takes over."""
@@ -98,17 +128,17 @@ class ForecastReader:
         """Remove the demand of a request that the engine has, or that has ended."""
         self._sent.remove(request_id)
 
-    def check(self, command: AddRequest, info: EngineInfo, now: float) -> None:
+    def check(self, request: AskedRequest, engine: EngineTraits, now: float) -> None:
         """Raise DeadlineError if a request cannot meet its targets."""
-        forecast, terms = self._forecast_for(command, info, now), command.terms
+        forecast, terms = self._forecast_for(request, engine, now), request.terms
         if forecast is None:
             return
         # The verdict is that of the time of the forecast: the engine has worked since then.
         origin, cost = self._received_at, forecast.speed.cost
         tenant = self._tenant_forecast(terms, forecast)
-        work = _work(command, tenant.length_share, info.has_prefix_cache, now)
+        work = _work(request, tenant.length_share, engine.has_prefix_cache, now)
         demand, own = self._sent.added_to(self._demand, cost), None
-        if info.scheduling_policy == "fair":
+        if engine.scheduling_policy == "fair":
             own = tenant.demand.demand(forecast.made_at - tenant.made_at, origin)
             own = self._sent.added_to(own, cost, terms.tenant)
         share = TenantShare(tenant.share, own, tenant.owed_s, lost_speed=tenant.lost_speed)
@@ -116,20 +146,25 @@ class ForecastReader:
         if isinstance(verdict, Infeasible):
             raise DeadlineError(verdict.message, math.ceil(verdict.retry_after_s))
 
-    def add(self, command: AddRequest, info: EngineInfo, now: float) -> None:
+    def add(self, request: AskedRequest, engine: EngineTraits, now: float) -> None:
         """Count the work of a request that is about to be sent, until a forecast includes it."""
-        forecast = self._forecast_for(command, info, now)
+        forecast = self._forecast_for(request, engine, now)
         if forecast is None:
             return
-        tenant = self._tenant_forecast(command.terms, forecast)
-        work = _work(command, tenant.length_share, info.has_prefix_cache, now)
+        tenant = self._tenant_forecast(request.terms, forecast)
+        work = _work(request, tenant.length_share, engine.has_prefix_cache, now)
         start_at = work.planned_start_at(forecast.speed.cost, forecast.speed.step_s)
         entry = entry_of(work.demands, start_at, work.prefill, now)
-        self._sent.add(command.id, command.terms.tenant, entry)
+        self._sent.add(request.id, request.terms.tenant, entry)
 
-    def _forecast_for(self, command: AddRequest, info: EngineInfo, now: float) -> Forecast | None:
+    def _forecast_for(
+        self, request: AskedRequest, engine: EngineTraits, now: float
+    ) -> Forecast | None:
         """Return the forecast to judge a request by; None if it is not to be judged here."""
-        if command.terms.targets == NO_TARGETS or info.scheduling_policy not in SLO_AWARE_POLICIES:
+        if (
+            request.terms.targets == NO_TARGETS
+            or engine.scheduling_policy not in SLO_AWARE_POLICIES
+        ):
             return None
         is_recent = now - self._received_at <= self._max_age_s
         return self._forecast if is_recent else None
@@ -148,18 +183,18 @@ def _favourable(terms: Terms, forecast: Forecast) -> TenantForecast:
 
 
 def _work(
-    command: AddRequest, length_share: float, has_prefix_cache: bool, arrived_at: float
+    request: AskedRequest, length_share: float, has_prefix_cache: bool, arrived_at: float
 ) -> RemainingWork:
     """Return the work of a request; with a prefix cache the prompt counts as cached."""
-    num_prompt, max_tokens = len(command.token_ids), command.params.max_tokens or 1
+    num_prompt, max_tokens = len(request.token_ids), request.params.max_tokens or 1
     num_prefill = min(MIN_UNCACHED, num_prompt) if has_prefix_cache else num_prompt
     num_output = 1 if length_share == 0.0 else expected_left(length_share, 0, max_tokens)
     return RemainingWork(
         arrived_at,
-        command.terms.targets,
+        request.terms.targets,
         num_prefill,
         0,
         num_output,
         num_prompt,
-        num_samples=command.params.n,
+        num_samples=request.params.n,
     )
