@@ -14,8 +14,17 @@ import pytest
 import zmq
 
 from headway.core.events import Finished, Refused, Stepped, TokensEmitted
+from headway.core.executor import Capacity
 from headway.core.request import FinishReason
-from headway.engine.process.messages import EventBatch, Report, decode_report, encode
+from headway.engine.process.messages import (
+    AbortRequests,
+    EngineInfo,
+    EngineReady,
+    EventBatch,
+    Report,
+    decode_report,
+    encode,
+)
 from headway.engine.supervise.launcher import EngineProcess
 from headway.engine.supervise.start import EngineMemory, EngineStart
 from headway.errors import EngineDeadError, EngineError
@@ -30,6 +39,19 @@ for frame in frames:
     reports.send(bytes.fromhex(frame))
 reports.close()
 context.term()
+"""
+SLOW_TO_CONNECT = """
+import json, sys, time, zmq
+ready, answer = [bytes.fromhex(frame) for frame in json.loads(sys.stdin.readline())]
+context = zmq.Context()
+reports, commands = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+reports.connect(sys.argv[1] + ".reports")
+reports.send(ready)
+time.sleep(0.3)
+commands.connect(sys.argv[1] + ".commands")
+commands.recv()
+reports.send(answer)
+context.destroy(linger=1000)
 """
 BATCH = EventBatch(
     refused=[Refused("naïve", 1.0, "never_fits", "größer als der Speicher")],
@@ -54,6 +76,20 @@ async def reports_of(frames: list[bytes]) -> list[Report | EngineError | None]:
     process = EngineProcess(start, json.dumps([frame.hex() for frame in frames]).encode())
     try:
         return [await read_one(process) for _ in frames]
+    finally:
+        await process.stop()
+
+
+async def test_the_first_command_waits_until_an_engine_that_is_ready_takes_commands() -> None:
+    """Its two sockets connect one after the other, and a command in between would be lost."""
+    ready = EngineReady(EngineInfo(Capacity(10, 16, 100), 4, 100))
+    frames = [encode(ready).hex(), encode(BATCH).hex()]
+    start = EngineStart([sys.executable, "-c", SLOW_TO_CONNECT])
+    process = EngineProcess(start, json.dumps(frames).encode())
+    try:
+        assert await read_one(process) == ready
+        await process.send(AbortRequests(["one"], FinishReason.ABORT))
+        assert await read_one(process) == BATCH
     finally:
         await process.stop()
 

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 0.5
 LAST_REPORTS_TIMEOUT_MS = 20
+CONNECT_TIMEOUT_MS = 5000
 
 
 class EngineProcess:
@@ -114,6 +115,7 @@ class EngineProcess:
                 # Without this report the state of the engine is unknown.
                 raise EngineError(f"a report of the engine cannot be read: {error}") from error
             if isinstance(report, EngineReady):
+                await self._wait_until_connected()
                 logger.info("engine process %d is ready", self.pid)
             return report
         if not is_alive:
@@ -121,6 +123,11 @@ class EngineProcess:
                 f"the engine process ended with exit code {self._process.returncode}"
             )
         return None
+
+    async def _wait_until_connected(self) -> None:
+        """Wait until commands reach the process: those sent before would be lost."""
+        if not await self._commands.poll(CONNECT_TIMEOUT_MS, zmq.POLLOUT):
+            raise EngineError("the engine process is ready but takes no commands")
 
     async def _take_frame(self) -> bytes | None:
         """Return the next frame; None if there is none.
