@@ -13,8 +13,9 @@ times:
     fair        by tenants' shares (each tier is one tenant), within a tenant by planned start
     deadline    by planned start alone
 
-The last two admit only requests whose targets can be met. The first two also run with the bounds
-that the server has by default (256 requests, 10 s of expected wait), which limit the queue.
+The last two admit only requests whose targets can be met; the API process refuses some of them by
+the engine's forecast before the engine sees them, as in the server. The first two also run with the
+bounds that the server has by default (256 requests, 10 s of expected wait), which limit the queue.
 
 A request is good if it finished within all of its targets. Rates are per second of arrivals.
 Refused requests are not good. "met" is the share of the admitted requests that are good.
@@ -33,12 +34,15 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sim.pace_rig import MAX_NUM_SEQS, Tier, draw_record, make_simulation
+from benchmarks.sim.pace_rig import CAPACITY, MAX_NUM_SEQS, Tier, draw_record, make_simulation
+from headway.core.events import Event
 from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
 from headway.percentiles import percentile_if_any
 from headway.server.admission import DrainRate
 from headway.sim import Record, Simulation
+from headway.sim.fleet import EngineSpec
+from headway.sim.forecasts import FeasibleEngines
 
 TIERS = (
     Tier("interactive", 0.4, 120, 40, Targets(ttft_s=1.0, tpot_s=0.08), priority=0),
@@ -102,6 +106,27 @@ class Bounds:
         self._rate.observe(rig.engine.clock.now(), num_left, rig.engine.num_queued)
 
 
+class EarlyRefusals:
+    """The API process, which refuses what the engine's forecast rules out."""
+
+    def __init__(self, rig: Simulation) -> None:
+        self._clock = rig.engine.clock
+        config = rig.engine.scheduler.config
+        self._engines = FeasibleEngines(EngineSpec(config, CAPACITY, enable_prefix_caching=False))
+        self._engines.engine_joined("engine")
+        rig.may_join, rig.on_events = self.may_join, self.observe
+
+    def may_join(self, record: Record) -> bool:
+        request, now = record.make_request(), self._clock.now()
+        if not self._engines.arrive(request, now):
+            return False
+        self._engines.sent(request, "engine", now)
+        return True
+
+    def observe(self, events: Sequence[Event]) -> None:
+        self._engines.observe("engine", events, self._clock.now())
+
+
 def without_targets(seed: int) -> Iterator[Record]:
     """Yield requests of the mix without targets, without end."""
     draw = random.Random(f"capacity/{seed}")
@@ -156,6 +181,8 @@ def run_level(policy: str, rate: float, duration_s: float, seed: int) -> dict[st
     rig = make_simulation(POLICIES[policy], seed)
     if "bounded" in policy:
         Bounds(rig)
+    elif policy in OURS:
+        EarlyRefusals(rig)
     rig.send(arrivals(rate, duration_s, seed))
     rig.run(duration_s)
     return level_report(rig, duration_s)

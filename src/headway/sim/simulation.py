@@ -45,6 +45,7 @@ class Simulation:
         self.num_admitted = 0
         self.may_join: Callable[[Record], bool] = lambda _record: True
         self.on_finish: Callable[[Record], None] = lambda _record: None
+        self.on_events: Callable[[Sequence[Event]], None] = lambda _events: None
         self._sent: dict[str, Record] = {}
 
     def send(self, records: Iterable[Record]) -> None:
@@ -79,6 +80,7 @@ class Simulation:
 
     def _record_events(self, events: Sequence[Event]) -> None:
         now = self.engine.clock.now()
+        self.on_events(events)
         for event in events:
             if isinstance(event, TokensEmitted):
                 record = self.records[event.request_id]
