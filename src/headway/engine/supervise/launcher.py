@@ -126,7 +126,9 @@ class EngineProcess:
 
     async def _wait_until_connected(self) -> None:
         """Wait until commands reach the process: those sent before would be lost."""
-        if not await self._commands.poll(CONNECT_TIMEOUT_MS, zmq.POLLOUT):
+        poller = zmq.asyncio.Poller()
+        poller.register(self._commands, zmq.POLLOUT)
+        if not await poller.poll(CONNECT_TIMEOUT_MS):
             raise EngineError("the engine process is ready but takes no commands")
 
     async def _take_frame(self) -> bytes | None:
