@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sim.pace_rig import CAPACITY, MAX_NUM_SEQS, Tier, draw_record, make_simulation
-from headway.core.events import Event
+from headway.core.events import Event, Idled, Stepped
 from headway.core.plan import StepPlan
 from headway.core.terms import NO_TARGETS, Targets
 from headway.percentiles import percentile_if_any
@@ -114,6 +114,8 @@ class EarlyRefusals:
         config = rig.engine.scheduler.config
         self._engines = FeasibleEngines(EngineSpec(config, CAPACITY, enable_prefix_caching=False))
         self._engines.engine_joined("engine")
+        self._events: list[Event] = []
+        """Events of the step that runs: the server hears of them when it ends."""
         rig.may_join, rig.on_events = self.may_join, self.observe
 
     def may_join(self, record: Record) -> bool:
@@ -121,10 +123,14 @@ class EarlyRefusals:
         if not self._engines.arrive(request, now):
             return False
         self._engines.sent(request, "engine", now)
+        self._engines.ended(request.id)  # there is no other engine to keep it from
         return True
 
     def observe(self, events: Sequence[Event]) -> None:
-        self._engines.observe("engine", events, self._clock.now())
+        self._events.extend(events)
+        if any(isinstance(one, Stepped | Idled) for one in events):
+            self._engines.observe("engine", self._events, self._clock.now())
+            self._events.clear()
 
 
 def without_targets(seed: int) -> Iterator[Record]:

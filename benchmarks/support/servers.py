@@ -31,6 +31,7 @@ def free_port() -> int:
     """
     reserved = socket.socket()
     reserved.bind(("127.0.0.1", 0))
+    # Servers set it too. Set before `bind`, it would let others be given the same port.
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port = int(reserved.getsockname()[1])
     reserved.detach()  # stays open

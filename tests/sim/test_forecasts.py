@@ -70,6 +70,14 @@ def test_a_lost_engine_is_none_to_wait_for():
     assert engines.arrive(request(targets=SOON), 0.0), "it waits for an engine"
 
 
+def test_a_draining_engine_is_none_to_wait_for():
+    engines, waiting = of_two_engines(), request(targets=SOON)
+    assert engines.arrive(waiting, 0.0) and not engines.may_assign(waiting, "full")
+    engines.engine_draining("idle")
+    assert engines.may_assign(waiting, "full"), "or it would wait until the other has left"
+    assert not engines.arrive(request(targets=SOON), 0.0)
+
+
 def test_requests_that_were_sent_count_until_the_engine_says_so():
     engines = of_two_engines()
     engines.engine_lost("full")

@@ -145,7 +145,10 @@ class EngineSpec:
 
 
 class VirtualFleet:
-    """Engines of unequal speed, and frontends with a router each; a message takes `delay_s`."""
+    """Engines of unequal speed, and frontends with a router each; a message takes `delay_s`.
+
+    The fleet sets which engines a router may choose: by their forecasts.
+    """
 
     def __init__(
         self,
@@ -218,7 +221,8 @@ class VirtualFleet:
         """Have the newest engine get no further requests; it leaves when it has none."""
         engine = next(one for one in reversed(self._engines.values()) if not one.is_draining)
         engine.is_draining = True
-        for router in self.routers:
+        for router, forecasts in zip(self.routers, self._forecasts, strict=True):
+            forecasts.engine_draining(engine.name)
             router.engine_draining(engine.name, self.clock.now())
         self._leave_if_idle(engine)
 

@@ -14,7 +14,8 @@ from headway.errors import DeadlineError
 class FeasibleEngines:
     """Keeps requests from engines whose forecasts rule out their targets.
 
-    Forecasts are read from the first request with targets on, so that others cost nothing.
+    Forecasts are read from the first request with targets on, so that others cost nothing; they do
+    not become too old, because no simulated engine hangs.
     """
 
     def __init__(self, traits: EngineTraits) -> None:
@@ -23,6 +24,7 @@ class FeasibleEngines:
         """Forecasts of the engines, by name."""
         self._feasible: dict[str, frozenset[str]] = {}
         """Engines that may have a request with targets."""
+        self._draining: set[str] = set()
         self._is_reading = False
 
     @property
@@ -36,7 +38,13 @@ class FeasibleEngines:
     def engine_lost(self, name: str) -> None:
         """Remove an engine; each of the others may have what it was to have."""
         del self._readers[name]
+        self._draining.discard(name)
         self._feasible.clear()
+
+    def engine_draining(self, name: str) -> None:
+        """Have no request wait for an engine; without another one, it may wait for all."""
+        self._draining.add(name)
+        self._feasible = {key: one - {name} for key, one in self._feasible.items()}
 
     def observe(self, name: str, events: Iterable[Event], now: float) -> None:
         """Take over the forecast in a report of an engine."""
@@ -48,8 +56,9 @@ class FeasibleEngines:
         if request.terms.targets == NO_TARGETS:
             return True
         self._is_reading = True
-        names = [name for name in self._readers if self._is_feasible(request, name, now)]
-        if self._readers and not names:
+        engines = self._readers.keys() - self._draining
+        names = [name for name in engines if self._is_feasible(request, name, now)]
+        if engines and not names:
             return False
         self._feasible[request.id] = frozenset(names)
         return True

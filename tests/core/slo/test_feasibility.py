@@ -19,7 +19,7 @@ from headway.core.slo.feasibility import (
 )
 from headway.core.slo.forecast import NO_DEMAND, Demand, EngineSpeed
 from headway.core.slo.steptime import StepCost
-from headway.core.slo.targets import RemainingWork, met, remaining_work, slack_s
+from headway.core.slo.targets import RemainingWork, met, remaining_work, slack_s, tightness_of
 from headway.core.terms import NO_TARGETS, Targets
 from tests.support.harness import make_request
 
@@ -233,6 +233,23 @@ def test_time_that_tighter_requests_have_been_using_is_reserved():
     verdict = verdict_on(work, rates={-1: 1.0})
     assert isinstance(verdict, Infeasible)
     assert verdict.message == "capacity is reserved for requests with tighter targets"
+
+
+@pytest.mark.parametrize("age_s", [-0.5, 0.0, 0.5])
+def test_a_request_is_no_looser_than_others_with_the_same_targets(age_s: float):
+    """However old the forecast is by which the API process judges, or the request."""
+    targets = Targets(ttft_s=4.0, deadline_s=10.0)
+    assert tightness_of(targets) == 3
+    work = waiting(targets, num_prompt=100, num_output=4000, arrived_at=-age_s)
+    assert isinstance(verdict_on(work, rates={3: 0.9}), Feasible)
+    assert isinstance(verdict_on(work, rates={2: 0.9}), Infeasible)
+
+
+def test_the_shorter_of_ttft_and_deadline_says_how_tight_targets_are():
+    assert tightness_of(Targets(ttft_s=0.9, deadline_s=60.0)) == -1
+    assert tightness_of(Targets(deadline_s=1.0, tpot_s=0.1)) == 1
+    assert tightness_of(Targets(deadline_s=1e9)) == 16
+    assert tightness_of(Targets(tpot_s=0.1)) == -1
 
 
 def test_service_that_other_tenants_are_owed_comes_first():

@@ -20,8 +20,9 @@ from headway.core.executor import Capacity
 from headway.core.params import SamplingParams
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.core.terms import Terms
+from headway.core.terms import Targets, Terms
 from headway.engine.client.async_engine import AsyncEngine, FailoverRules
+from headway.engine.client.eligible import EligibleEngines
 from headway.engine.client.replica import EngineReplica
 from headway.engine.client.routed_placement import RoutedPlacement
 from headway.engine.client.streams import RequestStream
@@ -331,6 +332,23 @@ async def test_a_retired_engine_gets_nothing_more(tokenizer):
         assert len(made.links[0].got) == num_sent
         await made.engine.leave_retired()
         assert [one.link.name for one in made.engine.engines] == ["b"]
+
+
+async def test_a_request_does_not_wait_for_a_retired_engine_alone(tokenizer, monkeypatch):
+    """Not even if the forecast of the other engine ruled its targets out."""
+    async with rig(tokenizer) as made:
+        first, other = made.links
+        monkeypatch.setattr(EligibleEngines, "_feasible", lambda _, __, engines: list(engines)[:1])
+        first.room = False
+        terms, params = Terms(targets=Targets(deadline_s=1e6)), SamplingParams(max_tokens=4)
+        stream = await made.engine.submit("hurried", prompt(1), params, terms=terms)
+        assert not stream.is_sent, "it waits for the first engine"
+        made.engine.retire_engine("a")
+        await made.engine.fail_overdue()  # called at intervals by the server
+        assert stream.is_sent and other.got
+        late = await made.engine.submit("late", prompt(2), params, terms=terms)
+        assert late.is_sent, "the retired engine is not asked"
+        await made.finish(stream, late)
 
 
 async def test_a_flood_of_one_tenant_does_not_hold_up_another(tokenizer):

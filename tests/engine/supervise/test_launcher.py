@@ -94,6 +94,17 @@ async def test_the_first_command_waits_until_an_engine_that_is_ready_takes_comma
         await process.stop()
 
 
+async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_not_waited_for() -> None:
+    ready = EngineReady(EngineInfo(Capacity(10, 16, 100), 4, 100))
+    start = EngineStart([sys.executable, "-c", SPEAKER])
+    process = EngineProcess(start, json.dumps([encode(ready).hex()]).encode())
+    try:
+        assert await read_one(process) == ready
+        assert isinstance(await read_one(process), EngineDeadError)
+    finally:
+        await process.stop()
+
+
 async def test_the_end_of_a_process_is_noticed_at_once() -> None:
     process = EngineProcess(EngineStart([sys.executable, "-c", "input(); input()"]), b"")
     try:

@@ -31,12 +31,14 @@ def met(targets: Targets, ttft_s: float | None, tpot_s: float | None, e2e_s: flo
 
 
 def tightness_of(targets: Targets) -> int:
-    """Return the octave of the time from arrival to the first due time.
+    """Return the octave of TTFT or deadline, the shorter; -1 below 1 s and without either.
 
     It is the same whenever it is asked for: by the time that is left, a request would be looser
     than others with the same targets that were looked at later.
     """
-    horizon_s = min([one for one in (targets.ttft_s, targets.deadline_s) if one], default=0.0)
+    horizon_s = min(
+        [one for one in (targets.ttft_s, targets.deadline_s) if one is not None], default=0.0
+    )
     return min(16, int(horizon_s).bit_length()) if horizon_s >= 1.0 else -1
 
 

@@ -56,7 +56,11 @@ class EligibleEngines:
 
         Raise DeadlineError if every forecast does.
         """
-        engines = [one for one in self._replicas if one.link.is_up and one.fits(command)]
+        engines = [
+            one
+            for one in self._replicas
+            if one.link.is_up and not one.is_retired and one.fits(command)
+        ]
         feasible = self._feasible(command, engines)
         if engines and not feasible:
             _check_forecast(engines[0], command)

@@ -139,6 +139,8 @@ class RoutedPlacement:
         if name in self._replicas and not is_up:
             self._lose(name, now)
         elif name in self._replicas and replica.is_retired:
+            # Without any left, a request may wait for every engine.
+            self._feasible = {key: one - {name} for key, one in self._feasible.items()}
             self._router.engine_draining(name, now)
         elif name not in self._replicas and is_up and info is not None:
             capacity = info.capacity

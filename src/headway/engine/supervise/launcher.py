@@ -97,7 +97,7 @@ class EngineProcess:
             raise EngineDeadError("the engine process takes no commands") from error
 
     async def receive(self, timeout_s: float) -> Report | None:
-        """Return the next report, or None after `timeout_s`.
+        """Return the next report, or None after `timeout_s`; EngineReady once commands get there.
 
         Raises EngineDeadError once the process has ended and all its reports were received.
         """
@@ -125,10 +125,12 @@ class EngineProcess:
         return None
 
     async def _wait_until_connected(self) -> None:
-        """Wait until commands reach the process: those sent before would be lost."""
+        """Wait until commands reach the process, or until it ends: those sent before were lost."""
         poller = zmq.asyncio.Poller()
         poller.register(self._commands, zmq.POLLOUT)
-        if not await poller.poll(CONNECT_TIMEOUT_MS):
+        if self._death is not None:
+            poller.register(self._death, zmq.POLLIN)
+        if not await poller.poll(CONNECT_TIMEOUT_MS) and self.is_alive:
             raise EngineError("the engine process is ready but takes no commands")
 
     async def _take_frame(self) -> bytes | None:

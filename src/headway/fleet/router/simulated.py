@@ -92,5 +92,5 @@ class SharedFrontends:
 
 
 def make_shared(rule: Rule) -> SharedRouter:
-    """Return the router of a frontend that may have every engine."""
+    """Return the router of a frontend, for a fleet that sets which engines it may choose."""
     return SharedRouter(rule, AllEngines())
