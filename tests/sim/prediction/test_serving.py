@@ -169,6 +169,19 @@ def test_a_datasheet_has_no_drift_to_change():
         change_settings(setup, ["drift=0.1"])
 
 
+def test_on_a_machine_half_as_fast_half_the_load_takes_twice_as_long():
+    profile = make_profile(ratios=(0.9, 3.0, 1.1))
+    setup = Setup.of(replace(profile, per_request_s=0.002))
+    slow = change_settings(setup, ["slowness=2"])
+    limits = Limits(200)
+    usual = serve_load(setup, load(12.0), limits).requests
+    slowed = serve_load(slow, load(6.0), limits).requests
+    assert [one.ttft_s for one in slowed] == pytest.approx([2 * one.ttft_s for one in usual])
+    assert [one.finished_at for one in slowed] == pytest.approx(
+        [2 * one.finished_at for one in usual]
+    )
+
+
 def test_settings_change_scheduler_and_cache():
     changed = change_settings(SETUP, ["policy=fcfs", "num_blocks=50", "prefill_cap=100"])
     assert changed.spec.scheduler.scheduling_policy == "fcfs"
@@ -188,6 +201,9 @@ def test_settings_change_scheduler_and_cache():
         ("drift=-0.1", "drift must be a number from 0 to 0.5, not '-0.1'"),
         ("drift=nan", "drift must be a number from 0 to 0.5, not 'nan'"),
         ("drift=much", "drift must be a number"),
+        ("slowness=0", "slowness must be a number from 0.1 to 10, not '0'"),
+        ("slowness=nan", "slowness must be a number from 0.1 to 10, not 'nan'"),
+        ("slowness=very", "slowness must be a number"),
     ],
 )
 def test_a_wrong_setting_is_named(change: str, message: str):

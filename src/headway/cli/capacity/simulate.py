@@ -50,7 +50,8 @@ class EngineOptions(WorkloadOptions):
             ENGINES,
             "KEY=VALUE: a setting of the scheduler or size of the KV cache, such as policy=fcfs, "
             "max_num_seqs=32 or num_blocks=500, or drift=0.05 for engines whose speed differs "
-            "by 5 %; repeatable; default: as profiled.",
+            "by 5 %, or slowness=1.3 for steps 1.3 times as long; repeatable; default: as "
+            "profiled.",
         ),
     )
     tenant: list[str] | None = field(

@@ -19,6 +19,9 @@ POLICY = "policy"
 DRIFT = "drift"
 """Standard deviation of the logarithm of an engine's speed, instead of the profile's."""
 _MAX_DRIFT = 0.5
+SLOWNESS = "slowness"
+"""How many times as long as profiled steps, overhead and delays take."""
+_MAX_SLOWNESS = 10.0
 _TERMS = ("weight", "max_kv_share", "is_spot", "tier")
 _MAX_TERM = 1e6
 """Largest weight, or target in seconds."""
@@ -38,6 +41,8 @@ def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
                     "drift is for measured profiles: ranges by a datasheet have its error"
                 )
             profile = replace(profile, drift=parse_drift(value))
+        elif key == SLOWNESS:
+            profile = profile.slowed(_parse_slowness(value))
         else:
             spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
     return replace(setup, spec=spec, profile=profile)
@@ -54,6 +59,19 @@ def parse_drift(text: str) -> float:
     return drift
 
 
+def _parse_slowness(text: str) -> float:
+    try:
+        slowness = float(text)
+    except ValueError:
+        slowness = 0.0
+    least = 1.0 / _MAX_SLOWNESS
+    if not least <= slowness <= _MAX_SLOWNESS:
+        raise ConfigError(
+            f"slowness must be a number from {least:g} to {_MAX_SLOWNESS:g}, not {text!r}"
+        )
+    return slowness
+
+
 def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
     if key in _names(SchedulerConfig):
         return replace(spec, scheduler=_change(spec.scheduler, key, value))
@@ -64,7 +82,7 @@ def _change_spec(spec: EngineSpec, key: str, value: str) -> EngineSpec:
         return replace(spec, capacity=capacity)
     if key == "enable_prefix_caching":
         return _change(spec, key, value)
-    others = (POLICY, DRIFT, "enable_prefix_caching")
+    others = (POLICY, DRIFT, SLOWNESS, "enable_prefix_caching")
     known = sorted([*others, *_names(SchedulerConfig), *_names(Capacity)])
     raise ConfigError(f"unknown setting {key!r}; one of {', '.join(known)}")
 

@@ -10,7 +10,7 @@ import json
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp
 from pathlib import Path
 
@@ -57,6 +57,13 @@ class StepFit:
             + attended * coefficients[first + 2]
         )
 
+    def slowed(self, factor: float) -> StepFit:
+        """Return the fit of steps that take so many times as long."""
+        coefficients, *refits = [
+            tuple(factor * seconds for seconds in one) for one in (self.coefficients, *self.refits)
+        ]
+        return StepFit(self.knots, coefficients, tuple(refits))
+
     def draw(self, rng: random.Random) -> StepFit:
         """Return one of the refits."""
         return StepFit(self.knots, rng.choice(self.refits)) if self.refits else self
@@ -102,6 +109,12 @@ class Delays:
     max_in_flight: int
     to_engine_s: tuple[float, ...]
     to_client_s: tuple[float, ...]
+
+    def slowed(self, factor: float) -> Delays:
+        """Return delays that are so many times as long."""
+        to_engine_s = tuple(factor * seconds for seconds in self.to_engine_s)
+        to_client_s = tuple(factor * seconds for seconds in self.to_client_s)
+        return replace(self, to_engine_s=to_engine_s, to_client_s=to_client_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,20 @@ class MachineProfile:
             yield MeasuredTimes(self, fit, speed)
             if not self.is_datasheet:
                 speed = exp(rng.gauss(0.0, self.drift))
+
+    def slowed(self, factor: float) -> MachineProfile:
+        """Return the profile of a machine on which everything takes so many times as long."""
+        return replace(
+            self,
+            fit=self.fit.slowed(factor),
+            overhead_s=factor * self.overhead_s,
+            overhead_per_row_s=factor * self.overhead_per_row_s,
+            per_request_s=factor * self.per_request_s,
+            delays=tuple(one.slowed(factor) for one in self.delays),
+            residuals=tuple(
+                replace(run, predicted_s=factor * run.predicted_s) for run in self.residuals
+            ),
+        )
 
     def expected(self) -> MeasuredTimes:
         """Return step times with the best coefficients and the mean speed."""
