@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 from headway.cli import main
 from headway.cli.capacity.simulate import SimulateOptions
 from headway.errors import ConfigError
+from headway.record.reader import find_recordings
+from headway.sim.profile.fitting import profile_of
 from headway.sim.profile.machine import write_profile
+from headway.sim.recording.observed import read_observed
 from tests.cli.test_cli import headway
 from tests.sim.support import make_profile
 
@@ -43,6 +47,23 @@ def test_simulate_prints_a_table_with_ranges_and_a_verdict(profile: str, tmp_pat
     html = page.read_text()
     assert "<svg" in html
     assert "http" not in html  # nothing from elsewhere
+
+
+def test_replay_says_how_slow_the_steps_were_by_a_profile(profile: str, tmp_path: Path):
+    path, own = find_recordings([Path("tests/record/data")])[0], tmp_path / "own.json"
+    write_profile(own, profile_of(read_observed(path)))
+    done = headway("replay", str(path), "--profile", str(own))
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"steps took ([\d.]+) times as long as profiled", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) == pytest.approx(1.0, abs=0.05)
+    assert f"plan with --set slowness={found[1]}" in done.stdout
+    assert "the recording is of" not in done.stdout
+    done = headway("replay", str(path), "--profile", profile)
+    assert "the recording is of SmolLM2-135M-Instruct.Q4_1.gguf, the profile of known" in done.stdout
+    done = headway("replay", str(path), "--profile", "no-such.json")
+    assert done.returncode == 2
+    assert "no-such.json" in done.stderr
 
 
 def test_simulate_says_that_a_server_refuses_requests_that_wait_so_long(profile: str):

@@ -13,6 +13,8 @@ from headway._version import __version__
 from headway.errors import RecordingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.record.reader import RecordingReader
     from headway.record.replay import Difference, PlanSummary
 
@@ -29,6 +31,10 @@ def replay(
             help="A file of each recording, or a folder of recordings, as given to --record.",
         ),
     ],
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Say how long steps took by this profile: a file, or the name of one."),
+    ] = None,
 ) -> None:
     """Replay recordings of an engine, and compare every plan.
 
@@ -37,8 +43,36 @@ def replay(
     """
     from headway.record.reader import find_recordings
 
-    codes = [_replay_one(path) for path in find_recordings(paths)]
+    say = None if profile is None else _slowness_reporter(profile)
+    codes: list[int] = []
+    for path in find_recordings(paths):
+        codes.append(_replay_one(path))
+        if say is not None and codes[-1] == EQUAL:
+            say(path)
     raise typer.Exit(max(codes))
+
+
+def _slowness_reporter(name: str) -> Callable[[Path], None]:
+    """Return what prints how long the steps of a recording took by a profile."""
+    from headway.sim.profile.catalog import find_profile
+    from headway.sim.profile.slowness import measure_slowness
+    from headway.sim.recording.observed import read_observed
+
+    profile = find_profile(name)
+
+    def report(path: Path) -> None:
+        observed = read_observed(path)
+        found, model = measure_slowness(observed.steps, profile), observed.header.model
+        if model != profile.model:
+            typer.echo(f"the recording is of {model}, the profile of {profile.model}")
+        text = f"steps took {found.total:.2f} times as long as profiled"
+        settings = f"--set slowness={found.total:.2f}"
+        if len(found.windows) > 1:
+            text += f", {min(found.windows):.2f} to {max(found.windows):.2f} times by minute"
+            settings += f" --set drift={found.drift:.2f}"
+        typer.echo(f"{text}: plan with {settings}")
+
+    return report
 
 
 def _replay_one(path: Path) -> int:
