@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.sim.plans import add_drift, profile_of, setup_of
-from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
+from benchmarks.support.workloads import ALL_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
 from headway.bench.load.openai import Target
@@ -44,8 +44,8 @@ from headway.sim.prediction.served import ServedRequest
 from headway.sim.prediction.serving import Limits
 from headway.sim.prediction.settings import change_settings
 from headway.sim.prediction.verdict import saturated_rate
-from headway.sim.profile.fitting import ended_before
-from headway.sim.profile.machine import Delays, MachineProfile
+from headway.sim.profile.machine import MachineProfile
+from headway.sim.profile.slowness import measure_slowness
 from headway.sim.recording.observed import ObservedStep, read_observed
 from headway.workload import Synthetic
 
@@ -115,43 +115,9 @@ class Served:
     figures: Figures
     steps: Sequence[ObservedStep]
 
-    def speed(self, profile: MachineProfile) -> float:
+    def slowness(self, profile: MachineProfile) -> float:
         """Return the time that the steps took, by what a profile says."""
-        predicted_s = sum(
-            profile.fit.predict(one.shape)
-            + profile.overhead_s
-            + profile.overhead_per_row_s * one.num_scheduled
-            + profile.per_request_s * num_ended
-            for one, num_ended in zip(self.steps, ended_before(self.steps), strict=True)
-        )
-        return sum(one.elapsed_s + one.overhead_s for one in self.steps) / predicted_s
-
-
-def _at_speed(profile: MachineProfile, speed: float) -> MachineProfile:
-    """Return a profile with steps, overhead and delays so many times as long, and no drift."""
-    fit = profile.fit
-    scaled = replace(
-        fit,
-        coefficients=tuple(speed * one for one in fit.coefficients),
-        refits=tuple(tuple(speed * one for one in refit) for refit in fit.refits),
-    )
-    return replace(
-        profile,
-        fit=scaled,
-        drift=0.0,
-        overhead_s=speed * profile.overhead_s,
-        overhead_per_row_s=speed * profile.overhead_per_row_s,
-        per_request_s=speed * profile.per_request_s,
-        delays=tuple(_scale(one, speed) for one in profile.delays),
-    )
-
-
-def _scale(delays: Delays, speed: float) -> Delays:
-    return replace(
-        delays,
-        to_engine_s=tuple(speed * one for one in delays.to_engine_s),
-        to_client_s=tuple(speed * one for one in delays.to_client_s),
-    )
+        return measure_slowness(self.steps, profile).total
 
 
 def serve(
@@ -188,7 +154,7 @@ def _run_cell(
 ) -> Cell:
     profile: MachineProfile = arguments.profile
     setup = change_settings(setup_of(profile, arguments.drift), [f"policy={policy}"])
-    workload = (WORKLOADS | SHORT_WORKLOADS)[name]
+    workload = ALL_WORKLOADS[name]
     workload = workload.with_rate(load * saturated_rate(setup, workload, Runs(3, SEED)).middle)
     runs = Runs(arguments.runs, seed, draws_requests=False)
     limits = Limits(duration_s=arguments.seconds)
@@ -200,13 +166,13 @@ def _run_cell(
     for _ in range(arguments.repeats):
         flags = ["--scheduling-policy", policy, *arguments.serve_flag]
         found = serve(arguments.model, flags, workload, arguments.seconds, seed)
-        speeds.append(found.speed(profile))
+        speeds.append(found.slowness(profile))
         for figure, of in FIGURES.items():
             served[figure].append(of(found.figures))
     steal = meter.read()
     few = Runs(RUNS_AT_SPEED, seed, draws_requests=False)
     for speed in speeds:
-        scaled = replace(setup, profile=_at_speed(profile, speed))
+        scaled = replace(setup, profile=replace(profile.slowed(speed), drift=0.0))
         again = predict(scaled, workload, limits, few)
         for figure, of in FIGURES.items():
             at_speed[figure].append(again.interval(of).middle)

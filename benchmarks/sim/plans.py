@@ -15,7 +15,7 @@ import argparse
 from math import sqrt
 from time import perf_counter
 
-from benchmarks.support.workloads import SHORT_WORKLOADS, WORKLOADS, parse_names
+from benchmarks.support.workloads import ALL_WORKLOADS, parse_names
 from headway.errors import ConfigError
 from headway.sim.prediction.figures import Runs, predict
 from headway.sim.prediction.planning import Goal, Study, carried_rate
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=19)
     parser.add_argument("--further", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--workloads", type=parse_names, default=(*WORKLOADS, *SHORT_WORKLOADS))
+    parser.add_argument("--workloads", type=parse_names, default=tuple(ALL_WORKLOADS))
     add_drift(parser)
     arguments = parser.parse_args()
     setup = setup_of(arguments.profile, arguments.drift)
@@ -85,7 +85,7 @@ def main() -> None:
     lowest = PROMISED - 2 * sqrt(PROMISED * (1 - PROMISED) / arguments.further)
     broken: list[str] = []
     for name in arguments.workloads:
-        workload, began_at = (WORKLOADS | SHORT_WORKLOADS)[name], perf_counter()
+        workload, began_at = ALL_WORKLOADS[name], perf_counter()
         rate, most = planned_rate(setup, workload, goal, arguments.runs, arguments.seconds)
         planned_s = perf_counter() - began_at
         kept: list[float] = []

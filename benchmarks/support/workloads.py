@@ -40,13 +40,22 @@ SHORT_WORKLOADS = {
     "four tenants": _workload("uniform:8,32", "uniform:20,60", "4,zipf=1.0"),
 }
 """Short ones: a minute of 1,000 requests brings about as much work as the next."""
+LABEL_WORKLOADS = {
+    "labels": _workload("uniform:8,24", "uniform:1,4"),
+    "labels with system prompts": _workload(
+        "uniform:264,288", "uniform:1,8", prefixes="1.0,count=4,tokens=256"
+    ),
+    "labels for four tenants": _workload("uniform:8,24", "uniform:4,12", "4,zipf=1.0"),
+}
+"""Questions with an answer of a few tokens: so many a second that chance hardly matters."""
+ALL_WORKLOADS = WORKLOADS | SHORT_WORKLOADS | LABEL_WORKLOADS
 
 
 def parse_names(text: str) -> tuple[str, ...]:
     """Parse names of workloads, with commas between them."""
     names = tuple(text.split(","))
     for name in names:
-        if name not in WORKLOADS | SHORT_WORKLOADS:
-            known = ", ".join(WORKLOADS | SHORT_WORKLOADS)
+        if name not in ALL_WORKLOADS:
+            known = ", ".join(ALL_WORKLOADS)
             raise argparse.ArgumentTypeError(f"no workload is called {name!r}: {known}")
     return names
