@@ -49,6 +49,8 @@ def replay(
         codes.append(_replay_one(path))
         if say is not None and codes[-1] == EQUAL:
             say(path)
+        elif say is not None:
+            typer.echo("not compared with the profile")
     raise typer.Exit(max(codes))
 
 
@@ -62,15 +64,22 @@ def _slowness_reporter(name: str) -> Callable[[Path], None]:
 
     def report(path: Path) -> None:
         observed = read_observed(path)
-        found, model = measure_slowness(observed.steps, profile), observed.header.model
-        if model != profile.model:
-            typer.echo(f"the recording is of {model}, the profile of {profile.model}")
+        model = observed.header.model
+        if not observed.steps:
+            typer.echo("no steps to compare with the profile")
+            return
+        found = measure_slowness(observed.steps, profile)
         text = f"steps took {found.total:.2f} times as long as profiled"
         settings = f"--set slowness={found.total:.2f}"
         if len(found.windows) > 1:
             text += f", {min(found.windows):.2f} to {max(found.windows):.2f} times by minute"
-            settings += f" --set drift={found.drift:.2f}"
-        typer.echo(f"{text}: plan with {settings}")
+            settings += f" --set drift={max(found.drift, profile.drift):.2f}"
+        if model != profile.model:
+            typer.echo(f"{text}, but the recording is of {model}, the profile of {profile.model}")
+        elif profile.is_datasheet:
+            typer.echo(text)
+        else:
+            typer.echo(f"{text}: plan with {settings}")
 
     return report
 

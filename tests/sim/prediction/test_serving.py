@@ -176,10 +176,20 @@ def test_on_a_machine_half_as_fast_half_the_load_takes_twice_as_long():
     limits = Limits(200)
     usual = serve_load(setup, load(12.0), limits).requests
     slowed = serve_load(slow, load(6.0), limits).requests
-    assert [one.ttft_s for one in slowed] == pytest.approx([2 * one.ttft_s for one in usual])
-    assert [one.finished_at for one in slowed] == pytest.approx(
-        [2 * one.finished_at for one in usual]
-    )
+    for one, other in zip(usual, slowed, strict=True):
+        assert one.ttft_s is not None
+        assert one.finished_at is not None
+        assert other.ttft_s == pytest.approx(2 * one.ttft_s)
+        assert other.finished_at == pytest.approx(2 * one.finished_at)
+
+
+def test_of_two_values_of_slowness_the_last_counts_and_scales_copies_and_starts():
+    capacity = replace(SETUP.spec.capacity, block_copy_s=1e-4)
+    setup = replace(SETUP, spec=replace(SETUP.spec, capacity=capacity))
+    changed = change_settings(setup, ["slowness=3", "slowness=2"])
+    assert changed.profile.overhead_s == pytest.approx(2 * SETUP.profile.overhead_s)
+    assert changed.profile.start_s == pytest.approx(2 * SETUP.profile.start_s)
+    assert changed.spec.capacity.block_copy_s == pytest.approx(2e-4)
 
 
 def test_settings_change_scheduler_and_cache():

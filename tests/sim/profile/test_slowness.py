@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import log, sqrt
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_minutes_differ_by_the_drift():
     found = measure_slowness(steps_of(1.2, 1.5, 1.2, 1.5), PROFILE)
     assert found.total == pytest.approx(1.35)
     assert found.windows == pytest.approx((1.2, 1.5, 1.2, 1.5))
-    assert found.drift == pytest.approx(log(1.5 / 1.2) / 2)
+    assert found.drift == pytest.approx(log(1.5 / 1.2) / sqrt(3))
 
 
 def test_requests_that_ended_before_a_step_are_expected_to_lengthen_it():
@@ -59,7 +59,7 @@ def test_a_minute_with_little_work_says_nothing_of_the_drift():
     steps = steps_of(1.0, 1.1)
     found = measure_slowness([*steps, replace(steps[0], began_at=150.0, elapsed_s=5.0)], PROFILE)
     assert found.windows == pytest.approx((1.0, 1.1))
-    assert found.drift == pytest.approx(log(1.1) / 2)
+    assert found.drift == pytest.approx(log(1.1) / sqrt(2))
 
 
 def test_a_recording_without_steps_is_refused():

@@ -20,7 +20,7 @@ DRIFT = "drift"
 """Standard deviation of the logarithm of an engine's speed, instead of the profile's."""
 _MAX_DRIFT = 0.5
 SLOWNESS = "slowness"
-"""How many times as long as profiled steps, overhead and delays take."""
+"""How many times as long as profiled everything takes: steps, delays, copies, starts."""
 _MAX_SLOWNESS = 10.0
 _TERMS = ("weight", "max_kv_share", "is_spot", "tier")
 _MAX_TERM = 1e6
@@ -32,7 +32,7 @@ _TERM_FORM = "TENANT.FIELD=VALUE, such as b.weight=2"
 
 def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
     """Return a setup with settings changed, given as KEY=VALUE."""
-    spec, profile = setup.spec, setup.profile
+    spec, profile, slowness = setup.spec, setup.profile, 1.0
     for change in changes:
         key, value = _split(change, "KEY=VALUE, such as max_num_seqs=32")
         if key == DRIFT:
@@ -42,10 +42,13 @@ def change_settings(setup: Setup, changes: Sequence[str]) -> Setup:
                 )
             profile = replace(profile, drift=parse_drift(value))
         elif key == SLOWNESS:
-            profile = profile.slowed(_parse_slowness(value))
+            slowness = _parse_slowness(value)
         else:
             spec = _change_spec(spec, "scheduling_policy" if key == POLICY else key, value)
-    return replace(setup, spec=spec, profile=profile)
+    # Once: of two values, the last one counts, as with other settings.
+    block_copy_s = slowness * spec.capacity.block_copy_s
+    spec = replace(spec, capacity=replace(spec.capacity, block_copy_s=block_copy_s))
+    return replace(setup, spec=spec, profile=profile.slowed(slowness))
 
 
 def parse_drift(text: str) -> float:

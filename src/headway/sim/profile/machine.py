@@ -173,6 +173,7 @@ class MachineProfile:
             overhead_per_row_s=factor * self.overhead_per_row_s,
             per_request_s=factor * self.per_request_s,
             delays=tuple(one.slowed(factor) for one in self.delays),
+            start_s=factor * self.start_s,
             residuals=tuple(
                 replace(run, predicted_s=factor * run.predicted_s) for run in self.residuals
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from statistics import pstdev
+from statistics import stdev
 
 from headway.errors import ConfigError
 from headway.sim.profile.fitting import ended_before
@@ -28,13 +28,13 @@ class Slowness:
     @property
     def drift(self) -> float:
         """Standard deviation of its logarithm between the minutes."""
-        return pstdev(map(log, self.windows)) if self.windows else 0.0
+        return stdev(map(log, self.windows)) if len(self.windows) > 1 else 0.0
 
 
 def measure_slowness(steps: Sequence[ObservedStep], profile: MachineProfile) -> Slowness:
     """Compare recorded steps, in order of time, with what a profile says of the same steps."""
     if not steps:
-        raise ConfigError("the recording has no steps")
+        raise ConfigError("there are no steps to compare with the profile")
     measured_s, predicted_s = dict[int, float](), dict[int, float]()
     for one, num_ended in zip(steps, ended_before(steps), strict=True):
         window = int((one.began_at - steps[0].began_at) // WINDOW_S)
