@@ -29,13 +29,13 @@ from headway.bench.load.measure import name_model
 from headway.bench.load.openai import Target
 from headway.bench.load.own_server import OwnServer
 from headway.bench.load.runner import LoadRun, RunLimits, run_load
-from headway.cli.capacity.profile import OUTPUTS, PROMPTS
+from headway.cli.capacity.profile import OUTPUTS, PROMPTS, steps_in
 from headway.record.reader import find_recordings
 from headway.sim.prediction.figures import Runs
 from headway.sim.prediction.setup import Setup
 from headway.sim.prediction.verdict import saturated_rate
 from headway.sim.profile.slowness import measure_slowness
-from headway.sim.recording.observed import ObservedStep, read_observed
+from headway.sim.recording.observed import read_observed
 from headway.workload import ClosedLoop, Synthetic
 
 NUM_CLIENTS = (8, 48)
@@ -56,11 +56,6 @@ async def _send(
         ]
         for number in range(rounds)
     ]
-
-
-def _steps_in(steps: list[ObservedStep], run: LoadRun) -> list[ObservedStep]:
-    end = run.started_at + run.elapsed_s
-    return [one for one in steps if run.started_at <= one.began_at < end]
 
 
 def main() -> None:
@@ -92,9 +87,9 @@ def main() -> None:
         finally:
             server.stop()
         (found,) = find_recordings([folder])
-        steps = read_observed(found).steps
+        observed = read_observed(found)
     slowness = [
-        [measure_slowness(_steps_in(steps, run), arguments.profile).total for run in runs]
+        [measure_slowness(steps_in(observed, run), arguments.profile).total for run in runs]
         for runs in rounds
     ]
     usual = [fmean(of_round) for of_round in slowness]

@@ -94,7 +94,7 @@ def profile(
         steal=0.0 if steal is None else steal.share,
     )
     (engine,) = observed
-    steps = [[_steps_in(engine, run) for run in runs] for runs in passes]
+    steps = [[steps_in(engine, run) for run in runs] for runs in passes]
     # Clients of a closed loop send when the server is busy with the answers of others.
     open_runs = [run for runs in passes for run in runs[len(NUM_CLIENTS) :]]
     all_runs = [run for runs in passes for run in runs]
@@ -131,7 +131,8 @@ async def _run_passes(
     return passes
 
 
-def _steps_in(observed: ObservedEngine, run: LoadRun) -> list[ObservedStep]:
+def steps_in(observed: ObservedEngine, run: LoadRun) -> list[ObservedStep]:
+    """Return the steps of an engine that began during a run."""
     end = run.started_at + run.elapsed_s
     return [one for one in observed.steps if run.started_at <= one.began_at < end]
 
