@@ -283,6 +283,30 @@ def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
     assert refusal.value.retry_after_s in (6, 7, 8)
 
 
+def test_the_first_that_leave_slowly_are_no_reason_to_refuse() -> None:
+    admission, engine, clock = make(max_queue_wait_s=5.0)
+    with admission.admit("", 1):
+        pass
+    for _ in range(60):
+        engine.add()
+    for _ in range(16):  # prompts in no cache, four a second
+        clock.advance_to(clock.now() + 0.25)
+        engine.admit()
+    assert not refusal_of(admission, "")  # 44 wait: 11 s if it went on like this
+    for _ in range(10):
+        clock.advance_to(clock.now() + 0.25)
+        engine.admit()
+    assert "admission is expected in 8 s" in refusal_of(admission, "")
+
+
+def test_many_that_leave_say_how_fast_it_goes_without_a_wait() -> None:
+    rate = DrainRate(0.0)
+    for step in range(1, 20):
+        rate.observe(step * 0.125, 4, 5)
+        # Eight steps until the queue counts as backed up, and eight in which 32 leave.
+        assert (rate.per_second is not None) == (step >= 16), step
+
+
 def test_the_rate_is_not_measured_while_nothing_backs_up() -> None:
     rate = DrainRate(0.0)
     for second in range(0, 1000, 10):

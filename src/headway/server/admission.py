@@ -56,6 +56,9 @@ class DrainRate:
 
     MIN_BACKED_UP_S = 1.0
     MIN_COUNT = 4
+    MIN_S = 5.0
+    """Seconds to measure, unless MAX_COUNT / 2 requests leave before: the first ones leave slowly,
+    as their prefixes are in no cache."""
     MAX_COUNT = 64
     """Count above which older observations lose half of their weight."""
 
@@ -69,7 +72,8 @@ class DrainRate:
     @property
     def per_second(self) -> float | None:
         """The rate; None until enough requests have left."""
-        return None if self._count < self.MIN_COUNT else self._count / max(self._seconds, 1e-6)
+        least = self.MIN_COUNT if self._seconds >= self.MIN_S else self.MAX_COUNT / 2
+        return None if self._count < least else self._count / max(self._seconds, 1e-6)
 
     def start(self, now: float) -> None:
         """Record that the queue was empty until now."""
