@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from headway.routing.engines import RoutedEngine
@@ -12,8 +12,10 @@ class EnginesByLoad:
     """Engines sorted by load; those whose load has changed are sorted in when asked for."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[float, int]] = []
-        """Load and number of each engine."""
+        # Two lists of numbers: to search tuples takes several times as long.
+        self._loads: list[float] = []
+        self._numbers: list[int] = []
+        """Numbers of the engines, sorted by load and then by number."""
         self._load_of: dict[int, float] = {}
         self._engines: dict[int, RoutedEngine] = {}
         self._changed: dict[int, RoutedEngine] = {}
@@ -29,14 +31,24 @@ class EnginesByLoad:
     def _take_out(self, number: int) -> None:
         load_s = self._load_of.pop(number, None)
         if load_s is not None:
-            del self._sorted[bisect_left(self._sorted, (load_s, number))]
-            del self._engines[number]
+            at = self._position(load_s, number)
+            del self._loads[at], self._numbers[at], self._engines[number]
+
+    def _position(self, load_s: float, number: int) -> int:
+        """Return where an engine is in the lists, or would be."""
+        low = bisect_left(self._loads, load_s)
+        return bisect_left(self._numbers, number, low, bisect_right(self._loads, load_s, low))
 
     def __iter__(self) -> Iterator[RoutedEngine]:
         """Yield the engines, the least loaded first."""
         changed, self._changed = self._changed, {}
         for number, engine in changed.items():
+            load_s = engine.load_s
+            if self._load_of.get(number) == load_s:
+                continue
             self._take_out(number)
-            self._load_of[number], self._engines[number] = engine.load_s, engine
-            insort(self._sorted, (engine.load_s, number))
-        return (self._engines[number] for _, number in self._sorted)
+            self._load_of[number], self._engines[number] = load_s, engine
+            at = self._position(load_s, number)
+            self._loads.insert(at, load_s)
+            self._numbers.insert(at, number)
+        return (self._engines[number] for number in self._numbers)
