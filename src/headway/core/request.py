@@ -94,6 +94,8 @@ class Request:
     @property
     def sample_ids(self) -> tuple[str, ...]:
         """The ids of all samples of the prompt, forked or not."""
+        if self.params.n == 1:  # nearly every prompt
+            return (self.id,)
         return tuple(sample_id(self.id, index) for index in range(self.params.n))
 
     @property

@@ -387,13 +387,13 @@ class VirtualFleet:
         """Take over what is known of an engine."""
         for forecasts in self._forecasts:
             forecasts.observe(name, events, now)
-        for event in events:
-            if isinstance(event, Stepped):
-                for router in self.routers:
-                    router.observe(name, event, now)
-            elif isinstance(event, Idled):
-                for router in self.routers:
-                    router.idle(name, event.num_blocks_used)
+        last = events[-1]  # an engine core ends what it emits with its state, if at all
+        if isinstance(last, Stepped):
+            for router in self.routers:
+                router.observe(name, last, now)
+        elif isinstance(last, Idled):
+            for router in self.routers:
+                router.idle(name, last.num_blocks_used)
 
     def _take(
         self, record: FleetRecord, event: Admitted | TokensEmitted | Finished | Refused, now: float

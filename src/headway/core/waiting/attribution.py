@@ -61,6 +61,10 @@ def _no_seconds() -> Seconds:
     return {}
 
 
+def _no_children() -> dict[Hashable, _CauseClock]:
+    return {}
+
+
 class _Reading(NamedTuple):
     """A clock at some time; `causes` is None while it has none, to spare the copy."""
 
@@ -78,7 +82,7 @@ class _CauseClock:
     early_s: float = 0.0
     """Part of below_s in which the head was early."""
     causes: Seconds = field(default_factory=_no_seconds)
-    children: dict[Hashable, _CauseClock] = field(default_factory=dict[Hashable, "_CauseClock"])
+    children: dict[Hashable, _CauseClock] = field(default_factory=_no_children)
     num_waiting: int = 0
 
     def read(self) -> _Reading:
