@@ -7,7 +7,7 @@ times of a profile. With `--frontends 1` the frontend has a router of its own. A
 what the engines can serve. Every 10 s an engine is killed, and another one starts. Prints minutes,
 the most memory of the process, simulated steps, and requests that were lost. With PyPy, of a clone:
 
-    export PYTHONPATH=src:. PYPY_GC_NURSERY=256M PYPY_GC_MAJOR_COLLECT=1.4
+    export PYTHONPATH=src:. PYPY_GC_NURSERY=1G PYPY_GC_MAJOR_COLLECT=1.4
     export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
     pypy3 -m benchmarks.sim.million --loads 0.7
 """
