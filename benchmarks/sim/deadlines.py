@@ -88,7 +88,7 @@ class Bounds:
 
     def __init__(self, rig: Simulation) -> None:
         self._rig = rig
-        self._rate = DrainRate(0.0)
+        self._rate = DrainRate(0.0, MAX_QUEUE_WAIT_S)
         self._num_admitted = 0
         rig.may_join, rig.engine.on_step = self.may_join, self.observe
 

@@ -283,24 +283,43 @@ def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
     assert refusal.value.retry_after_s in (6, 7, 8)
 
 
+def drain(engine: StillEngine, clock: VirtualClock, per_second: int, seconds: int) -> None:
+    """Admit waiting requests at a rate."""
+    for _ in range(per_second * seconds):
+        clock.advance_to(clock.now() + 1 / per_second)
+        engine.admit()
+
+
 def test_the_first_that_leave_slowly_are_no_reason_to_refuse() -> None:
-    admission, engine, clock = make(max_queue_wait_s=5.0)
+    admission, engine, clock = make(max_queue_wait_s=10.0)
     with admission.admit("", 1):
         pass
-    for _ in range(60):
+    for _ in range(90):
         engine.add()
-    for _ in range(16):  # prompts in no cache, four a second
-        clock.advance_to(clock.now() + 0.25)
-        engine.admit()
-    assert not refusal_of(admission, "")  # 44 wait: 11 s if it went on like this
-    for _ in range(10):
-        clock.advance_to(clock.now() + 0.25)
-        engine.admit()
-    assert "admission is expected in 8 s" in refusal_of(admission, "")
+    drain(engine, clock, 4, seconds=5)  # prompts in no cache
+    assert not refusal_of(admission, "")  # 70 wait: 18 s if it went on like this
+    drain(engine, clock, 16, seconds=2)
+    assert not refusal_of(admission, "")
+    assert admission._rate.per_second == pytest.approx(8, rel=0.1)
+
+
+@pytest.mark.parametrize(("max_wait_s", "seconds"), [(10.0, 6), (4.0, 3)])
+def test_a_queue_that_stays_slow_is_refused_after_half_of_the_wait(
+    max_wait_s: float, seconds: int
+) -> None:
+    admission, engine, clock = make(max_queue_wait_s=max_wait_s)
+    with admission.admit("", 1):
+        pass
+    for _ in range(90):
+        engine.add()
+    drain(engine, clock, 4, seconds - 1)
+    assert not refusal_of(admission, "")
+    drain(engine, clock, 4, seconds=1)
+    assert "admission is expected in" in refusal_of(admission, "")
 
 
 def test_many_that_leave_say_how_fast_it_goes_without_a_wait() -> None:
-    rate = DrainRate(0.0)
+    rate = DrainRate(0.0, 10.0)
     for step in range(1, 20):
         rate.observe(step * 0.125, 4, 5)
         # Eight steps until the queue counts as backed up, and eight in which 32 leave.
@@ -308,7 +327,7 @@ def test_many_that_leave_say_how_fast_it_goes_without_a_wait() -> None:
 
 
 def test_the_rate_is_not_measured_while_nothing_backs_up() -> None:
-    rate = DrainRate(0.0)
+    rate = DrainRate(0.0, 10.0)
     for second in range(0, 1000, 10):
         rate.start(float(second))
         rate.observe(second + 0.05, 1, 0)
@@ -316,7 +335,7 @@ def test_the_rate_is_not_measured_while_nothing_backs_up() -> None:
 
 
 def test_the_rate_follows_what_it_sees() -> None:
-    rate = DrainRate(0.0)
+    rate = DrainRate(0.0, 10.0)
     for step in range(1, 400):
         rate.observe(step * 0.1, 1, 5)
     assert rate.per_second == pytest.approx(10, rel=0.05)

@@ -56,13 +56,17 @@ class DrainRate:
 
     MIN_BACKED_UP_S = 1.0
     MIN_COUNT = 4
-    MIN_S = 5.0
-    """Seconds to measure, unless MAX_COUNT / 2 requests leave before: the first ones leave slowly,
-    as their prefixes are in no cache."""
+    MAX_MIN_S = 5.0
+    """Longest time to measure before a rate is known; MAX_COUNT / 2 requests are enough too."""
     MAX_COUNT = 64
     """Count above which older observations lose half of their weight."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, max_wait_s: float) -> None:
+        """Start without a rate; it is to judge waits of `max_wait_s`, and measured half as long.
+
+        The first requests leave slowly, as their prefixes are in no cache.
+        """
+        self._min_s = min(self.MAX_MIN_S, max_wait_s / 2)
         self._empty_at = now
         self._observed_at = now
         self._count = 0.0
@@ -71,8 +75,8 @@ class DrainRate:
 
     @property
     def per_second(self) -> float | None:
-        """The rate; None until enough requests have left."""
-        least = self.MIN_COUNT if self._seconds >= self.MIN_S else self.MAX_COUNT / 2
+        """The rate; None until it was measured for long enough, or enough requests have left."""
+        least = self.MIN_COUNT if self._seconds >= self._min_s else self.MAX_COUNT / 2
         return None if self._count < least else self._count / max(self._seconds, 1e-6)
 
     def start(self, now: float) -> None:
@@ -185,7 +189,7 @@ class AdmissionController:
         self._gateways: dict[str, str] = {}
         """Gateway of each unlisted tenant that has requests queued, or recently had."""
         self._num_admitted = 0
-        self._rate = DrainRate(clock.now())
+        self._rate = DrainRate(clock.now(), config.max_queue_wait_s)
         engine.subscribe(self._observe)
 
     @property
