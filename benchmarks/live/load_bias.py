@@ -4,17 +4,20 @@
     python -m benchmarks.live.load_bias "$model" machine.json [--rounds 4] [--seconds 15]
         [--share 0.8] [--workloads "short answers,..."]
 
-Loads take turns on one server: closed loops as `headway profile` has them, and workloads at a share
-of what the profile says is the most. Printed is the slowness of each: how many times as long as
-profiled its steps took. Between rounds it differs with the speed of the machine. What a load has
-beside the others of its round, in the median over the rounds, is an error of the profile.
+Loads take turns on one server, in another order in each round: closed loops as `headway profile`
+has them, and workloads at a share of what the profile says is the most. Printed is the slowness of
+each: how many times as long as profiled its steps took. Between rounds it differs with the speed of
+the machine. What a load has beside the others of its round, in the median over the rounds, is an
+error of the profile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import tempfile
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
@@ -46,16 +49,17 @@ SEED = 1000
 async def _send(
     server: OwnServer, loads: list[Synthetic], rounds: int, seconds: float
 ) -> list[list[LoadRun]]:
-    """Serve every load in every round."""
+    """Serve every load in every round, in another order each time."""
     target = Target(server.origin, await name_model(server.origin, (), None))
     await run_load(target, loads[0], RunLimits(NUM_WARM_UP), SEED)
-    return [
-        [
-            await run_load(target, load, RunLimits(duration_s=seconds), SEED + 100 * number + at)
-            for at, load in enumerate(loads)
-        ]
-        for number in range(rounds)
-    ]
+    found: list[list[LoadRun]] = []
+    for number in range(rounds):
+        runs: dict[int, LoadRun] = {}
+        for at in random.Random(number).sample(range(len(loads)), len(loads)):
+            limits = RunLimits(duration_s=seconds)
+            runs[at] = await run_load(target, loads[at], limits, SEED + 100 * number + at)
+        found.append([runs[at] for at in range(len(loads))])
+    return found
 
 
 def main() -> None:
@@ -69,6 +73,8 @@ def main() -> None:
         "--workloads", type=parse_names, default=(*SHORT_WORKLOADS, *LABEL_WORKLOADS)
     )
     arguments = parser.parse_args()
+    if arguments.rounds < 1 or not all(0 < x < inf for x in (arguments.seconds, arguments.share)):
+        parser.error("--rounds must be at least 1, --seconds and --share above 0 and finite")
     setup = Setup.of(arguments.profile)
     loads = {
         f"{number} clients": Synthetic(ClosedLoop(number), PROMPTS, OUTPUTS)

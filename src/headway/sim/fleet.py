@@ -17,7 +17,6 @@ from headway.core.events import (
     Admitted,
     Event,
     Finished,
-    Idled,
     Refused,
     Stepped,
     TokensEmitted,
@@ -387,13 +386,10 @@ class VirtualFleet:
         """Take over what is known of an engine."""
         for forecasts in self._forecasts:
             forecasts.observe(name, events, now)
-        last = events[-1]  # an engine core ends what it emits with its state, if at all
+        last = events[-1]  # `_end` reports a step as soon as the core has emitted it
         if isinstance(last, Stepped):
             for router in self.routers:
                 router.observe(name, last, now)
-        elif isinstance(last, Idled):
-            for router in self.routers:
-                router.idle(name, last.num_blocks_used)
 
     def _take(
         self, record: FleetRecord, event: Admitted | TokensEmitted | Finished | Refused, now: float

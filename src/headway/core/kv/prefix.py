@@ -15,7 +15,7 @@ from sys import byteorder, implementation
 from typing import NewType, Protocol, cast
 
 BlockHash = NewType("BlockHash", bytes)
-"""On PyPy an integer, see `_extend_keys`."""
+"""On PyPy an integer, see `_extend_keys`: only recorders need bytes, and no simulation has one."""
 
 
 @lru_cache(maxsize=1024)
@@ -70,11 +70,6 @@ def extend_chain(
         hashes.append(parent)
 
 
-@lru_cache(maxsize=1024)
-def _key_start(salt: str) -> BlockHash:
-    return cast("BlockHash", hash(salt))
-
-
 def _extend_keys(
     hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, salt: str
 ) -> None:
@@ -82,7 +77,7 @@ def _extend_keys(
     start, end = len(hashes) * block_size, len(token_ids) // block_size * block_size
     if start >= end:
         return
-    parent = hashes[-1] if hashes else _key_start(salt)
+    parent = hashes[-1] if hashes else hash(salt)
     for at in range(start, end, block_size):
         parent = cast("BlockHash", hash((parent, *token_ids[at : at + block_size])))
         hashes.append(parent)
