@@ -47,6 +47,7 @@ from headway.record.entries import (
     decode_entries,
     encode,
 )
+from headway.record.kinds import ENGINE
 from headway.record.parts import BLOCK_HEADER_BYTES, LENGTHS, MAGIC, make_block
 from headway.record.reader import RecordingReader
 from headway.record.replay import PlanDifference, ReplayedEngine, find_difference
@@ -68,13 +69,13 @@ class Unequal(Exception):
 
 def replay(path: Path) -> tuple[int, Counter[str]]:
     """Replay a recording; return its steps and what happened in it."""
-    reader, seen = RecordingReader.open(path), Counter[str]()
+    reader, seen = RecordingReader.open(path, ENGINE), Counter[str]()
     engine = ReplayedEngine(reader.header)
     engine.on_events = lambda events: seen.update(map(_name_event, events))
     difference = find_difference(reader, engine)
     if difference is not None:
         raise Unequal(f"{path}: {difference}")
-    seen.update(map(_name_entry, RecordingReader.open(path).entries()))
+    seen.update(map(_name_entry, RecordingReader.open(path, ENGINE).entries()))
     del seen[""]
     return engine.num_steps, seen
 
@@ -118,7 +119,7 @@ def find_step(path: Path) -> tuple[int, str]:
     """Return the equal steps before the first fault of a recording, and the fault."""
     engine = None
     try:
-        reader = RecordingReader.open(path)
+        reader = RecordingReader.open(path, ENGINE)
         engine = ReplayedEngine(reader.header)
         difference = find_difference(reader, engine)
     except RecordingError as error:
@@ -163,7 +164,7 @@ def check_bytes(path: Path, draw: random.Random) -> int:
 
 def check_digests(path: Path, draw: random.Random) -> int:
     """Alter the digest of one step, and the checksum with it; the step must be found."""
-    reader = RecordingReader.open(path)
+    reader = RecordingReader.open(path, ENGINE)
     entries = list(reader.entries())
     begun = [at for at, one in enumerate(entries) if isinstance(one, BeginEntry) and one.digest]
     for number in sorted(draw.sample(range(len(begun)), min(NUM_DIGESTS, len(begun)))):

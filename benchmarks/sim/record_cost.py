@@ -37,6 +37,7 @@ from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.core.terms import Terms
 from headway.record.core import RecordedCore
+from headway.record.encoder import CallEncoder
 from headway.record.entries import RecordingHeader
 from headway.record.recording import start_recording
 
@@ -112,7 +113,8 @@ class Load:
             capacity=scheduler.capacity,
             enable_prefix_caching=True,
         )
-        recording = start_recording(RecordConfig(record=str(self._folder)), header, key=b"key")
+        encoder = CallEncoder(b"key", scheduler.capacity.block_size)
+        recording = start_recording(RecordConfig(record=str(self._folder)), header, encoder)
         if recording is None:
             raise OSError(f"{self._folder} cannot be written")
         return RecordedCore(scheduler, self._executor, self._clock, drop, None, recording)

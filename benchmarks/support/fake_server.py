@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from headway.build_fleet import FrontendLinks, cluster_key, link_parts
+from headway.build_fleet import FrontendLinks, cluster_key, frontend_router, link_parts
 from headway.clock import SystemClock
 from headway.config import (
     BatchConfig,
@@ -22,6 +23,7 @@ from headway.config import (
     Config,
     FrontendConfig,
     LedgerConfig,
+    RecordConfig,
     RoutingConfig,
     ServerConfig,
     SupervisionConfig,
@@ -82,7 +84,7 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     supervision = take(given, SupervisionConfig)
     frontend, cluster = take(given, FrontendConfig), take(given, ClusterConfig)
     routing, for_batches = take(given, RoutingConfig), take(given, BatchConfig)
-    tracing = take(given, TracingConfig)
+    tracing, recording = take(given, TracingConfig), take(given, RecordConfig)
     config = msgspec.convert({"port": port, **defaults, **given}, ServerConfig)
     try:
         listeners = listen(config)
@@ -105,6 +107,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
 
     observers = make_observers(Metrics("fake"), for_ledger, SystemClock(), tracing)
 
+    at_end = ExitStack()
+
     async def make_parts() -> ServerParts:
         background = meters = None
         if frontend.engine or frontend.discover is not None:
@@ -112,7 +116,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
             discovery = parse_discovery(frontend.engine, frontend.discover, key)
             routers = [Endpoint.parse(text, "--router") for text in frontend.router]
             links = FrontendLinks(discovery, routers, link_parts(frontend, key, tokenizer))
-            engine = links.make_engine(frontend, routing.routing, tokenizer)
+            routed = Config(frontend=frontend, routing=routing, recording=recording)
+            engine = links.make_engine(routed, frontend_router(routed, at_end), tokenizer)
             background, meters = partial(links.follow, engine), links.meters
         else:
             links = [Supervisor(launch, SystemClock(), limits)]
@@ -136,7 +141,8 @@ async def main(port: int, settings: bytes, server_settings: bytes, tokenizer_pat
     observers.ledger.price_of = lambda _tier: Price()
     observers.start()
     try:
-        return await serve(make_parts, listeners, timeouts)
+        with at_end:
+            return await serve(make_parts, listeners, timeouts)
     finally:
         observers.close()
         if batches is not None:

@@ -143,23 +143,47 @@ def build_recording(config: Config, model: LoadedModel) -> Recording | None:
     """Begin the recording of this process; None if there is to be none, or it cannot begin."""
     if config.recording.record is None:
         return None
+    from headway.record.encoder import CallEncoder
     from headway.record.entries import RecordingHeader
     from headway.record.recording import start_recording
 
     resolved = model.resolved
     formats = (resolved.dtype, resolved.activation_dtype, resolved.kv_dtype, resolved.kernels)
+    capacity, has_cache = model.executor.capacity(), config.cache.enable_prefix_caching
+    about = about_recording()
     header = RecordingHeader(
-        recording=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{os.urandom(3).hex()}",
+        recording=about.name,
         headway=__version__,
-        platform=f"{platform.platform()}, Python {platform.python_version()}",
+        platform=about.platform,
         model=Path(config.model.model).name,
         numerics=", ".join(str(one) for one in formats if one is not None),
         scheduler=config.scheduler,
-        capacity=model.executor.capacity(),
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-        clock_began_at=time.time() - SystemClock().now(),
+        capacity=capacity,
+        enable_prefix_caching=has_cache,
+        clock_began_at=about.clock_began_at,
     )
-    return start_recording(config.recording, header, key=os.urandom(16))
+    encoder = CallEncoder(about.key, capacity.block_size if has_cache else 0)
+    return start_recording(config.recording, header, encoder)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingFacts:
+    """What every recording of this process says, and the key of its hashes."""
+
+    name: str
+    platform: str
+    clock_began_at: float
+    key: bytes
+
+
+def about_recording() -> RecordingFacts:
+    """Return the facts of a new recording."""
+    return RecordingFacts(
+        f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{os.urandom(3).hex()}",
+        f"{platform.platform()}, Python {platform.python_version()}",
+        time.time() - SystemClock().now(),
+        os.urandom(16),
+    )
 
 
 def engine_info(config: Config, model: LoadedModel) -> EngineInfo:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import zmq.asyncio
 
-from headway.build import load_text, locate_model
+from headway._version import __version__
+from headway.build import about_recording, load_text, locate_model
 from headway.build_server import EngineLauncher, Load, serve_api, supervise
 from headway.clock import SystemClock
 from headway.config import Config, FrontendConfig, weights_cache_dir
@@ -28,9 +30,16 @@ from headway.fleet.frontends.discovery import Discovery, EngineSet, parse_discov
 from headway.fleet.frontends.link import LinkParts
 from headway.fleet.network.cluster_key import ClusterKey
 from headway.fleet.network.endpoints import Endpoint
+from headway.fleet.router.frontends import FleetRouter
 from headway.fleet.router.link import RouterLinks
 from headway.fleet.router.process import RouterListener, host_router
+from headway.fleet.router.recorded import RecordedSharedRouter
 from headway.fleet.router.shared import SharedRouter
+from headway.record.recording import start_recording
+from headway.record.router.encoder import RouterEncoder
+from headway.record.router.entries import RouterHeader
+from headway.record.router.recorded import RecordedRouter
+from headway.routing import AllowedEngines, Router, Rule
 from headway.server import run
 from headway.server.descriptors import raise_descriptor_limit
 from headway.tenancy import SharedMeters
@@ -81,18 +90,56 @@ def run_frontend(config: Config) -> int:
     discovery = parse_discovery(frontend.engine, frontend.discover, key)
     routers = [Endpoint.parse(text, "--router") for text in frontend.router]
     links: FrontendLinks | None = None
+    at_end = ExitStack()
 
     async def make_engine(load: Load) -> tuple[AsyncEngine, ChatTemplate]:
         nonlocal links
         tokenizer, chat_template = await load(lambda: load_text(locate_model(config)))
         links = FrontendLinks(discovery, routers, link_parts(frontend, key, tokenizer))
-        return links.make_engine(frontend, config.routing.routing, tokenizer), chat_template
+        make_router = frontend_router(config, at_end)
+        return links.make_engine(config, make_router, tokenizer), chat_template
 
     async def follow(engine: AsyncEngine) -> None:
         if links is not None:
             await links.follow(engine)
 
-    return serve_api(config, make_engine, follow, lambda: None if links is None else links.meters)
+    with at_end:
+        return serve_api(
+            config, make_engine, follow, lambda: None if links is None else links.meters
+        )
+
+
+MakeRouter = Callable[[Rule, AllowedEngines], Router]
+
+
+def frontend_router(config: Config, at_end: ExitStack) -> MakeRouter:
+    """Return what makes the router of a frontend; its recording, if any, ends `at_end`."""
+    is_shared = bool(config.frontend.router)
+    if config.recording.record is None:
+        return SharedRouter if is_shared else Router
+
+    def make(rule: Rule, allowed: AllowedEngines) -> Router:
+        router = (RecordedSharedRouter if is_shared else RecordedRouter)(rule, allowed)
+        begin_recording(config, router, at_end)
+        return router
+
+    return make
+
+
+def begin_recording(config: Config, router: RecordedRouter, at_end: ExitStack) -> None:
+    """Have a router be recorded until the end, if its folder can be written."""
+    about = about_recording()
+    header = RouterHeader(
+        recording=f"{about.name}-router",
+        headway=__version__,
+        platform=about.platform,
+        rule=config.routing.routing,
+        clock_began_at=about.clock_began_at,
+    )
+    recording = start_recording(config.recording, header, RouterEncoder(about.key))
+    if recording is not None:
+        router.record(recording)
+        at_end.callback(recording.close)
 
 
 class FrontendLinks:
@@ -103,15 +150,20 @@ class FrontendLinks:
         self._engines = EngineSet(discovery, parts)
         self._routers = RouterLinks(routers, parts) if routers else None
 
-    def make_engine(self, config: FrontendConfig, rule: str, tokenizer: Tokenizer) -> AsyncEngine:
+    def make_engine(
+        self, config: Config, make_router: MakeRouter, tokenizer: Tokenizer
+    ) -> AsyncEngine:
         """Return an engine without links; `follow` adds them."""
-        failover = FailoverRules(config.failover == "any", config.failover_s)
-        placement = partial(RoutedPlacement, rule=rule)
-        routers = self._routers
-        if routers is not None:
-            placement = partial(
-                placement, make_router=lambda *parts: routers.follow(SharedRouter(*parts))
-            )
+        rules = config.frontend
+        failover = FailoverRules(rules.failover == "any", rules.failover_s)
+
+        def make(rule: Rule, allowed: AllowedEngines) -> Router:
+            router = make_router(rule, allowed)
+            if self._routers is not None and isinstance(router, SharedRouter):
+                self._routers.follow(router)
+            return router
+
+        placement = partial(RoutedPlacement, rule=config.routing.routing, make_router=make)
         return AsyncEngine(
             [], tokenizer, SystemClock(), make_placement=placement, failover=failover
         )
@@ -137,8 +189,13 @@ def run_router(config: Config) -> int:
     raise_descriptor_limit()
 
     async def main() -> int:
-        rule = config.routing.routing
-        return await host_router(RouterListener(endpoint, key, rule, SystemClock()))
+        make_router = Router if config.recording.record is None else RecordedRouter
+        fleet = FleetRouter(config.routing.routing, SystemClock(), make_router)
+        listener = RouterListener(endpoint, key, fleet, SystemClock())
+        with ExitStack() as at_end:
+            if isinstance(fleet.router, RecordedRouter):
+                begin_recording(config, fleet.router, at_end)
+            return await host_router(listener)
 
     return run(main())
 

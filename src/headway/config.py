@@ -298,12 +298,12 @@ class SupervisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordConfig:
-    """The recording of an engine process, for `headway replay`."""
+    """The recording of a process that schedules or routes, for `headway replay`."""
 
     record: str | None = setting(
         None,
-        "Folder for recordings of the engine's decisions, without tokens or texts; see `headway "
-        "replay`; default: nothing is recorded.",
+        "Folder for recordings of the decisions of engine or router, without tokens or texts; see "
+        "`headway replay`; default: nothing is recorded.",
     )
     record_file_bytes: int = setting(
         64 * 1024**2, "Largest file of a recording; it goes on in another."

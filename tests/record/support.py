@@ -15,6 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.record.core import RecordedCore
 from headway.record.encoder import CallEncoder
 from headway.record.entries import RecordingHeader
+from headway.record.kinds import ENGINE
 from headway.record.parts import PartWriter
 from headway.record.reader import RecordingReader
 from headway.record.recording import Recording
@@ -80,7 +81,7 @@ class Outcome:
 
 
 def replay(path: Path) -> Outcome:
-    reader = RecordingReader.open(path)
+    reader = RecordingReader.open(path, ENGINE)
     one = ReplayedEngine(reader.header)
     difference = find_difference(reader, one)
     return Outcome(one.num_steps, difference, reader.end)

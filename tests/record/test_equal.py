@@ -15,6 +15,7 @@ from headway.core.request import FinishReason, Request
 from headway.core.terms import Terms
 from headway.executors.fake import FakeExecutor
 from headway.record.entries import CLOSED, HASH_BYTES, AddEntry
+from headway.record.kinds import ENGINE
 from headway.record.reader import RecordingReader
 from headway.record.replay import AdmissionDifference, PlanDifference
 from tests.core.test_recorder import BLOCK_SIZE, Memory
@@ -275,7 +276,7 @@ def test_hashes_of_two_recordings_cannot_be_compared(tmp_path: Path):
         with recorded(harness_class(recorder)()) as engine:
             engine.add("a", list(range(16)))
             engine.run()
-        entries = RecordingReader.open(recorder.path).entries()
+        entries = RecordingReader.open(recorder.path, ENGINE).entries()
         hashes.append(next(entry.hashes for entry in entries if isinstance(entry, AddEntry)))
     assert len(hashes[0]) == 4 * HASH_BYTES
     assert hashes[0] == hashes[2]

@@ -21,7 +21,9 @@ from headway.core.plan import StepPlan
 from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError, RecordingError
 from headway.record import parts, recording
+from headway.record.encoder import CallEncoder
 from headway.record.entries import CLOSED, FORMAT, RecordingHeader, encode
+from headway.record.kinds import ENGINE
 from headway.record.parts import MAGIC, NO_ROOM, NoRoomError, make_block
 from headway.record.reader import CUT_SHORT, RecordingReader, find_recordings
 from headway.record.recording import start_recording
@@ -53,7 +55,7 @@ def make_recording(folder: Path, **settings: int) -> tuple[Path, int]:
 def test_a_file_that_was_cut_short_is_readable_to_its_last_whole_block(tmp_path: Path):
     path, num_steps = make_recording(tmp_path)
     content = path.read_bytes()
-    header = len(MAGIC) + len(make_block(encode(RecordingReader.open(path).header)))
+    header = len(MAGIC) + len(make_block(encode(RecordingReader.open(path, ENGINE).header)))
     counts: list[int] = []
     for length in range(header, len(content), 151):
         path.write_bytes(content[:length])
@@ -88,7 +90,7 @@ def test_one_altered_byte_is_found(tmp_path: Path):
 
 def test_another_file_another_format_and_none(tmp_path: Path):
     path, _ = make_recording(tmp_path)
-    header = msgspec.structs.replace(RecordingReader.open(path).header, format=FORMAT + 1)
+    header = msgspec.structs.replace(RecordingReader.open(path, ENGINE).header, format=FORMAT + 1)
     newer = tmp_path / "newer.0000.rec"
     newer.write_bytes(MAGIC + make_block(encode(header)))
     text = tmp_path / "notes.txt"
@@ -358,7 +360,7 @@ def test_an_engine_starts_without_a_recording_if_none_can_be_written(
         capacity=engine.capacity,
         enable_prefix_caching=True,
     )
-    assert start_recording(RecordConfig(record=str(file)), header, b"key") is None
+    assert start_recording(RecordConfig(record=str(file)), header, CallEncoder(b"key", 16)) is None
     assert "nothing is recorded" in caplog.text
     with pytest.raises(NoRoomError):
         parts.PartWriter(tmp_path, header, 1000, 999)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.record.entries import AbortEntry, AddEntry
+from headway.record.kinds import ENGINE
 from headway.record.reader import RecordingReader, find_recordings
 from tests.record.support import replay
 
@@ -30,7 +31,7 @@ def test_every_plan_of_the_real_model_is_the_same_again():
 
 
 def test_the_recordings_have_what_makes_plans_differ():
-    entries = [entry for path in PATHS for entry in RecordingReader.open(path).entries()]
+    entries = [entry for path in PATHS for entry in RecordingReader.open(path, ENGINE).entries()]
     adds = [entry for entry in entries if isinstance(entry, AddEntry)]
     assert len({entry.terms.weight for entry in adds}) > 1
     assert max(entry.n for entry in adds) > 1

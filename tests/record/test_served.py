@@ -17,6 +17,7 @@ import pytest
 from benchmarks.faults.kills import engine_pid
 from benchmarks.support.servers import RunningServer, start_model_server
 from headway.record.entries import AbortEntry, AddEntry, BeginEntry, Entry
+from headway.record.kinds import ENGINE
 from headway.record.reader import RecordingReader, find_recordings
 from tests.conftest import ROOT
 
@@ -68,7 +69,7 @@ async def use(server: RunningServer) -> None:
 
 
 def entries_of(path: Path) -> list[Entry]:
-    return list(RecordingReader.open(path).entries())
+    return list(RecordingReader.open(path, ENGINE).entries())
 
 
 def test_every_plan_of_both_engines_is_the_same_again(model_path: Path, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_every_plan_of_both_engines_is_the_same_again(model_path: Path, tmp_path
     counts = [int(number) for number in re.findall(r": (\d+) steps equal", shown.stdout)]
     assert len(counts) == 2
     assert min(counts) > 10
-    assert shown.stdout.count("the engine was killed") == 1
+    assert shown.stdout.count("its process was killed") == 1
     killed, last = map(entries_of, find_recordings([folder]))
     adds = [entry for entry in killed if isinstance(entry, AddEntry)]
     assert max(entry.n for entry in adds) == 2

@@ -18,7 +18,7 @@ SUMMARIES = {
     "top": "Show live what requests wait for and what the engines do.",
     "explain": "Explain a request: a paragraph and a timeline.",
     "trace": "Write recent steps and requests as a trace that Perfetto opens.",
-    "replay": "Replay recordings of an engine, and compare every plan.",
+    "replay": "Replay recordings of engines and routers, and compare every decision.",
     "usage": "Sum usage and cost of requests.",
     "batch": "Run files of requests on a server's spare capacity.",
     "bench": "Measure throughput and latency.",

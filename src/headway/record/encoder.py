@@ -24,7 +24,6 @@ from headway.record.entries import (
     AddEntry,
     BeginEntry,
     Chunk,
-    ClosedEntry,
     DamagedEntry,
     EndEntry,
     Entry,
@@ -87,7 +86,7 @@ class EndCall(NamedTuple):
     """Requests that ended, and whether by a stop token."""
 
 
-Call = RestoreCall | AddCall | BeginCall | EndCall | AbortEntry | DamagedEntry | ClosedEntry
+Call = RestoreCall | AddCall | BeginCall | EndCall | AbortEntry | DamagedEntry
 
 
 @dataclass(slots=True, eq=False)

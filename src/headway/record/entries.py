@@ -1,4 +1,4 @@
-"""What a recording holds, as msgspec structs, and the digest of a plan.
+"""What a recording of an engine holds, as msgspec structs, and the digest of a plan.
 
 A file is MAGIC, a block with a header, and blocks with lists of entries. Times are those of the
 engine's clock. No entry has a token or a text; requests and tenants go by their ids and names.
@@ -18,6 +18,8 @@ from headway.core.request import FinishReason
 from headway.core.terms import NO_TERMS, Terms
 
 FORMAT = 1
+ENGINE = "engine"
+"""Kind of the recordings below; headers of older releases have no kind."""
 DIGEST_BYTES = 8
 HASH_BYTES = 8
 SUFFIX = ".rec"
@@ -31,6 +33,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler was made with, and by what; at the start of each file."""
 
     format: int = FORMAT
+    kind: str = ENGINE
     recording: str
     """Name of the recording; its files have the same."""
     part: int = 0
@@ -45,12 +48,6 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     clock_began_at: float | None = None
     """Unix time at which the engine's clock showed 0; None in recordings of older releases."""
-
-
-class FormatOnly(msgspec.Struct, frozen=True):
-    """The part of a header that every format has."""
-
-    format: int
 
 
 class RestoredBlock(NamedTuple):
@@ -175,12 +172,11 @@ class ClosedEntry(msgspec.Struct, frozen=True, array_like=True, tag=7):
     reason: str
 
 
-Entry = RestoredEntry | DamagedEntry | AddEntry | AbortEntry | BeginEntry | EndEntry | ClosedEntry
+Entry = RestoredEntry | DamagedEntry | AddEntry | AbortEntry | BeginEntry | EndEntry
 
 encode = msgspec.msgpack.Encoder().encode
-decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
+decode_entries = msgspec.msgpack.Decoder(list[Entry | ClosedEntry]).decode
 decode_header = msgspec.msgpack.Decoder(RecordingHeader).decode
-decode_format = msgspec.msgpack.Decoder(FormatOnly).decode
 
 
 def digest_plan(plan: StepPlan) -> bytes:

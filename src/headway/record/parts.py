@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from headway.record.entries import GOES_ON, SUFFIX, ClosedEntry, Entry, RecordingHeader, encode
+from headway.record.entries import GOES_ON, SUFFIX, ClosedEntry, RecordingHeader, encode
+from headway.record.router.entries import RouterHeader
 
 MAGIC = b"HEADWAY\x01"
 LENGTHS = struct.Struct(">II")
@@ -56,7 +57,11 @@ class PartWriter:
     """
 
     def __init__(
-        self, folder: Path, header: RecordingHeader, file_bytes: int, total_bytes: int
+        self,
+        folder: Path,
+        header: RecordingHeader | RouterHeader,
+        file_bytes: int,
+        total_bytes: int,
     ) -> None:
         self._folder = folder
         self._header = header
@@ -80,7 +85,7 @@ class PartWriter:
         """The file that is written now."""
         return part_path(self._folder, self._header.recording, self._header.part)
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[msgspec.Struct]) -> None:
         """Write entries as one block; raise OSError or NoRoomError if they cannot be.
 
         A file is larger than its limit only if one entry is.

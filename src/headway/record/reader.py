@@ -8,22 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Generic
 
 import msgspec
 
 from headway.errors import RecordingError
-from headway.record.entries import (
-    CLOSED,
-    FORMAT,
-    GOES_ON,
-    SUFFIX,
-    ClosedEntry,
-    Entry,
-    RecordingHeader,
-    decode_entries,
-    decode_format,
-    decode_header,
-)
+from headway.record.entries import CLOSED, FORMAT, GOES_ON, SUFFIX, ClosedEntry
+from headway.record.kinds import E, H, HeaderStart, Kind, decode_start
 from headway.record.parts import (
     BLOCK_HEADER_BYTES,
     CHECK,
@@ -33,38 +24,37 @@ from headway.record.parts import (
     recording_of,
 )
 
-CUT_SHORT = "the file is cut short: the engine was killed, or still runs"
+CUT_SHORT = "the file is cut short: its process was killed, or still runs"
 
 
 @dataclass(slots=True)
-class RecordingReader:
+class RecordingReader(Generic[H, E]):
     """The entries of a recording, from its first file to its last."""
 
     path: Path
     """The first file."""
-    header: RecordingHeader
+    kind: Kind[H, E]
+    header: H
     end: str = CUT_SHORT
     """Why the recording ends where it does, once it is read."""
 
     @staticmethod
-    def open(path: Path) -> RecordingReader:
-        """Read the header of a recording; `path` is any of its files."""
-        if not path.exists():
-            raise RecordingError(f"{path} does not exist")
-        header = _read_header(path)
+    def open(path: Path, kind: Kind[H, E]) -> RecordingReader[H, E]:
+        """Read the header of a recording of this kind; `path` is any of its files."""
+        header = _read_header(path, kind)
         if header.part == 0:
-            return RecordingReader(path, header)
+            return RecordingReader(path, kind, header)
         first = part_path(path.parent, header.recording, 0)
         if not first.exists():
             raise RecordingError(f"{path}: {first.name}, the start of the recording, is gone")
-        return RecordingReader(first, _read_header(first))
+        return RecordingReader(first, kind, _read_header(first, kind))
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the engine did is recorded; known once it is read."""
+        """Whether all up to the end of the process is recorded; known once it is read."""
         return self.end == CLOSED
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[E]:
         """Yield the entries; raise RecordingError where a file is damaged."""
         for part in count():
             path = part_path(self.path.parent, self.header.recording, part) if part else self.path
@@ -76,15 +66,15 @@ class RecordingReader:
             if self.end != GOES_ON:
                 return
 
-    def _part_entries(self, path: Path, part: int) -> Iterator[Entry]:
+    def _part_entries(self, path: Path, part: int) -> Iterator[E]:
         blocks = _blocks(path)
         if (first := next(blocks, None)) is None:
             return
-        header = _decode_header(path, first)
+        header = _decode_header(path, first, self.kind)
         if (header.recording, header.part) != (self.header.recording, part):
             raise RecordingError(f"{path} is a file of another recording, {header.recording}")
         for content in blocks:
-            for entry in _decode_entries(path, content):
+            for entry in _decode_entries(path, content, self.kind):
                 if isinstance(entry, ClosedEntry):
                     self.end = entry.reason
                     return
@@ -112,29 +102,51 @@ def _recordings_at(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _read_header(path: Path) -> RecordingHeader:
+def kind_of(path: Path) -> str:
+    """Return the name of the kind of a recording, by one of its files."""
+    return _decode_start(path, _header_block(path)).kind
+
+
+def _header_block(path: Path) -> bytes:
+    if not path.exists():
+        raise RecordingError(f"{path} does not exist")
     content = next(_blocks(path), None)
     if content is None:
         raise RecordingError(f"{path} is cut short in its header: nothing is recorded")
-    return _decode_header(path, content)
+    return content
 
 
-def _decode_header(path: Path, content: bytes) -> RecordingHeader:
+def _read_header(path: Path, kind: Kind[H, E]) -> H:
+    return _decode_header(path, _header_block(path), kind)
+
+
+def _decode_header(path: Path, content: bytes, kind: Kind[H, E]) -> H:
+    start = _decode_start(path, content)
+    if start.format != FORMAT:
+        raise RecordingError(
+            f"{path} has format {start.format}, this release reads format {FORMAT}: replay with "
+            "the release that recorded it"
+        )
+    if start.kind != kind.name:
+        raise RecordingError(
+            f"{path} is the recording of another process: {start.kind}, not {kind.name}"
+        )
     try:
-        number = decode_format(content).format
-        if number != FORMAT:
-            raise RecordingError(
-                f"{path} has format {number}, this release reads format {FORMAT}: replay with the "
-                "release that recorded it"
-            )
-        return decode_header(content)
+        return kind.decode_header(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path} has a header that cannot be read: {error}") from error
 
 
-def _decode_entries(path: Path, content: bytes) -> list[Entry]:
+def _decode_start(path: Path, content: bytes) -> HeaderStart:
     try:
-        return decode_entries(content)
+        return decode_start(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path} has a header that cannot be read: {error}") from error
+
+
+def _decode_entries(path: Path, content: bytes, kind: Kind[H, E]) -> list[E | ClosedEntry]:
+    try:
+        return kind.decode_entries(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path} has an entry that cannot be read: {error}") from error
 
@@ -144,7 +156,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             if not MAGIC.startswith(file.read(len(MAGIC))):
-                raise RecordingError(f"{path} is not a recording of `headway serve --record`")
+                raise RecordingError(f"{path} is not a recording of `--record`")
             at = len(MAGIC)
             while len(fields := file.read(BLOCK_HEADER_BYTES)) == BLOCK_HEADER_BYTES:
                 lengths = fields[: LENGTHS.size]

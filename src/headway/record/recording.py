@@ -1,6 +1,6 @@
 """A recording under way: a bounded queue, and the thread that writes.
 
-The engine only puts calls into the queue. Whatever happens to the recording, the engine goes on: if
+Engine and router only put calls into the queue. Whatever happens to the recording, they go on: if
 the queue is full or the files cannot be written, the recording ends with an entry that says so, and
 a line in the log.
 """
@@ -11,28 +11,42 @@ import logging
 import threading
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from headway.config import RecordConfig
-from headway.record.encoder import Call, CallEncoder
+from headway.errors import RecordingError
 from headway.record.entries import CLOSED, ClosedEntry, RecordingHeader
 from headway.record.parts import NO_ROOM, NoRoomError, PartWriter
+from headway.record.router.entries import RouterHeader
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_STEPS = 4096
 """Two minutes of steps of 30 ms. A queued step takes about 20 KB with 64 running requests."""
 CLOSE_S = 2.0
-"""How long an engine that ends waits for the last calls to be written."""
+"""How long a process that ends waits for the last calls to be written."""
 
 
-class Recording:
-    """Takes calls from the engine's thread and writes them in another."""
+C = TypeVar("C")
+C_contra = TypeVar("C_contra", contravariant=True)
 
-    def __init__(self, writer: PartWriter, encoder: CallEncoder) -> None:
+
+class Encoder(Protocol[C_contra]):
+    """Turns calls into entries, in the order in which they were made."""
+
+    def encode(self, call: C_contra) -> msgspec.Struct: ...
+
+
+class Recording(Generic[C]):
+    """Takes calls from the thread that makes them and writes them in another."""
+
+    def __init__(self, writer: PartWriter, encoder: Encoder[C]) -> None:
         self._writer = writer
         self._encoder = encoder
-        self._pending: list[Call] = []
-        self._queue: SimpleQueue[list[Call]] = SimpleQueue()
+        self._pending: list[C] = []
+        self._queue: SimpleQueue[list[C] | ClosedEntry] = SimpleQueue()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -42,7 +56,7 @@ class Recording:
         """Whether calls are still recorded."""
         return self._is_open
 
-    def put(self, call: Call) -> None:
+    def put(self, call: C) -> None:
         """Record a call at the next `flush`."""
         if self._is_open:
             self._pending.append(call)
@@ -69,15 +83,15 @@ class Recording:
     def _end(self, reason: str) -> None:
         self._is_open = False
         self._pending = []
-        self._queue.put([ClosedEntry(reason)])
+        self._queue.put(ClosedEntry(reason))
 
     def _run(self) -> None:
         reason = CLOSED
         try:
             while True:
                 calls = self._queue.get()
-                if calls and isinstance(calls[0], ClosedEntry):
-                    reason = calls[0].reason
+                if isinstance(calls, ClosedEntry):
+                    reason = calls.reason
                     break
                 if calls:
                     self._writer.write([self._encoder.encode(call) for call in calls])
@@ -86,6 +100,9 @@ class Recording:
             logger.warning("the recording ends at %s: %s", self._writer.path, reason)
         except OSError as error:
             reason = f"cannot be written: {error.strerror}"
+            logger.warning("the recording ends at %s: %s", self._writer.path, reason)
+        except RecordingError as error:
+            reason = str(error)
             logger.warning("the recording ends at %s: %s", self._writer.path, reason)
         except Exception:
             reason = "a bug in the recorder"
@@ -97,14 +114,15 @@ class Recording:
                 self._queue.get()
 
 
-def start_recording(config: RecordConfig, header: RecordingHeader, key: bytes) -> Recording | None:
+def start_recording(
+    config: RecordConfig, header: RecordingHeader | RouterHeader, encoder: Encoder[C]
+) -> Recording[C] | None:
     """Begin a recording; None, and a line in the log, if its folder cannot be written."""
     folder = Path(config.record or "").expanduser()
-    block_size = header.capacity.block_size if header.enable_prefix_caching else 0
     try:
         writer = PartWriter(folder, header, config.record_file_bytes, config.record_total_bytes)
     except (NoRoomError, OSError) as error:
         logger.error("nothing is recorded: %s", error)
         return None
     logger.info("recording to %s", writer.path)
-    return Recording(writer, CallEncoder(key, block_size))
+    return Recording(writer, encoder)

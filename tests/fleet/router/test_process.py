@@ -28,6 +28,7 @@ from headway.errors import ConfigError
 from headway.fleet.network.cluster_key import ClusterKey, secure_frontend
 from headway.fleet.network.endpoints import Endpoint
 from headway.fleet.network.wire import Closed
+from headway.fleet.router.frontends import FleetRouter
 from headway.fleet.router.messages import (
     Arrive,
     EngineFound,
@@ -209,7 +210,7 @@ async def with_router(
     key: ClusterKey | None = None,
 ) -> None:
     endpoint = Endpoint.parse("tcp://127.0.0.1:0", "--listen", may_be_any=True)
-    listener = RouterListener(endpoint, key, "ttft", SystemClock())
+    listener = RouterListener(endpoint, key, FleetRouter("ttft", SystemClock()), SystemClock())
     running = asyncio.create_task(listener.run())
     context = zmq.asyncio.Context()
     try:
@@ -287,5 +288,6 @@ async def test_nobody_is_heard_without_the_key() -> None:
 
 def test_a_router_for_other_machines_needs_a_key() -> None:
     endpoint = Endpoint.parse("tcp://0.0.0.0:0", "--listen", may_be_any=True)
+    fleet = FleetRouter("ttft", SystemClock())
     with pytest.raises(ConfigError, match="--cluster-key-file"):
-        RouterListener(endpoint, None, "ttft", SystemClock())
+        RouterListener(endpoint, None, fleet, SystemClock())

@@ -10,7 +10,8 @@ from headway.logs import set_up_logging
 
 
 @with_settings(
-    *("server", "logs", "tracing", "ledger", "batches", "cluster", "frontend", "routing")
+    *("server", "recording", "logs", "tracing", "ledger", "batches"),
+    *("cluster", "frontend", "routing"),
 )
 def frontend(config: Config) -> None:
     """Serve the OpenAI API over engines on the network.

@@ -11,7 +11,9 @@ from headway.logs import set_up_logging
 LISTEN = "tcp://127.0.0.1:7700"
 
 
-@with_settings("logs", "cluster", "listener", "routing", has_model=False, listen=LISTEN)
+@with_settings(
+    *("recording", "logs", "cluster", "listener", "routing"), has_model=False, listen=LISTEN
+)
 def router(config: Config) -> None:
     """Decide for several frontends which engine gets a request.
 

@@ -11,6 +11,7 @@ order:
     quotas.py     FleetMeters and SharedQuotas: quotas over all frontends
     process.py    RouterListener: the router's side of all connections
     shared.py     SharedRouter: what a frontend has in place of a Router
+    recorded.py   RecordedSharedRouter: one whose calls are recorded
     link.py       RouterLinks: connects a frontend to its routers, and uses one of them
     simulated.py  SharedFrontends: frontends and a router process on a virtual clock
 """

@@ -6,7 +6,7 @@ request by the number of its frontend and its id, so that no frontend can name o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,7 +36,15 @@ from headway.fleet.router.messages import (
     ToFrontend,
 )
 from headway.fleet.router.quotas import FleetMeters
-from headway.routing import RULES, EngineLimits, FrontendLoad, NoEngineInTime, Router
+from headway.routing import (
+    RULES,
+    AllowedEngines,
+    EngineLimits,
+    FrontendLoad,
+    NoEngineInTime,
+    Router,
+    Rule,
+)
 from headway.tenancy import QuotaLease
 
 HARD_BOUND = 2
@@ -82,9 +90,14 @@ class FleetRouter:
 
     restricts = True
 
-    def __init__(self, rule: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        rule: str,
+        clock: Clock,
+        make_router: Callable[[Rule, AllowedEngines], Router] = Router,
+    ) -> None:
         self._meters = FleetMeters(clock)
-        self.router = Router(RULES[rule](), allowed=self)
+        self.router = make_router(RULES[rule](), self)
         self._frontends: dict[int, JoinedFrontend] = {}
         self._num_joined = 0
         self._limits: dict[str, EngineLimits] = {}

@@ -58,9 +58,11 @@ class _Session:
 class RouterListener:
     """Passes what frontends say to a FleetRouter, and its decisions back."""
 
-    def __init__(self, endpoint: Endpoint, key: ClusterKey | None, rule: str, clock: Clock) -> None:
+    def __init__(
+        self, endpoint: Endpoint, key: ClusterKey | None, fleet: FleetRouter, clock: Clock
+    ) -> None:
         """Bind the socket; raise ConfigError if that is not possible or not safe."""
-        self.fleet = FleetRouter(rule, clock)
+        self.fleet = fleet
         self._clock = clock
         self._socket = ServerSocket(endpoint, key)
         self._sessions: dict[bytes, _Session] = {}

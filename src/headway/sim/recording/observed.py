@@ -17,6 +17,7 @@ from headway.record.entries import (
     Entry,
     RecordingHeader,
 )
+from headway.record.kinds import ENGINE
 from headway.record.reader import RecordingReader
 from headway.record.replay import Difference, ReplayedEngine, compare
 
@@ -66,10 +67,15 @@ class ObservedEngine:
     cut: str = ""
     """Why the recording ends before the engine did; empty if it does not."""
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a hashed block."""
+        return self.header.capacity.block_size
+
 
 def read_observed(path: Path) -> ObservedEngine:
     """Replay a recording; return its steps and requests."""
-    reader = RecordingReader.open(path)
+    reader = RecordingReader.open(path, ENGINE)
     observer = _Observer(reader.header)
     for entry in reader.entries():
         if (difference := observer.take(entry)) is not None:
