@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.cli.capacity.recording import RecordedEngine
+from headway.cli.capacity.recording import Recorded
 from headway.core.terms import Terms
 from headway.errors import ConfigError
 from headway.record.reader import CUT_SHORT
@@ -170,10 +170,10 @@ def test_what_a_recording_lacks_is_said(tmp_path: Path):
         "1 recorded requests, 1 left out that have no output or did not end, "
         "1 left out that another engine had before"
     )
-    assert RecordedEngine(recorder.path).load(is_closed_loop=False)[1] == about
+    assert Recorded(recorder.path).load(is_closed_loop=False)[1] == about
     recorder.path.write_bytes(recorder.path.read_bytes()[:-1])  # as after a kill
     cut = f"{about}; the recording is incomplete: {CUT_SHORT}"
-    assert RecordedEngine(recorder.path).load(is_closed_loop=False)[1] == cut
+    assert Recorded(recorder.path).load(is_closed_loop=False)[1] == cut
 
 
 def test_requests_that_were_refused_are_served_with_drawn_outputs(tmp_path: Path):

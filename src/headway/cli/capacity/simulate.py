@@ -33,7 +33,7 @@ from headway.sim.profile.catalog import HELP, find_profile
 from headway.workload import Listed, Replay, Workload
 
 if TYPE_CHECKING:
-    from headway.cli.capacity.recording import RecordedEngine
+    from headway.cli.capacity.recording import Recorded
 
 ENGINES, RUN, RESULTS = "Engines", "Run", "Results"
 MAX_FRONTENDS = 64
@@ -125,7 +125,8 @@ class SimulateOptions(EngineOptions):
         default=None,
         metadata=option_about(
             "Replay",
-            "A recording of an engine (--record): its requests, with their outputs and tenants.",
+            "A recording (--record) of an engine, or of the router of a fleet: its requests, with "
+            "their outputs and tenants.",
             "--from",
         ),
     )
@@ -190,8 +191,8 @@ _PROFILE = inspect.Parameter(
     annotation=Annotated[
         str | None,
         typer.Argument(
-            help=f"{HELP}. With --from it may be left out: the recording has the step times of its "
-            "engine."
+            help=f"{HELP}. With --from it may be left out: the recording of an engine has its step "
+            "times."
         ),
     ],
     default=None,
@@ -249,9 +250,7 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     return SimulatedCase(setup, workload, limits, about)
 
 
-def _load_of(
-    options: SimulateOptions, recorded: RecordedEngine | None
-) -> tuple[Workload, Limits, str]:
+def _load_of(options: SimulateOptions, recorded: Recorded | None) -> tuple[Workload, Limits, str]:
     """Return the load, its limits, and what to say of a recorded one."""
     if recorded is not None:
         load, about = recorded.load(options.closed_loop)
@@ -287,14 +286,14 @@ def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None
     return partial(SharedFrontends.make, options.frontends)
 
 
-def _recorded_of(options: SimulateOptions) -> RecordedEngine | None:
+def _recorded_of(options: SimulateOptions) -> Recorded | None:
     if options.from_recording is None:
         return None
     try:
-        from headway.cli.capacity.recording import RecordedEngine
+        from headway.cli.capacity.recording import Recorded
     except ModuleNotFoundError as error:
         raise ConfigError(f"--from needs {error.name}: run it with CPython, not PyPy") from error
-    return RecordedEngine(options.from_recording)
+    return Recorded(options.from_recording)
 
 
 def _targets_of(options: SimulateOptions) -> Targets | None:

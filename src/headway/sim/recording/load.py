@@ -8,14 +8,15 @@ requests that the engine refused are drawn from the others of their tenant.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 from headway.errors import ConfigError
 from headway.record.entries import HASH_BYTES, AddEntry
 from headway.sim.recording.items import RecordedItem
-from headway.sim.recording.observed import ObservedEngine, ObservedRequest
+from headway.sim.recording.observed import ObservedRequest
 from headway.workload import Listed
 
 FIRST_TOKEN = 100
@@ -35,7 +36,18 @@ class RecordedLoad:
     """Requests that were refused, whose output lengths are drawn."""
 
 
-def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedLoad:
+class Observed(Protocol):
+    """Requests that were recorded, by engine or router."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def requests(self) -> Mapping[str, ObservedRequest]: ...
+    @property
+    def refused(self) -> Sequence[AddEntry]: ...
+
+
+def load_of(observed: Observed, is_closed_loop: bool = False) -> RecordedLoad:
     """Return the requests of a recording; each sample of a prompt is one.
 
     In a closed loop, the next request of a conversation is sent after the answer to the last one.
@@ -49,7 +61,7 @@ def load_of(observed: ObservedEngine, is_closed_loop: bool = False) -> RecordedL
     began_at = ended[0].entry.arrived_at
     tokens = count(FIRST_TOKEN)
     blocks: dict[bytes, int] = {}
-    block_size = observed.header.capacity.block_size
+    block_size = observed.block_size
     items = [
         replace(_item_of(one, began_at, _stand_ins(one, block_size, blocks, tokens)), number=number)
         for number, one in enumerate(ended)
