@@ -2,6 +2,7 @@
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
         [--rules ttft least-loaded ...] [--slowness 4] [--seconds 40] [--seeds 3] [--json FILE]
+        [--record FOLDER]
     python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
@@ -10,7 +11,8 @@ Everything else is real: engine hosts, scheduler, sockets, frontend, router, API
 fleet of its own, and rules take turns. The rate is `--share` of what the rule `ttft` carries in the
 simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
 slowness. Beside them are those of simulations of the same requests behind the same router: the
-median of five with other noise of the steps, and the range of their p99.
+median of five with other noise of the steps, and the range of their p99. With `--record` every
+decision of the frontend's router is recorded, for `headway replay FOLDER`.
 """
 
 from __future__ import annotations
@@ -208,8 +210,10 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
                     max_model_len=4096,
                     scheduling_policy="fair",
                 )
-            limits = {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
+            limits: dict[str, Any] = {"max_queue_age_s": 600.0, "max_queue_wait_s": 600.0}
             limits |= {"max_num_queued_reqs": 100_000, "max_num_queued_tokens": 100_000_000}
+            if args.record is not None:
+                limits["record"] = str(args.record.absolute())
             server = fleet.start_frontend(routing=rule, **limits)
             server.wait_ready()
             while server.log.count(" is up: ") < args.engines:
@@ -254,6 +258,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", type=Path, help="folder for recordings of the routers")
     args = parser.parse_args()
     check_trace(parser, args.loads, args.trace)
     # Leave by an exception, so that a fleet ends too.

@@ -1,12 +1,14 @@
 """Measures the router's time per decision, with many engines and many waiting requests.
 
     python -m benchmarks.sim.routing_cost [--engines 8 64 1000] [--waiting 0 10000] [--json FILE]
+        [--record]
 
 A decision is an arrival and the tick after it; a report is the state after an engine's step, the
 end of one of its requests, and the tick after it. Prompts have 1,024 tokens and begin with one of
 24 system prompts, which most engines have. The time to hash a prompt, which grows with its length,
 is part of a decision and also shown alone. The processor time of the thread counts, because other
-processes run on the machine. The garbage collector runs as rarely as in the router process.
+processes run on the machine. The garbage collector runs as rarely as in the router process. With
+`--record` each row is measured again with a recording under way, whose bytes are shown.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import argparse
 import gc
 import random
 import sys
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from time import thread_time
+from time import process_time, thread_time
 
 from benchmarks.support.records import write_record
 from headway.bench.steal import StealMeter
+from headway.config import RecordConfig
 from headway.core.events import Stepped
 from headway.core.params import SamplingParams
 from headway.core.request import Request
@@ -28,8 +33,13 @@ from headway.core.slo.forecast import EngineSpeed, Forecast
 from headway.core.slo.steptime import StepCost
 from headway.core.terms import Terms
 from headway.percentiles import percentile_if_any
-from headway.routing import EngineLimits, Router
+from headway.record.recording import start_recording
+from headway.record.router.encoder import RouterEncoder
+from headway.record.router.entries import RouterHeader
+from headway.record.router.recorded import RecordedRouter
+from headway.routing import RULES, EngineLimits, Router
 from headway.routing.requests import RoutedRequest
+from headway.routing.router import AllEngines
 from headway.server import collect_rarely
 
 NUM_PROMPT = 1024
@@ -50,31 +60,36 @@ class Row:
     report_p50_us: float
     report_p99_us: float
     hash_p50_us: float
+    is_recorded: bool = False
+    cpu_us: float = 0.0
+    """Processor time of all threads, for an arrival and a report."""
+    recorded_bytes: float = 0.0
+    """Bytes recorded per request: its arrival, its sending and, of some, a report."""
 
 
 class Rig:
     """A router whose engines are full, with as many waiting requests as asked for."""
 
-    def __init__(self, num_engines: int, num_waiting: int) -> None:
+    def __init__(self, num_engines: int, num_waiting: int, router: Router) -> None:
         self._draw = random.Random(0)
-        self.router = Router()
+        self.router = router
         self.now = 0.0
         self.sent: dict[str, list[str]] = {}
-        self._number = 0
+        self.num_requests = 0
         for number in range(num_engines):
             limits = EngineLimits(2000, 16, 64)
             self.router.engine_joined(f"e{number}", limits, COST)
             self.sent[f"e{number}"] = []
         # Three requests for each engine, so that engines have work of ours.
-        while self.router.num_waiting < num_waiting or self._number < 3 * num_engines:
+        while self.router.num_waiting < num_waiting or self.num_requests < 3 * num_engines:
             self.arrive()
 
     def make(self) -> Request:
-        self._number += 1
+        self.num_requests += 1
         system = self._draw.randrange(NUM_SYSTEMS)
         own = [1000 + byte for byte in self._draw.randbytes(NUM_PROMPT // 2)]
         return Request(
-            id=f"r{self._number}",
+            id=f"r{self.num_requests}",
             token_ids=[system] * (NUM_PROMPT // 2) + own,
             params=SamplingParams(max_tokens=128),
             seed=0,
@@ -124,13 +139,36 @@ class Rig:
 
 def measure(num_engines: int, num_waiting: int, num_rounds: int) -> Row:
     """Time arrivals and reports in turn, so that the number of waiting requests stays."""
-    rig = Rig(num_engines, num_waiting)
+    return _measure(Rig(num_engines, num_waiting, Router()), num_engines, num_waiting, num_rounds)
+
+
+def measure_recorded(num_engines: int, num_waiting: int, num_rounds: int) -> Row:
+    """Do the same with a router that is recorded."""
+    header = RouterHeader(recording="cost", headway="", platform="", rule="ttft")
+    with tempfile.TemporaryDirectory() as folder:
+        recording = start_recording(RecordConfig(record=folder), header, RouterEncoder(b"key"))
+        if recording is None:
+            raise OSError(f"{folder} cannot be written")
+        router = RecordedRouter(RULES["ttft"](), AllEngines())
+        router.record(recording)
+        rig = Rig(num_engines, num_waiting, router)
+        row = _measure(rig, num_engines, num_waiting, num_rounds)
+        if not recording.is_open:
+            raise RuntimeError("the recording has ended; the log says why")
+        recording.close()
+        num_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
+    return replace(row, is_recorded=True, recorded_bytes=num_bytes / rig.num_requests)
+
+
+def _measure(rig: Rig, num_engines: int, num_waiting: int, num_rounds: int) -> Row:
     gc.collect()
     arrivals: list[float] = []
     reports: list[float] = []
+    began = process_time()
     for _ in range(num_rounds):
         arrivals.append(1e6 * rig.arrive())
         reports.append(1e6 * rig.report())
+    cpu_us = 1e6 * (process_time() - began) / num_rounds
     hashes = [1e6 * rig.hash() for _ in range(200)]
     rig.router.check()
     return Row(
@@ -141,6 +179,7 @@ def measure(num_engines: int, num_waiting: int, num_rounds: int) -> Row:
         percentile_if_any(reports, 50) or 0.0,
         percentile_if_any(reports, 99) or 0.0,
         percentile_if_any(hashes, 50) or 0.0,
+        cpu_us=cpu_us,
     )
 
 
@@ -149,23 +188,29 @@ def main() -> None:
     parser.add_argument("--engines", type=int, nargs="+", default=[8, 64, 1000])
     parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10_000])
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--record", action="store_true", help="also with a recording")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
     collect_rarely()
     meter = StealMeter()
     rows: list[Row] = []
-    print("| engines | waiting | arrival p50 / p99 us | report p50 / p99 us | hashing us |")
-    print("|---|---|---|---|---|")
-    for num_engines in args.engines:
-        for num_waiting in args.waiting:
-            print(f"{num_engines} engines, {num_waiting} waiting", file=sys.stderr)
-            row = measure(num_engines, num_waiting, args.rounds)
-            rows.append(row)
-            print(
-                f"| {row.engines} | {row.waiting} "
-                f"| {row.arrive_p50_us:.0f} / {row.arrive_p99_us:.0f} "
-                f"| {row.report_p50_us:.0f} / {row.report_p99_us:.0f} | {row.hash_p50_us:.0f} |"
-            )
+    print(
+        "| engines | waiting | arrival p50 / p99 us | report p50 / p99 us | hashing us "
+        "| CPU time of both, all threads | recorded |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    measures = [measure, measure_recorded] if args.record else [measure]
+    for num_engines, num_waiting, function in product(args.engines, args.waiting, measures):
+        print(f"{num_engines} engines, {num_waiting} waiting", file=sys.stderr)
+        row = function(num_engines, num_waiting, args.rounds)
+        rows.append(row)
+        recorded = f"{row.recorded_bytes:.0f} bytes a request" if row.is_recorded else ""
+        print(
+            f"| {row.engines} | {row.waiting} "
+            f"| {row.arrive_p50_us:.0f} / {row.arrive_p99_us:.0f} "
+            f"| {row.report_p50_us:.0f} / {row.report_p99_us:.0f} | {row.hash_p50_us:.0f} "
+            f"| {row.cpu_us:.0f} us | {recorded} |"
+        )
     write_record({"rows": [asdict(row) for row in rows]}, meter, args.json)
 
 
