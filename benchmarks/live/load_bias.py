@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.sim.plans import profile_of
+from benchmarks.support.arguments import at_least_one, run
 from benchmarks.support.workloads import (
     ALL_WORKLOADS,
     LABEL_WORKLOADS,
@@ -66,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("model")
     parser.add_argument("profile", type=profile_of)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=at_least_one, default=4)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument(
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -33,6 +33,7 @@ from math import inf, log
 
 from benchmarks.live.truth import serve
 from benchmarks.sim.plans import OVERLOAD, add_drift, planned_rate, profile_of, setup_of
+from benchmarks.support.arguments import at_least_one, run
 from benchmarks.support.workloads import ALL_WORKLOADS, LABEL_WORKLOADS, parse_names
 from headway.bench.steal import StealMeter, steal_text
 from headway.sim.prediction.figures import Figures
@@ -167,11 +168,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("profile", type=profile_of)
     add_drift(parser)
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--pairs", type=at_least_one, default=10)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ttft", type=float, default=3.0, help="target in seconds")
     parser.add_argument("--percentile", type=int, choices=(50, 95, 99), default=99)
-    parser.add_argument("--runs", type=int, default=19)
+    parser.add_argument("--runs", type=at_least_one, default=19)
     parser.add_argument(
         "--fixed", action="store_true", help="serve the planned load however fast the machine is"
     )
@@ -200,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

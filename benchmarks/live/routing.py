@@ -49,6 +49,8 @@ from benchmarks.sim.routing_load import (
     drawn_prompts,
     traced_requests,
 )
+from benchmarks.support.arguments import at_least_one
+from benchmarks.support.arguments import run as run_benchmark
 from benchmarks.support.fleet_loads import client_of
 from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
@@ -249,14 +251,14 @@ def main() -> int:
     names = list(CARRIED_RATES)
     parser.add_argument("--loads", nargs="+", choices=names, default=names[:4])
     parser.add_argument("--trace", type=Path, help="trace file of the load mooncake")
-    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--engines", type=at_least_one, default=8)
     parser.add_argument("--share", type=float, default=0.85, help="of the rate that is carried")
     parser.add_argument("--rules", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--slowness", type=float, default=4.0)
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="of the engine's time, after the warm-up"
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=at_least_one, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", type=Path, help="folder for recordings of the routers")
     args = parser.parse_args()
@@ -285,4 +287,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

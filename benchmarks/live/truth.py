@@ -29,6 +29,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.sim.plans import add_drift, profile_of, setup_of
+from benchmarks.support.arguments import at_least_one, run
 from benchmarks.support.workloads import ALL_WORKLOADS, WORKLOADS, parse_names
 from headway.bench.load.http import Origin
 from headway.bench.load.measure import name_model
@@ -230,8 +231,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("profile", type=profile_of)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--repeats", type=at_least_one, default=2)
+    parser.add_argument("--runs", type=at_least_one, default=20)
     add_drift(parser)
     parser.add_argument("--workloads", type=parse_names, default=tuple(WORKLOADS))
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
@@ -266,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

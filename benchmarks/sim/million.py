@@ -24,6 +24,7 @@ from functools import partial
 from math import inf
 from time import perf_counter, process_time
 
+from benchmarks.support.arguments import at_least_one, run
 from headway.fleet.router.simulated import SharedFrontends
 from headway.sim.prediction.figures import Runs, summarize
 from headway.sim.prediction.serving import Limits, serve_load
@@ -54,9 +55,9 @@ class Watched(Synthetic):
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--profile", default="smollm2-135m-2-cores")
-    parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--engines", type=int, default=1000)
-    parser.add_argument("--frontends", type=int, default=4)
+    parser.add_argument("--requests", type=at_least_one, default=1_000_000)
+    parser.add_argument("--engines", type=at_least_one, default=1000)
+    parser.add_argument("--frontends", type=at_least_one, default=4)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.7, 1.1])
     parser.add_argument("--kill-every", type=float, default=10.0)
     arguments = parser.parse_args()
@@ -95,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

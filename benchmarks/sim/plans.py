@@ -15,6 +15,7 @@ import argparse
 from math import sqrt
 from time import perf_counter
 
+from benchmarks.support.arguments import at_least_one, run
 from benchmarks.support.workloads import ALL_WORKLOADS, parse_names
 from headway.errors import ConfigError
 from headway.sim.prediction.figures import Runs, predict
@@ -73,8 +74,8 @@ def main() -> None:
     parser.add_argument("--profile", type=profile_of, default="smollm2-135m-2-cores")
     parser.add_argument("--ttft", type=float, default=3.0, help="target in seconds")
     parser.add_argument("--percentile", type=int, choices=(50, 95, 99), default=99)
-    parser.add_argument("--runs", type=int, default=19)
-    parser.add_argument("--further", type=int, default=100)
+    parser.add_argument("--runs", type=at_least_one, default=19)
+    parser.add_argument("--further", type=at_least_one, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workloads", type=parse_names, default=tuple(ALL_WORKLOADS))
     add_drift(parser)
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
