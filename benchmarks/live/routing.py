@@ -2,7 +2,7 @@
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
         [--rules ttft least-loaded ...] [--slowness 4] [--seconds 40] [--seeds 3] [--json FILE]
-        [--record FOLDER]
+        [--record FOLDER] [--overhead-from FOLDER] [--served FILE]
     python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
@@ -12,7 +12,11 @@ fleet of its own, and rules take turns. The rate is `--share` of what the rule `
 simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
 slowness. Beside them are those of simulations of the same requests behind the same router: the
 median of five with other noise of the steps, and the range of their p99. With `--record` every
-decision of the frontend's router is recorded, for `headway replay FOLDER`.
+decision of the frontend's router is recorded, for `headway replay FOLDER`. `--overhead-from` takes
+recordings of an earlier call with the same slowness: simulated engines then need the time between
+two steps that real ones were seen to need, per step and per request in it; else they need none.
+`--served` takes the JSON file of an earlier call with the same options, and simulates its requests
+again instead of serving them.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 import httpx
@@ -56,8 +60,13 @@ from benchmarks.support.fleets import Fleet
 from benchmarks.support.servers import RunningServer
 from benchmarks.support.tiny_tokenizers import write_byte_level
 from headway.bench.steal import StealMeter, steal_plain, steal_text
+from headway.errors import RecordingError
 from headway.percentiles import percentile
+from headway.record.kinds import ROUTER
+from headway.record.reader import RecordingReader, find_recordings
+from headway.record.router.entries import SteppedEntry
 from headway.routing import RULES, Router
+from headway.sim import SMOLLM2_135M, StepProfile
 
 NAMES = ("ttft", "cache-aware", "least-loaded", "round-robin")
 NUM_BLOCKS = 2000
@@ -73,6 +82,8 @@ LETTERS = "abcdefgjklmnopqrstuvwxyz"
 MERGES = ["1 2"]
 """None of letters, so that an answer is the same tokens again in the next prompt."""
 NUM_SIMULATED = 5
+MAX_MISSING = 0.05
+"""Difference between served and simulated requests; late turns of conversations may be missing."""
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
@@ -96,9 +107,18 @@ class Outcome:
     goodput: float
     """Share of requests with a TTFT of at most one second."""
     num_failed: int
-    simulated_p50_s: float
-    simulated_p99_s: tuple[float, float, float]
+    simulated_p50_s: float = 0.0
+    simulated_p99_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Least, median and largest of the simulations."""
+
+    def beside(self, simulated: Sequence[SimulatedOutcome]) -> Outcome:
+        """Return this with what simulations of the same requests had."""
+        p99s = sorted(one.p99_s for one in simulated)
+        return replace(
+            self,
+            simulated_p50_s=median(one.p50_s for one in simulated),
+            simulated_p99_s=(p99s[0], median(p99s), p99s[-1]),
+        )
 
 
 class Clients:
@@ -163,23 +183,47 @@ class Clients:
         return answer
 
 
-def _simulate(load: Load, rule: str, num_engines: int) -> list[SimulatedOutcome]:
+def profile_with_overhead(folder: Path, slowness: float) -> StepProfile:
+    """Return the step profile with the time between two steps that recorded routers saw."""
+    sizes: list[int] = []
+    gaps_s: list[float] = []
+    for path in find_recordings([folder]):
+        before: dict[int, SteppedEntry] = {}
+        for entry in RecordingReader.open(path, ROUTER).entries():
+            if isinstance(entry, SteppedEntry):
+                last = before.get(entry.engine)
+                if last is not None and last.num_known:  # else the engine was idle
+                    sizes.append(entry.num_scheduled)
+                    gaps_s.append(entry.now - last.now - entry.elapsed_s)
+                before[entry.engine] = entry
+    if len(set(sizes)) < 2:
+        raise RecordingError(f"{folder} has too few steps of busy engines")
+    per_request_s, constant_s = linear_regression(sizes, gaps_s)
+    text = f"between steps: {1e3 * constant_s:.1f} ms, and {1e3 * per_request_s:.2f} ms a request"
+    print(f"{text} ({len(sizes)} steps of {folder})", file=sys.stderr)
+    return replace(
+        SMOLLM2_135M,
+        overhead_s=max(0.0, constant_s) / slowness,
+        overhead_per_request_s=max(0.0, per_request_s) / slowness,
+    )
+
+
+def _simulate(
+    load: Load, rule: str, num_engines: int, profile: StepProfile
+) -> list[SimulatedOutcome]:
     """Return what the same requests see in simulations with the frontend's router."""
-    fast = replace(load, rate=load.rate * load.slowness, slowness=1.0)
+    fast = replace(load, rate=load.rate * load.slowness, slowness=1.0, profile=profile)
     run = Run(rule, fast, num_engines, NUM_BLOCKS)
     return [simulate(run, Router(RULES[rule]()), seed) for seed in range(NUM_SIMULATED)]
 
 
-async def measure(
-    server: RunningServer, load: Load, rule: str, simulated: Sequence[SimulatedOutcome]
-) -> Outcome:
+async def measure(server: RunningServer, load: Load, rule: str) -> Outcome:
     async with client_of(server) as client:
         clients = Clients(client, load)
         await clients.run()
     hits = await asyncio.to_thread(server.metric, HITS)
     queries = await asyncio.to_thread(server.metric, QUERIES)
     ttfts = sorted(clients.ttfts_s)
-    simulated_p99s = sorted(one.p99_s for one in simulated)
     return Outcome(
         load.name,
         rule,
@@ -191,8 +235,6 @@ async def measure(
         hits / queries,
         sum(ttft <= 1.0 for ttft in ttfts) / len(ttfts),
         clients.num_failed,
-        median(one.p50_s for one in simulated),
-        (simulated_p99s[0], median(simulated_p99s), simulated_p99s[-1]),
     )
 
 
@@ -200,7 +242,29 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     """Measure one rule with a fleet of its own."""
     rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
-    simulated = _simulate(load, rule, args.engines)
+    simulated = _simulate(load, rule, args.engines, args.profile)
+    if args.served is None:
+        return _serve(load, rule, args).beside(simulated)
+    served = _served_before(args.served, load, rule)
+    if abs(served.num_requests / simulated[0].num_requests - 1.0) > MAX_MISSING:
+        raise SystemExit(
+            f"{name} by {rule} had {served.num_requests} requests, and has "
+            f"{simulated[0].num_requests} here: give the --seconds of the earlier call"
+        )
+    return served.beside(simulated)
+
+
+def _served_before(path: Path, load: Load, rule: str) -> Outcome:
+    """Return what an earlier call measured of the same requests."""
+    outcomes = [Outcome(**one) for one in json.loads(path.read_text())["outcomes"]]
+    key = load.name, rule, load.seed, load.rate
+    for one in outcomes:
+        if (one.load, one.rule, one.seed, one.rate) == key:
+            return one
+    raise SystemExit(f"{path} has no run of {load.name} by {rule} with this seed and rate")
+
+
+def _serve(load: Load, rule: str, args: Any) -> Outcome:
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         tokenizer = write_byte_level(folder / "tokenizer.gguf", pre="gpt-2", merges=MERGES)
@@ -220,7 +284,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
             server.wait_ready()
             while server.log.count(" is up: ") < args.engines:
                 time.sleep(0.1)
-            return asyncio.run(measure(server, load, rule, simulated))
+            return asyncio.run(measure(server, load, rule))
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
@@ -246,6 +310,14 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
         )
 
 
+def write(path: Path | None, outcomes: Sequence[Outcome], meter: StealMeter) -> None:
+    """Write what was measured so far."""
+    if path is not None:
+        steal = steal_plain(meter.read())
+        record = {"outcomes": [asdict(one) for one in outcomes], "steal": steal}
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     names = list(CARRIED_RATES)
@@ -261,8 +333,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=at_least_one, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", type=Path, help="folder for recordings of the routers")
+    parser.add_argument("--overhead-from", type=Path, help="folder of earlier recordings")
+    parser.add_argument("--served", type=Path, help="JSON file of an earlier call")
     args = parser.parse_args()
     check_trace(parser, args.loads, args.trace)
+    if args.served is not None and not args.served.is_file():
+        parser.error(f"{args.served} is not a file")
+    args.profile = SMOLLM2_135M
+    if args.overhead_from is not None:
+        try:
+            args.profile = profile_with_overhead(args.overhead_from, args.slowness)
+        except RecordingError as error:
+            parser.error(str(error))
     # Leave by an exception, so that a fleet ends too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     meter = StealMeter()
@@ -271,18 +353,15 @@ def main() -> int:
     for seed, (name, rule) in product(range(args.seeds), cases):
         one = run(name, rule, seed, args)
         outcomes.append(one)
+        write(args.json, outcomes, meter)
         text = (
             f"seed {seed}, {name}, {rule}: p50 {one.p50_s:.2f} s, p99 {one.p99_s:.2f} s; "
             f"simulated {one.simulated_p50_s:.2f}, {one.simulated_p99_s[1]:.2f} s "
             f"({one.simulated_p99_s[0]:.2f} - {one.simulated_p99_s[2]:.2f})"
         )
         print(f"{text}, {one.num_failed} failed", file=sys.stderr, flush=True)
-    steal = meter.read()
     print_table(outcomes)
-    print(steal_text(steal))
-    if args.json is not None:
-        record = {"outcomes": [asdict(one) for one in outcomes], "steal": steal_plain(steal)}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    print(steal_text(meter.read()))
     return 1 if any(one.num_failed for one in outcomes) else 0
 
 

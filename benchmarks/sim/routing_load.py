@@ -55,6 +55,8 @@ class Load:
     trace: Path | None = None
     slowness: float = 1.0
     """How much longer everything takes, and is waited for."""
+    profile: StepProfile = SMOLLM2_135M
+    """Step times of an engine of slowness 1."""
 
     @property
     def is_chat(self) -> bool:
@@ -78,7 +80,7 @@ class Load:
 
     def profiles(self, num_engines: int) -> list[StepProfile]:
         """Return the step profiles of so many engines."""
-        return [SMOLLM2_135M.scaled(one) for one in self.slownesses(num_engines)]
+        return [self.profile.scaled(one) for one in self.slownesses(num_engines)]
 
     def send(self, fleet: VirtualFleet, num_engines: int) -> None:
         """Have all requests of this load arrive."""

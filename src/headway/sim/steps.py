@@ -55,9 +55,13 @@ class StepProfile:
     slow_share: float = 0.0
     """Share of steps that take `slow_factor` times as long, for reasons outside the engine."""
     slow_factor: float = 1.0
+    overhead_s: float = 0.0
+    """Time of the engine process between two steps."""
+    overhead_per_request_s: float = 0.0
+    """The same for each request in the step."""
 
     def scaled(self, factor: float) -> StepProfile:
-        """Return the profile with every step `factor` times as long."""
+        """Return the profile with every step `factor` times as long in the executor."""
         cost = self.cost
         scaled = StepCost(
             factor * cost.constant_s,
@@ -69,7 +73,12 @@ class StepProfile:
         return replace(self, cost=scaled)
 
     def start(self, rng: random.Random) -> DrawStep:
-        return lambda shape, _num_ended: StepTime(self._draw_s(shape, rng))
+        return lambda shape, _num_ended: StepTime(self._draw_s(shape, rng), self._overhead_s(shape))
+
+    def _overhead_s(self, shape: StepShape) -> float:
+        # Most steps with prefill compute one prompt.
+        num_requests = shape.num_decodes + (shape.num_prefill_tokens > 0)
+        return self.overhead_s + self.overhead_per_request_s * num_requests
 
     def _draw_s(self, shape: StepShape, rng: random.Random) -> float:
         seconds = self.cost.predict(shape)
