@@ -10,7 +10,7 @@ import msgspec
 
 from headway.fleet.network.wire import PROTOCOL_VERSION, EngineMessage, FrontendMessage
 
-FORM = (7, "018d1b7e7ce7a0e4")
+FORM = (8, "5c5ec07b5dae98fa")
 """Version and digest of the messages; whoever changes the messages raises PROTOCOL_VERSION."""
 
 

@@ -26,6 +26,11 @@ class Arrived:
     at: float
     num_prompt_tokens: int
     terms: Terms = NO_TERMS
+    max_tokens: int = 0
+    """Most output tokens of each sample."""
+    n: int = 1
+    """Samples of the prompt."""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +228,9 @@ class Adopted:
     attempt: int = 0
     """Number of the attempt that begins here: higher than that of any frontend before."""
     is_fork: bool = False
+    max_tokens: int = 0
+    n: int = 1
+    priority: int = 0
 
 
 Event = (

@@ -168,8 +168,17 @@ class Scheduler:
         if is_resent and request.num_output_tokens:
             # The engine that computed the first token has charged the prompt.
             self.accounts.mark_charged(request, request.num_prompt_tokens)
-        num_prompt_tokens = request.num_prompt_tokens
-        emit(events.Arrived(request.id, request.arrived_at, num_prompt_tokens, request.terms))
+        emit(
+            events.Arrived(
+                request.id,
+                request.arrived_at,
+                request.num_prompt_tokens,
+                request.terms,
+                request.params.max_tokens or 0,
+                request.params.n,
+                request.priority,
+            )
+        )
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request in any state; return False if it is unknown or has ended."""

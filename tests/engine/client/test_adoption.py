@@ -11,9 +11,11 @@ import pytest
 from headway.core.params import SamplingParams
 from headway.core.terms import Terms
 from headway.engine.client import adoption
-from headway.engine.client.adoption import Adoptions
-from headway.engine.process.messages import AddRequest, Handover
+from headway.engine.client.adoption import Adoptions, adoption_events
+from headway.engine.client.streams import RequestStream
+from headway.engine.process.messages import AddRequest, Handover, SampleRecord
 from headway.errors import OverloadedError
+from headway.text import Tokenizer
 
 FOUND: Any = object()
 
@@ -93,3 +95,12 @@ async def test_a_handover_of_another_tenant_is_not_wanted() -> None:
         assert adoptions.is_wanted(Handover(name, command)) == is_wanted
     adoptions.answer("a", FOUND)
     assert await asking is FOUND
+
+
+def test_the_account_of_an_adopted_request_has_what_it_asked_for(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=50, n=2)
+    command = AddRequest("a", [65], params, 7, 0.0, priority=-3, note=b"note", attempt=3)
+    records = [SampleRecord(0, [97, 98]), SampleRecord(1, [99])]
+    handover = Handover("a", command, records, num_cached_tokens=0)
+    found = adoption_events(RequestStream.adopt(handover, tokenizer, 0.0), handover, 0.0)
+    assert [(one.max_tokens, one.n, one.priority) for one in found.adopted] == [(50, 2, -3)] * 2

@@ -105,6 +105,9 @@ def adoption_events(stream: RequestStream, handover: Handover, now: float) -> Ev
             stream.num_cached_tokens,
             command.attempt,
             is_fork=sample.index > 0,
+            max_tokens=command.params.max_tokens or 0,
+            n=command.params.n,
+            priority=command.priority,
         )
         for sample in samples
     ]

@@ -327,7 +327,15 @@ class AsyncEngine:
         stream = RequestStream(command, self.tokenizer)
         self._placement.add(stream, command.arrived_at)
         self._live.add(stream)
-        arrived = events.Arrived(request_id, command.arrived_at, len(command.token_ids), terms)
+        arrived = events.Arrived(
+            request_id,
+            command.arrived_at,
+            len(command.token_ids),
+            terms,
+            resolved.max_tokens or 0,
+            resolved.n,
+            priority,
+        )
         self._listeners.notify(EventBatch(arrived=[arrived]))
         try:
             await self._send_next()

@@ -24,7 +24,7 @@ from headway.engine.process.messages import (
 from headway.engine.supervise.quarantine import MAX_QUARANTINED
 from headway.errors import WireError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_HELLO_BYTES = 4096
 MAX_COMMAND_BYTES = 16 * 1024**2
 MAX_ABORTED_IDS = 65_536

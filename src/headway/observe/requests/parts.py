@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from headway.core.causes import CauseTime, WaitCause
-from headway.core.events import Admitted, Adopted, Finished, Forked, Preempted, Routed
+from headway.core.events import Admitted, Adopted, Arrived, Finished, Forked, Preempted, Routed
 from headway.core.request import FinishReason
 from headway.core.terms import Terms
 from headway.observe.trace.account import (
@@ -75,6 +75,9 @@ class RequestPart:
     open_interruptions: list[int] = field(default_factory=list[int])
     """Indices of entries of interruptions that have not ended."""
     early_preemption: tuple[Preempted, str] | None = None
+    max_tokens: int = 0
+    n: int = 1
+    priority: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -89,6 +92,19 @@ class RequestPart:
         return self.num_output_tokens > 0 or not failed
 
     @classmethod
+    def arrive(cls, event: Arrived) -> RequestPart:
+        """Return a part that waits since its arrival."""
+        return cls(
+            event.request_id,
+            event.at,
+            event.num_prompt_tokens,
+            waiting_since=event.at,
+            max_tokens=event.max_tokens,
+            n=event.n,
+            priority=event.priority,
+        )
+
+    @classmethod
     def adopt(cls, event: Adopted) -> RequestPart:
         """Return a part of a request that another frontend had; its earlier times are unknown."""
         has_waited = event.num_cached_tokens is not None
@@ -101,6 +117,9 @@ class RequestPart:
             num_cached_tokens=0 if event.is_fork else event.num_cached_tokens,
             num_output_tokens=event.num_output_tokens,
             last_token_at=event.at if event.num_output_tokens else None,
+            max_tokens=event.max_tokens,
+            n=event.n,
+            priority=event.priority,
         )
         part._add_entry(Entry(event.at, "adopted", num_tokens=event.num_output_tokens))
         return part
@@ -185,6 +204,9 @@ class RequestPart:
             is_fork=True,
             admitted_at=self.admitted_at,
             num_cached_tokens=0,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            priority=self.priority,
         )
 
     def preempt(self, event: Preempted, by_tenant: str) -> None:
@@ -348,6 +370,15 @@ def account_of(
         tenant=terms.tenant,
         tier=terms.tier,
         client_id=client_id,
+        max_tokens=max(part.max_tokens for part in parts),
+        n=parts[0].n,
+        priority=parts[0].priority,
+        weight=terms.weight,
+        max_kv_share=terms.max_kv_share,
+        is_spot=terms.is_spot,
+        target_ttft_s=terms.targets.ttft_s,
+        target_tpot_s=terms.targets.tpot_s,
+        deadline_s=terms.targets.deadline_s,
         finish_reason="" if is_live else _reason(parts),
         num_parts=len(parts),
         num_prompt_tokens=sum(part.num_prompt_tokens for part in own),

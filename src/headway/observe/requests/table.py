@@ -246,10 +246,7 @@ class RequestTable:
         request = self._find_by_id(request_id) or TrackedRequest(request_id, event.terms)
         self._recent.pop(request_id, None)
         self._live[request_id] = request
-        num_tokens = event.num_prompt_tokens
-        self._add(
-            request, RequestPart(event.request_id, event.at, num_tokens, waiting_since=event.at)
-        )
+        self._add(request, RequestPart.arrive(event))
 
     def _adopt(self, event: Adopted) -> None:
         """Follow a sample of a request that another frontend had."""

@@ -71,6 +71,17 @@ class RequestAccount(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     tier: str = ""
     client_id: str = ""
     """The X-Request-Id header of the response."""
+    max_tokens: int = 0
+    """Most output tokens of a sample; 0 also in rows of releases that did not write it."""
+    n: int = 1
+    """Samples of each prompt."""
+    priority: int = 0
+    weight: float = 1.0
+    max_kv_share: float = 1.0
+    is_spot: bool = False
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+    deadline_s: float | None = None
     finish_reason: str = ""
     num_parts: int = 1
     num_prompt_tokens: int = 0

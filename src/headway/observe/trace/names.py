@@ -29,3 +29,8 @@ def part_name(part_id: str) -> str:
     _, prompt, sample = split_id(part_id)
     words = [f"prompt {prompt + 1}"] if prompt else []
     return ", ".join([*words, f"sample {sample + 1}"] if sample else words)
+
+
+def prompt_name(name: str) -> str:
+    """Return the display name of the prompt that a part belongs to; empty for the first."""
+    return name.rpartition("sample ")[0].removesuffix(", ") if "sample " in name else name
