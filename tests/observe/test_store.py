@@ -10,10 +10,12 @@ from msgspec.structs import replace
 
 from headway.config import LedgerConfig
 from headway.errors import ConfigError, LedgerError
+from headway.observe.ledger.connection import PAGE_ROWS
 from headway.observe.ledger.databases import make_store, sqlite_path
 from headway.observe.ledger.ledger import ledger_url, spool_folder
-from headway.observe.ledger.store import PRUNE_ROWS, TimeRange
+from headway.observe.ledger.store import PRUNE_ROWS, TimeRange, UnreadableRow
 from headway.observe.ledger.usage import MAX_COST_E12
+from headway.observe.trace.account import RequestAccount
 from tests.support.rows import DAY, make_row, numbers_in, totals
 
 
@@ -85,6 +87,49 @@ def test_totals_by_tenant_tier_and_day(any_url: str) -> None:
     assert (later.requests, earlier.requests) == (1, 4)
     (nothing,) = store.totals([], TimeRange(since=DAY + 10**6))
     assert (nothing.requests, nothing.cost_e12) == (0, 0)
+    store.close()
+
+
+def ids_in(url: str, span: TimeRange) -> list[str]:
+    store = make_store(url, is_reader=True)
+    found = [one.id for one in store.accounts(span) if isinstance(one, RequestAccount)]
+    store.close()
+    return found
+
+
+def test_accounts_come_in_order_of_arrival_and_page_by_page(any_url: str) -> None:
+    store = make_store(any_url)
+    num_rows = 2 * PAGE_ROWS + 7
+    rows = [make_row(n, arrived_at=DAY + num_rows - n) for n in range(num_rows)]
+    store.write(rows)
+    assert ids_in(any_url, TimeRange()) == [row.request_id for row in reversed(rows)]
+    span = TimeRange(DAY + 3, DAY + 6)
+    assert ids_in(any_url, span) == [rows[num_rows - at].request_id for at in (3, 4, 5)]
+    assert ids_in(any_url, TimeRange(until=DAY + 2)) == [rows[-1].request_id]
+    assert ids_in(any_url, TimeRange(since=DAY + 10**6)) == []
+    assert next(store.accounts(TimeRange()))  # what is left is not read, and nothing stays open
+    store.write([make_row(num_rows)])
+    assert numbers_in(any_url)[0] == num_rows + 1
+    store.close()
+
+
+def test_a_request_that_ended_later_arrived_when_it_did(any_url: str) -> None:
+    store = make_store(any_url)
+    store.write([make_row(1, duration_s=900.0), make_row(2, arrived_at=DAY + 20.0)])
+    store.close()
+    assert ids_in(any_url, TimeRange(DAY, DAY + 10.0)) == ["cmpl-1"]
+    assert ids_in(any_url, TimeRange(DAY + 10.0, DAY + 910.0)) == ["cmpl-2"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"id": 7}', "no JSON", '{"x":' + "[" * 9999])
+def test_a_row_that_cannot_be_decoded_does_not_hide_the_others(any_url: str, content: str) -> None:
+    store = make_store(any_url)
+    rows = [make_row(number, arrived_at=DAY + number) for number in range(3)]
+    store.write([rows[0], replace(rows[1], account=content), rows[2]])
+    first, second, third = store.accounts(TimeRange())
+    assert isinstance(first, RequestAccount) and isinstance(third, RequestAccount)
+    assert isinstance(second, UnreadableRow)
+    assert second.request_id == "cmpl-1" and second.problem
     store.close()
 
 

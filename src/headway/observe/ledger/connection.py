@@ -13,6 +13,14 @@ from typing import Any
 
 from headway.errors import HeadwayError
 
+PAGE_ROWS = 500
+"""Rows of a streamed query that are in memory at a time."""
+
+
+def open_cursor(connection: Any) -> Any:
+    """Return a plain cursor."""
+    return connection.cursor()
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -27,6 +35,8 @@ class Dialect:
     """Statement that makes others wait who create the same tables, if `begin` does not."""
     location: str = ""
     """Location of the database for messages, without a password."""
+    open_stream: Callable[[Any], Any] = open_cursor
+    """Returns a cursor that leaves the rows of a query in the database until they are fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,13 @@ class SqlConnection:
             cursor.execute(text, parameters)
             return cursor.fetchall()
 
+    def stream(self, text: str, parameters: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; a page of them is in memory."""
+        with self._cursor(self._dialect.open_stream) as cursor, contextlib.closing(cursor):
+            cursor.execute(text, parameters)
+            while rows := cursor.fetchmany(PAGE_ROWS):
+                yield from rows
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -83,13 +100,13 @@ class SqlConnection:
                 connection.close()
 
     @contextlib.contextmanager
-    def _cursor(self) -> Iterator[Any]:
+    def _cursor(self, open_one: Callable[[Any], Any] = open_cursor) -> Iterator[Any]:
         """Yield a cursor; any error closes the connection and drops its transaction."""
         try:
             if self._connection is None:
                 self._connection = self._dialect.connect()
                 self._ensure_schema(self._connection.cursor())
-            yield self._connection.cursor()
+            yield open_one(self._connection)
         except (self._dialect.error, OSError) as error:
             self.close()
             problem = " ".join(str(error).split()) or type(error).__name__

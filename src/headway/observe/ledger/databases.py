@@ -107,4 +107,11 @@ def _postgres(url: str) -> Dialect:
 
     # CREATE TABLE IF NOT EXISTS fails if two servers start together on a new database.
     lock = f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"
-    return Dialect(open_connection, psycopg.Error, "%s", "BEGIN", lock)
+    return Dialect(
+        open_connection, psycopg.Error, "%s", "BEGIN", lock, open_stream=_open_server_cursor
+    )
+
+
+def _open_server_cursor(connection: Any) -> Any:
+    # A plain cursor of psycopg fetches all rows at once. Held: there is no transaction around it.
+    return connection.cursor("headway_rows", withhold=True)

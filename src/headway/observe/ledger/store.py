@@ -6,7 +6,7 @@ as long as the database does, so no call belongs on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -52,24 +52,43 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeRange(msgspec.Struct, frozen=True):
-    """Requests that ended in [start, end), in seconds since 1970."""
+    """Times in [since, until), in seconds since 1970; None is no bound."""
 
     since: float | None = None
     until: float | None = None
 
 
-class Store(Protocol):
-    """Storage of ledger rows; every method raises LedgerError if the database fails."""
+class UnreadableRow(msgspec.Struct, frozen=True):
+    """A row whose account cannot be decoded."""
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write all rows or none."""
-        ...
+    request_id: str
+    problem: str
+
+
+class Store(Protocol):
+    """Reads ledger rows; every method raises LedgerError if the database fails."""
 
     def find(self, name: str, tenant: str | None) -> RequestAccount | None:
         """Return a request by either id; of any tenant if `tenant` is None."""
         ...
 
-    def totals(self, by: Sequence[str], span: TimeRange) -> list[Totals]: ...
+    def totals(self, by: Sequence[str], span: TimeRange) -> list[Totals]:
+        """Return sums over the requests that ended in a time range, by group."""
+        ...
+
+    def accounts(self, span: TimeRange) -> Iterator[RequestAccount | UnreadableRow]:
+        """Yield the requests that arrived in a time range, in order of arrival."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WritableStore(Protocol):
+    """Writes ledger rows; every method raises LedgerError if the database fails."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write all rows or none."""
+        ...
 
     def prune(self, before: float) -> int:
         """Delete some requests that ended before a time; return how many."""
@@ -115,17 +134,36 @@ class SqlStore:
     def totals(self, by: Sequence[str], span: TimeRange) -> list[Totals]:
         columns = [name for name in by if name in GROUPS]
         bounds = [("finished_at >=", span.since), ("finished_at <", span.until)]
-        parameters = [(text, value) for text, value in bounds if value is not None]
-        wheres = [f"{text} {self._connection.param}" for text, _ in parameters]
-        where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
+        where, parameters = self._where(bounds)
         group = f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}" if columns else ""
         sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in (*_SUMS, *_COST_SUMS))
         rows = self._connection.query(
             f"SELECT {', '.join([*columns, 'COUNT(*)'])}, {sums} FROM headway_requests"
             f"{where}{group}",
-            [value for _, value in parameters],
+            parameters,
         )
         return [_totals(row, len(columns)) for row in rows]
+
+    def accounts(self, span: TimeRange) -> Iterator[RequestAccount | UnreadableRow]:
+        # Arrivals have no index, ends have one: a request ends after it arrives.
+        bounds = [
+            ("finished_at >=", span.since),
+            ("arrived_at >=", span.since),
+            ("arrived_at <", span.until),
+        ]
+        where, parameters = self._where(bounds)
+        text = "SELECT request_id, account FROM headway_requests"
+        for request_id, content in self._connection.stream(
+            f"{text}{where} ORDER BY arrived_at, request_id", parameters
+        ):
+            yield _decode_account(request_id, content)
+
+    def _where(self, bounds: Sequence[tuple[str, float | None]]) -> tuple[str, list[object]]:
+        """Return a WHERE clause for the bounds that are set, and its parameters."""
+        wanted = [(text, value) for text, value in bounds if value is not None]
+        wheres = [f"{text} {self._connection.param}" for text, _ in wanted]
+        clause = f" WHERE {' AND '.join(wheres)}" if wheres else ""
+        return clause, [value for _, value in wanted]
 
     def prune(self, before: float) -> int:
         with self._connection.transaction() as cursor:
@@ -139,6 +177,13 @@ class SqlStore:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _decode_account(request_id: object, content: Any) -> RequestAccount | UnreadableRow:
+    try:
+        return msgspec.json.decode(content, type=RequestAccount)
+    except (ValueError, TypeError, RecursionError) as error:
+        return UnreadableRow(str(request_id), str(error))
 
 
 def _schema() -> Schema:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headway.errors import LedgerError
 from headway.observe.ledger.spool import Spool, read_rows
-from headway.observe.ledger.store import PRUNE_ROWS, Store
+from headway.observe.ledger.store import PRUNE_ROWS, WritableStore
 from headway.observe.ledger.usage import Row
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class LedgerWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: WritableStore,
         spool: Spool,
         retention: Retention | None = None,
         max_buffered_rows: int = MAX_BUFFERED_ROWS,
