@@ -91,6 +91,7 @@ def test_a_fleet_with_a_router_process_is_served_alike_as_on_pypy():
     [
         (["simulate", "PROFILE", "--runs", "1", "--num-requests", "5"], 0, "TTFT p50"),
         (["simulate", "--from", "x"], 2, "--from needs msgspec: run it with CPython, not PyPy"),
+        (["simulate", "PROFILE", "--from-ledger", "auto"], 2, "--from-ledger needs msgspec: run"),
         (["plan", "PROFILE", "--ttft=1", "--runs=1", "--num-requests=100"], 0, "requests/s"),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import ceil
@@ -34,6 +35,8 @@ from headway.workload import Listed, Replay, Workload
 
 if TYPE_CHECKING:
     from headway.cli.capacity.recording import Recorded
+    from headway.core.executor import Capacity
+    from headway.sim.profile.machine import MachineProfile
 
 ENGINES, RUN, RESULTS = "Engines", "Run", "Results"
 MAX_FRONTENDS = 64
@@ -138,6 +141,26 @@ class SimulateOptions(EngineOptions):
             "it was; without, every request is sent when it was.",
         ),
     )
+    from_ledger: str | None = field(
+        default=None,
+        metadata=option_about(
+            "Replay",
+            "URL of a ledger, or auto for that of `headway serve`: its requests, at their times, "
+            "with their lengths, tenants and terms; shared prefixes are assumed.",
+        ),
+    )
+    since: str | None = field(
+        default=None,
+        metadata=option_about(
+            "Replay", "With --from-ledger: from this day or time on (UTC), ISO 8601, by arrival."
+        ),
+    )
+    until: str | None = field(
+        default=None,
+        metadata=option_about(
+            "Replay", "With --from-ledger: before this day or time (UTC), ISO 8601, by arrival."
+        ),
+    )
     num_requests: int | None = field(
         default=None,
         metadata=option_about(
@@ -155,8 +178,12 @@ class SimulateOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.from_recording is not None:
-            self._refuse_other_loads()
+        if self.from_ledger is not None:
+            self._refuse_other_loads("--from-ledger", "ledger")
+        elif self.since is not None or self.until is not None:
+            raise ConfigError("--since and --until need --from-ledger")
+        elif self.from_recording is not None:
+            self._refuse_other_loads("--from", "recording")
         elif self.closed_loop:
             raise ConfigError("--closed-loop needs --from: conversations are in a recording")
         if self.num_engines == (1, None) and self.frontends == 1 and self.rule != DEFAULT_RULE:
@@ -175,14 +202,16 @@ class SimulateOptions(EngineOptions):
             raise ConfigError("--autoscale needs a range of engines, such as 2..8, and the reverse")
         return int(low), None if high is None else int(high)
 
-    def _refuse_other_loads(self) -> None:
-        """Refuse options that would have no effect beside a recording."""
+    def _refuse_other_loads(self, flag: str, source: str) -> None:
+        """Refuse options that would have no effect beside a recording or a ledger."""
+        if self.from_ledger is not None and (self.from_recording or self.closed_loop):
+            raise ConfigError("--from-ledger excludes --from and --closed-loop: name one source")
         names = [one.name for one in fields(WorkloadOptions) if one.name != "seed"]
         names += ["num_requests", "duration"]
         defaults = {one.name: one.default for one in fields(self)}
         given = [flag_of(name) for name in names if getattr(self, name) != defaults[name]]
         if given:
-            raise ConfigError(f"--from excludes {', '.join(given)}: the recording has the load")
+            raise ConfigError(f"{flag} excludes {', '.join(given)}: the {source} has the load")
 
 
 _PROFILE = inspect.Parameter(
@@ -212,7 +241,8 @@ def simulate(profile: str | None, options: SimulateOptions) -> None:
     with progress_bar("simulating, runs") as progress:
         found = predict(case.setup, case.workload, case.limits, runs, targets, progress)
     verdict = judge(case.setup, case.workload, found, runs)
-    show(Console(), case, found, verdict)
+    # Names of tenants come from clients: they are no markup.
+    show(Console(markup=False, emoji=False), case, found, verdict)
     if options.json is not None:
         document = {"settings": options.set or [], **document_of(case, found, verdict)}
         write_text(options.json, json.dumps(document, indent=1))
@@ -232,8 +262,11 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
                 "a recording does not have the time that an engine takes to start: name a profile"
             )
     else:
-        raise ConfigError("a profile is needed: write one with `headway profile MODEL -o FILE`")
-    workload, limits, about_load = _load_of(options, recorded)
+        why = ", as a ledger has no step times" if options.from_ledger is not None else ""
+        raise ConfigError(
+            f"a profile is needed{why}: write one with `headway profile MODEL -o FILE`"
+        )
+    workload, limits, about_load = _load_of(options, recorded, found)
     num_engines, max_engines = options.num_engines
     setup = replace(
         options.change(Setup.of(found), workload),
@@ -250,10 +283,18 @@ def _case_of(profile: str | None, options: SimulateOptions) -> SimulatedCase:
     return SimulatedCase(setup, workload, limits, about)
 
 
-def _load_of(options: SimulateOptions, recorded: Recorded | None) -> tuple[Workload, Limits, str]:
-    """Return the load, its limits, and what to say of a recorded one."""
+def _load_of(
+    options: SimulateOptions, recorded: Recorded | None, profile: MachineProfile
+) -> tuple[Workload, Limits, str]:
+    """Return the load, its limits, and what to say of one that was served before."""
+    served = None
     if recorded is not None:
-        load, about = recorded.load(options.closed_loop)
+        served = recorded.load(options.closed_loop)
+    elif options.from_ledger is not None:
+        spec = change_settings(Setup.of(profile), options.set or []).spec
+        served = _ledger_load(options, options.from_ledger, spec.capacity)
+    if served is not None:
+        load, about = served
         return load, Limits(len(load.requests)), f"; {about}"
     load, num_requests = workload_of(options), options.num_requests
     if num_requests is None and options.duration is None:
@@ -289,11 +330,24 @@ def _frontends_of(options: SimulateOptions) -> Callable[[str], Frontends] | None
 def _recorded_of(options: SimulateOptions) -> Recorded | None:
     if options.from_recording is None:
         return None
-    try:
+    with _only_cpython("--from"):
         from headway.cli.capacity.recording import Recorded
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--from needs {error.name}: run it with CPython, not PyPy") from error
     return Recorded(options.from_recording)
+
+
+def _ledger_load(options: SimulateOptions, url: str, capacity: Capacity) -> tuple[Listed, str]:
+    with _only_cpython("--from-ledger"):
+        from headway.cli.capacity.ledger import ledger_load
+    return ledger_load(url, options.since, options.until, capacity)
+
+
+@contextmanager
+def _only_cpython(flag: str) -> Generator[None, None, None]:
+    """Have an import that fails on PyPy say which flag needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{flag} needs {error.name}: run it with CPython, not PyPy") from error
 
 
 def _targets_of(options: SimulateOptions) -> Targets | None:

@@ -6,13 +6,12 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated
 
 import typer
 
-from headway.cli.observe.ledger import open_ledger
+from headway.cli.observe.ledger import open_ledger, parse_range, warn_of_spool
 from headway.errors import ConfigError
 from headway.observe.ledger.store import GROUPS, TimeRange, Totals
 
@@ -59,7 +58,7 @@ def usage(
         raise ConfigError(f"--by takes {', '.join(GROUPS)}, each once; got {by!r}")
     if as_csv and as_json:
         raise ConfigError("give --csv or --json, not both")
-    rows = _totals(ledger_url, groups, TimeRange(_time(since, "--since"), _time(until, "--until")))
+    rows = _totals(ledger_url, groups, parse_range(since, until))
     header = [*groups, *COLUMNS]
     cells = [_cells(row) for row in rows]
     if as_csv:
@@ -74,24 +73,10 @@ def usage(
 
 
 def _totals(url: str | None, groups: Sequence[str], span: TimeRange) -> list[Totals]:
-    from headway.observe.ledger.ledger import spool_folder
-    from headway.observe.ledger.spool import num_waiting_bytes
-
     with open_ledger(url) as ledger:
         found = ledger.store.totals(groups, span)
-    if num_bytes := num_waiting_bytes(spool_folder(ledger.url)):
-        typer.echo(f"{num_bytes} bytes of rows are not in the ledger yet", err=True)
+    warn_of_spool(ledger.url)
     return found
-
-
-def _time(text: str | None, flag: str) -> float | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is not a day or time such as 2026-01-31") from error
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _cells(row: Totals) -> list[Cell]:

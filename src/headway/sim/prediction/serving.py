@@ -184,7 +184,8 @@ class _Clients:
         if num_prompt + num_output > capacity.max_model_len:
             raise ConfigError(
                 f"a request has {num_prompt} prompt and {num_output} output tokens; the longest "
-                f"context is {capacity.max_model_len}: --max-prompt-tokens cuts those of a trace"
+                f"context is {capacity.max_model_len}: --max-prompt-tokens cuts those of a trace, "
+                "--set max_model_len=N simulates a longer one"
             )
         delay_s = self._rng.choice(self._delays.to_engine_s)
         # A recording has the times of its engine, any other load those of its clients.
