@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import msgspec
 import pytest
 
+from benchmarks.sim.policy_loads import PolicyLoad, read_loads
 from headway.core.events import Admitted, Arrived, Event, Finished, Forked
 from headway.core.terms import Targets, Terms
 from headway.observe.ledger.store import UnreadableRow
 from headway.observe.trace.account import RequestAccount
+from headway.sim.prediction.served import ServedRequest
 from headway.sim.prediction.serving import Limits, serve_load
-from headway.sim.prediction.settings import parse_term_changes
+from headway.sim.prediction.settings import change_settings, parse_term_changes
 from headway.sim.prediction.setup import Setup
+from headway.sim.profile.catalog import find_profile
 from headway.sim.recording.accounts import AccountCounts, load_of_accounts
 from headway.sim.recording.items import RecordedItem
 from headway.workload import Listed
@@ -217,3 +221,52 @@ def test_a_hostile_neighbour_changes_no_prefix_of_another() -> None:
         return [one.num_cached_tokens for one in served if one.tenant == "a"]
 
     assert cached(own) == cached([*own, *flood]) == [0, 32, 32]
+
+
+LOADS = {one.name: one for one in read_loads()}
+
+
+def served_then_and_by_its_accounts(
+    load: PolicyLoad,
+) -> tuple[list[ServedRequest], list[ServedRequest]]:
+    """Serve a recorded load, and then what a ledger would have kept of it."""
+    setup = change_settings(Setup.of(find_profile("smollm2-135m-2-cores")), load.settings)
+    items = [one for one in load.workload.requests if isinstance(one, RecordedItem)]
+    served = serve_load(setup, load.workload, Limits(len(items))).requests
+    accounts = [
+        account(
+            arrived_at=1.8e9 + item.at,
+            tenant=item.terms.tenant,
+            tier=item.terms.tier,
+            weight=item.terms.weight,
+            max_kv_share=item.terms.max_kv_share,
+            is_spot=item.terms.is_spot,
+            target_ttft_s=item.terms.targets.ttft_s,
+            target_tpot_s=item.terms.targets.tpot_s,
+            deadline_s=item.terms.targets.deadline_s,
+            max_tokens=item.max_tokens,
+            priority=item.priority,
+            num_prompt_tokens=len(item.prompt_token_ids),
+            num_cached_tokens=one.num_cached_tokens or 0,
+            num_output_tokens=item.num_output_tokens,
+        )
+        for item, one in zip(items, served, strict=True)
+    ]
+    workload = load_of_accounts(accounts, setup.spec.capacity).workload
+    return served, serve_load(setup, workload, Limits(len(accounts))).requests
+
+
+@pytest.mark.parametrize("name", sorted(LOADS.keys() - {"bursts", "prefixes"}))
+def test_requests_that_share_nothing_are_served_as_those_of_a_recording(name: str) -> None:
+    served, again = served_then_and_by_its_accounts(LOADS[name])
+    expected = [pytest.approx(one.e2e_s, abs=1e-4) for one in served]
+    assert [one.e2e_s for one in again] == expected
+
+
+def test_prefixes_of_one_tenant_are_nearly_as_good_as_those_of_a_recording() -> None:
+    """The figures of docs/simulate.md."""
+    served, again = served_then_and_by_its_accounts(LOADS["prefixes"])
+    hits = [sum(one.num_cached_tokens or 0 for one in load) for load in (served, again)]
+    ttfts = [median(one.ttft_s or 0.0 for one in load) for load in (served, again)]
+    assert hits[1] / hits[0] == pytest.approx(0.95, abs=0.005)
+    assert ttfts == [pytest.approx(0.32, abs=0.005), pytest.approx(0.50, abs=0.005)]
