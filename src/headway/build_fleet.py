@@ -38,7 +38,7 @@ from headway.fleet.router.shared import SharedRouter
 from headway.record.recording import start_recording
 from headway.record.router.encoder import RouterEncoder
 from headway.record.router.entries import RouterHeader
-from headway.record.router.recorded import RecordedRouter
+from headway.record.router.recorded import MAX_QUEUED_CALLS, RecordedRouter
 from headway.routing import AllowedEngines, Router, Rule
 from headway.server import run
 from headway.server.descriptors import raise_descriptor_limit
@@ -136,7 +136,8 @@ def begin_recording(config: Config, router: RecordedRouter, at_end: ExitStack) -
         rule=config.routing.routing,
         clock_began_at=about.clock_began_at,
     )
-    recording = start_recording(config.recording, header, RouterEncoder(about.key))
+    encoder = RouterEncoder(about.key)
+    recording = start_recording(config.recording, header, encoder, MAX_QUEUED_CALLS)
     if recording is not None:
         router.record(recording)
         at_end.callback(recording.close)

@@ -31,9 +31,9 @@ class RecordedRun:
     def __post_init__(self) -> None:
         header = RouterHeader(recording=NAME, headway="0", platform="tests", rule=self.rule)
         writer = PartWriter(self.folder, header, 2**20, 100 * 2**20)
-        self._recording = Recording(writer, RouterEncoder(self.key))
+        self.recording = Recording(writer, RouterEncoder(self.key))
         self.router = RecordedRouter(RULES[self.rule](), self.allowed or AllEngines())
-        self.router.record(self._recording)
+        self.router.record(self.recording)
 
     @property
     def path(self) -> Path:
@@ -41,7 +41,7 @@ class RecordedRun:
 
     def close(self) -> None:
         """Write all of the recording."""
-        self._recording.close()
+        self.recording.close()
 
     def replay(self) -> tuple[ReplayedRouter, RouterDifference | None]:
         """End the recording, and replay it."""

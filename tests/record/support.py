@@ -18,7 +18,7 @@ from headway.record.entries import RecordingHeader
 from headway.record.kinds import ENGINE
 from headway.record.parts import PartWriter
 from headway.record.reader import RecordingReader
-from headway.record.recording import Recording
+from headway.record.recording import MAX_QUEUED_CALLS, Recording
 from headway.record.replay import Difference, ReplayedEngine, find_difference
 from tests.properties.rig import Rig
 from tests.support.harness import Harness
@@ -37,6 +37,7 @@ class Recorder:
     key: bytes = KEY
     name: str = "test"
     clock_began_at: float | None = None
+    max_queued: int = MAX_QUEUED_CALLS
 
     def start(self, scheduler: Scheduler) -> Recording:
         has_cache, capacity = scheduler.kv.enable_prefix_caching, scheduler.capacity
@@ -52,7 +53,8 @@ class Recorder:
             clock_began_at=self.clock_began_at,
         )
         writer = PartWriter(self.folder, header, self.file_bytes, self.total_bytes)
-        return Recording(writer, CallEncoder(self.key, capacity.block_size if has_cache else 0))
+        encoder = CallEncoder(self.key, capacity.block_size if has_cache else 0)
+        return Recording(writer, encoder, self.max_queued)
 
     def make_core(
         self,

@@ -20,7 +20,7 @@ from headway.config import RecordConfig
 from headway.core.plan import StepPlan
 from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError, RecordingError
-from headway.record import parts, recording
+from headway.record import parts
 from headway.record.encoder import CallEncoder
 from headway.record.entries import CLOSED, FORMAT, RecordingHeader, encode
 from headway.record.kinds import ENGINE
@@ -323,7 +323,7 @@ def test_a_disk_that_is_full_at_the_start_of_a_file(
 def test_a_slow_disk_ends_the_recording_and_not_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    recorder = Recorder(tmp_path)
+    recorder = Recorder(tmp_path, max_queued=20)
     engine = harness_class(recorder)()
     may_write = threading.Event()
     write = os.write
@@ -333,7 +333,6 @@ def test_a_slow_disk_ends_the_recording_and_not_the_engine(
         return write(file, content)
 
     monkeypatch.setattr(parts.os, "write", write_late)
-    monkeypatch.setattr(recording, "MAX_QUEUED_STEPS", 10)
     with caplog.at_level(logging.WARNING), recorded(engine):
         run_some(engine)
         assert "too slow" in caplog.text

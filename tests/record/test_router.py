@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from headway.core.request import Request
-from headway.core.terms import Terms
+from headway.core.terms import Targets, Terms
 from headway.errors import RecordingError
+from headway.fleet.router.recorded import RecordedSharedRouter
 from headway.record.entries import HASH_BYTES
 from headway.record.kinds import ENGINE, ROUTER
 from headway.record.reader import RecordingReader
-from headway.record.router.entries import ArrivedEntry, RouterEntry
+from headway.record.router.entries import (
+    NO_ENGINE,
+    ArrivedEntry,
+    DrainingEntry,
+    EndedEntry,
+    JoinedEntry,
+    LostEntry,
+    RouterEntry,
+    TickEntry,
+)
 from headway.record.router.replay import (
     DecisionDifference,
     ReplayedRouter,
     RouterDifference,
     find_router_difference,
 )
-from headway.routing import Sending
+from headway.routing import RULES, Sending
+from headway.routing.router import AllEngines
 from tests.record.router_support import RecordedRun, replay
 from tests.routing.support import COST, LIMITS, prompt, request, serve, step
 from tests.routing.test_properties import RouterMachine
@@ -224,7 +237,7 @@ def test_blocks_that_are_no_multiples_end_the_recording(
     run.router.tick(1.0)
     run.close()
     reader = RecordingReader.open(run.path, ROUTER)
-    assert [type(entry).__name__ for entry in reader.entries()] == []
+    assert [type(entry) for entry in reader.entries()] == [JoinedEntry]
     assert "KV blocks of 24 tokens, the first one had 16" in reader.end
     assert "the recording ends" in caplog.text
 
@@ -283,6 +296,99 @@ def test_calls_about_requests_that_the_router_does_not_know(tmp_path: Path) -> N
     replayed, difference = run.replay()
     assert difference is None
     assert not replayed.router.num_waiting
+
+
+def test_where_requests_go_after_a_loss_is_compared(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    for number in range(3):
+        run.router.engine_joined(f"e{number}", LIMITS, COST)
+    for number in range(40):
+        run.router.arrive(request(200, name=f"r{number}"), 0.0)
+    run.router.engine_lost("e0", 1.0)
+    run.router.engine_draining("e1", 2.0)
+    assert run.replay()[1] is None
+    kinds: list[type[RouterEntry]] = [LostEntry, DrainingEntry]
+    for kind in kinds:
+
+        def change(entry: RouterEntry, kind: type[RouterEntry] = kind) -> RouterEntry:
+            if isinstance(entry, kind) and isinstance(entry, LostEntry | DrainingEntry):
+                (first, *rest) = entry.moved
+                other = first._replace(engine=3 - first.engine if kind is LostEntry else NO_ENGINE)
+                return msgspec.structs.replace(entry, moved=[other, *rest])
+            return entry
+
+        difference = find(run.path, change)
+        assert isinstance(difference, DecisionDifference)
+        assert " waits for " in difference.recorded[0]
+
+
+def shared_run(folder: Path) -> tuple[RecordedRun, RecordedSharedRouter]:
+    run = RecordedRun(folder)
+    router = run.router = RecordedSharedRouter(RULES["ttft"](), AllEngines())
+    router.record(run.recording)
+    return run, router
+
+
+@pytest.mark.parametrize("ttft_s", [None, 30.0])
+def test_a_router_process_comes_and_goes(ttft_s: float | None, tmp_path: Path) -> None:
+    """The same requests arrive again here, and age anew."""
+    run, router = shared_run(tmp_path)
+    limits = replace(LIMITS, max_num_seqs=1)
+    router.engine_joined("e0", limits, COST)
+    targets, sent = Targets(ttft_s=ttft_s), list[Sending]()
+    for number in range(8):
+        name, priority = f"r{number}", -number
+        one = request(64, f"t{number % 2}", name=name, priority=priority, targets=targets)
+        router.arrive(one, 0.1 * number)
+        sent += router.tick(0.1 * number)
+    router.share(1.0)
+    router.tick(1.5)
+    router.unshare(2.0)
+    for turn in range(800):
+        now = 2.0 + turn / 20
+        sent += router.tick(now)
+        if turn % 100 == 80:  # some before the requests have aged, some after
+            first = sent.pop(0)
+            serve(router, first.request.id)
+            router.finished(first.request.id, [7] * 3)
+    replayed, difference = run.replay()
+    assert difference is None, difference
+    assert replayed.router.num_waiting == router.num_waiting
+
+
+def test_questions_between_calls_are_not_of_a_call(tmp_path: Path) -> None:
+    run, router = shared_run(tmp_path)
+    nobody = router.allowed
+    router.engine_joined("e0", LIMITS, COST)
+    router.share(0.0)
+    router.tick(0.1)
+    denying = SomeEngines(Random(1), 0.0)
+    nobody._allowed = denying  # pyright: ignore
+    for number in range(5):
+        router.allowed.may_send(request(16, name=f"q{number}"), "e0")
+    run.close()
+    entries = list(RecordingReader.open(run.path, ROUTER).entries())
+    assert [entry.denied for entry in entries if isinstance(entry, TickEntry)] == [[]]
+
+
+def test_an_idle_router_has_written_all(tmp_path: Path) -> None:
+    """So that a kill loses nothing, however long nothing has happened."""
+    run = RecordedRun(tmp_path)
+    run.router.engine_joined("e0", LIMITS, COST)
+    for number in range(5):
+        one = request(64, name=f"r{number}")
+        run.router.arrive(one, 0.01 * number)
+        run.router.tick(0.01 * number)
+        serve(run.router, one.id)
+        run.router.finished(one.id, [7] * 3)
+    deadline = time.monotonic() + 10.0
+    num_ended = 0
+    while num_ended < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        entries = RecordingReader.open(run.path, ROUTER).entries()
+        num_ended = sum(isinstance(entry, EndedEntry) for entry in entries)
+    assert num_ended == 5
+    run.close()
 
 
 def test_a_recording_of_another_process(tmp_path: Path) -> None:

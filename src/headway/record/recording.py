@@ -23,8 +23,9 @@ from headway.record.router.entries import RouterHeader
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_STEPS = 4096
-"""Two minutes of steps of 30 ms. A queued step takes about 20 KB with 64 running requests."""
+MAX_QUEUED_CALLS = 8192
+"""Two minutes of an engine's steps of 30 ms, each with two calls and about 20 KB with 64 running
+requests."""
 CLOSE_S = 2.0
 """How long a process that ends waits for the last calls to be written."""
 
@@ -42,7 +43,12 @@ class Encoder(Protocol[C_contra]):
 class Recording(Generic[C]):
     """Takes calls from the thread that makes them and writes them in another."""
 
-    def __init__(self, writer: PartWriter, encoder: Encoder[C]) -> None:
+    def __init__(
+        self, writer: PartWriter, encoder: Encoder[C], max_queued: int = MAX_QUEUED_CALLS
+    ) -> None:
+        self._max_queued = max_queued
+        self._num_put = self._num_written = 0
+        """Calls that were passed to the thread, and that it has written."""
         self._writer = writer
         self._encoder = encoder
         self._pending: list[C] = []
@@ -65,11 +71,12 @@ class Recording(Generic[C]):
         """Have the thread write the calls since the last flush; never waits."""
         if not self._is_open:
             self._pending.clear()
-        elif self._queue.qsize() < MAX_QUEUED_STEPS:
+        elif self._num_put - self._num_written < self._max_queued:
+            self._num_put += len(self._pending)
             self._queue.put(self._pending)
             self._pending = []
         else:
-            reason = "the disk is too slow: too many steps wait to be written"
+            reason = "the disk is too slow: too much waits to be written"
             logger.warning("the recording ends at %s: %s", self._writer.path, reason)
             self._end(reason)
 
@@ -95,6 +102,7 @@ class Recording(Generic[C]):
                     break
                 if calls:
                     self._writer.write([self._encoder.encode(call) for call in calls])
+                    self._num_written += len(calls)
         except NoRoomError as error:
             reason = f"{NO_ROOM}: {error}"
             logger.warning("the recording ends at %s: %s", self._writer.path, reason)
@@ -115,7 +123,10 @@ class Recording(Generic[C]):
 
 
 def start_recording(
-    config: RecordConfig, header: RecordingHeader | RouterHeader, encoder: Encoder[C]
+    config: RecordConfig,
+    header: RecordingHeader | RouterHeader,
+    encoder: Encoder[C],
+    max_queued: int = MAX_QUEUED_CALLS,
 ) -> Recording[C] | None:
     """Begin a recording; None, and a line in the log, if its folder cannot be written."""
     folder = Path(config.record or "").expanduser()
@@ -125,4 +136,4 @@ def start_recording(
         logger.error("nothing is recorded: %s", error)
         return None
     logger.info("recording to %s", writer.path)
-    return Recording(writer, encoder)
+    return Recording(writer, encoder, max_queued)

@@ -8,8 +8,23 @@ from pathlib import Path
 import pytest
 
 from headway.cli.capacity.recording import Recorded
-from headway.core.terms import Targets
+from headway.clock import VirtualClock
+from headway.core.terms import Targets, Terms
 from headway.errors import ConfigError
+from headway.fleet.router.frontends import FleetRouter
+from headway.fleet.router.messages import (
+    Arrive,
+    End,
+    EngineFound,
+    EngineGone,
+    FirstToken,
+    RouterRequest,
+    SendTo,
+)
+from headway.fleet.router.recorded import RecordedSharedRouter
+from headway.record.router.recorded import RecordedRouter
+from headway.routing import RULES, AllowedEngines, Reason, Router
+from headway.routing.router import AllEngines
 from headway.sim.prediction.serving import Limits, serve_load
 from headway.sim.prediction.setup import Setup
 from headway.sim.recording.items import RecordedItem
@@ -74,6 +89,59 @@ def test_an_answer_goes_on_in_another_engine(tmp_path: Path):
     answer(run, 2.0, prompt(8), 1, "")
     run.close()
     assert lengths_of(run.path) == [(0.0, 32, 11, None), (2.0, 16, 1, None)]
+
+
+def make_described(name: str, num_tokens: int) -> RouterRequest:
+    tokens = prompt(*range(20))[:num_tokens]
+    return RouterRequest(name, tokens, 64, 1, 0, 0.0, Terms(), False)
+
+
+def test_an_answer_that_a_router_process_sees_in_two_engines(tmp_path: Path):
+    """A router process is not told how much of a request is its prompt."""
+    run = RecordedRun(tmp_path)
+
+    def make_router(_rule: object, allowed: AllowedEngines) -> Router:
+        run.router = RecordedRouter(RULES["ttft"](), allowed)
+        run.router.record(run.recording)
+        return run.router
+
+    fleet = FleetRouter("ttft", VirtualClock(), make_router)
+    frontend = fleet.join("f")
+    fleet.handle(frontend, EngineFound("e0", 1000, 16, 8, True), 0.0)
+    fleet.handle(frontend, Arrive(make_described("r", 32), False, None), 0.0)
+    fleet.tick(0.0)
+    fleet.handle(frontend, EngineGone("e0"), 1.0)
+    fleet.handle(frontend, EngineFound("e1", 1000, 16, 8, True), 1.0)
+    fleet.handle(frontend, Arrive(make_described("r", 52), True, None), 1.0)
+    fleet.tick(1.0)
+    fleet.handle(frontend, FirstToken("r"), 1.1)
+    fleet.handle(frontend, End("r", [5] * 4), 1.2)
+    run.close()
+    assert lengths_of(run.path) == [(0.0, 32, 24, None)]
+
+
+def test_a_request_that_another_process_decides_about_is_one(tmp_path: Path):
+    """It waits here, is handed over, and is in an engine by the decision made there."""
+    run = RecordedRun(tmp_path)
+    router = run.router = RecordedSharedRouter(RULES["ttft"](), AllEngines())
+    router.record(run.recording)
+    limits = replace(LIMITS, max_num_seqs=1)
+    router.engine_joined("e0", limits, COST)
+    first, second = request(prompt(1), name="first"), request(prompt(2, 3), name="second")
+    for one in (first, second):
+        router.arrive(one, 0.0)
+        router.tick(0.0)
+    router.share(1.0)
+    serve(router, "first")
+    router.finished("first", [5] * 3)
+    router.take([SendTo("second", "e0", Reason.LOAD, 1.0, 0, 0.0)])
+    router.tick(2.0)
+    serve(router, "second")
+    router.finished("second", [5] * 6)
+    run.close()
+    load = load_of(read_routed(run.path))
+    assert lengths_of(run.path) == [(0.0, 16, 3, None), (0.0, 32, 6, None)]
+    assert load.num_left_out == 0
 
 
 def test_samples_ids_that_come_again_and_requests_that_did_not_end(tmp_path: Path):

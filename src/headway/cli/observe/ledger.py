@@ -36,10 +36,13 @@ def open_ledger(url: str | None, flag: str = LEDGER_FLAG) -> Generator[OpenLedge
     from headway.observe.ledger.databases import make_store
     from headway.observe.ledger.ledger import OFF, ledger_url
 
-    ledger = ledger_url(load_config({"ledger_url": url}).ledger)
-    if ledger == OFF:
-        raise ConfigError(f"there is no ledger; name one with {flag}")
-    store = make_store(ledger, is_reader=True)
+    try:
+        ledger = ledger_url(load_config({"ledger_url": url}).ledger)
+        if ledger == OFF:
+            raise ConfigError(f"there is no ledger; name one with {flag}")
+        store = make_store(ledger, is_reader=True)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("ledger_url", flag, 1)) from error
     try:
         yield OpenLedger(ledger, store)
     except LedgerError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from headway.core.events import Stepped
@@ -289,7 +290,9 @@ class SharedRouter(Router):
         return asked
 
     def _arrive_here(self, asked: _Asked, now: float) -> None:
-        outcome = super().arrive(asked.request, now, asked.is_resent)
+        # A request that waited here before it was asked for is known to queues by its old key.
+        request = replace(asked.request, start_by=inf)
+        outcome = super().arrive(request, now, asked.is_resent)
         if isinstance(outcome, NoEngineInTime):
             late = RefuseLate(asked.request.id, outcome.message, outcome.retry_after_s)
             self.refusals.append(late)

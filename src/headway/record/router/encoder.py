@@ -29,6 +29,7 @@ from headway.record.router.entries import (
     JoinedEntry,
     KnownHashes,
     LostEntry,
+    Placed,
     ReassignedEntry,
     RecordedCost,
     RecordedSending,
@@ -47,6 +48,13 @@ class JoinCall(NamedTuple):
     cost: StepCost | None
 
 
+class Placement(NamedTuple):
+    """A request that is not sent, and the engine that it waits for."""
+
+    request_id: str
+    engine: str | None
+
+
 class LoseCall(NamedTuple):
     """An engine was lost."""
 
@@ -54,7 +62,8 @@ class LoseCall(NamedTuple):
     name: str
     forgotten: list[str]
     """Requests that it had."""
-    moved: list[str]
+    moved: list[Placement]
+    """Requests that waited for it."""
     denied: list[int]
 
 
@@ -63,6 +72,8 @@ class DrainCall(NamedTuple):
 
     now: float
     name: str
+    moved: list[Placement]
+    """Requests that waited for it."""
     denied: list[int]
 
 
@@ -97,7 +108,7 @@ class ReassignCall(NamedTuple):
     """The engine of a request was chosen anew."""
 
     now: float
-    request_id: str
+    placement: Placement
     denied: list[int]
 
 
@@ -207,10 +218,11 @@ class RouterEncoder:
             case IdleCall():
                 return IdleEntry(self._engines[call.name], call.num_blocks_used)
             case DrainCall():
-                return DrainingEntry(call.now, self._engines[call.name], call.denied)
+                number = self._engines[call.name]
+                return DrainingEntry(call.now, number, self._placed(call.moved), call.denied)
             case ReassignCall():
-                number = self._live[call.request_id].number
-                return ReassignedEntry(call.now, number, call.denied)
+                (placed,) = self._placed([call.placement])
+                return ReassignedEntry(call.now, placed.request, placed.engine, call.denied)
             case ForgetCall():
                 return ForgottenEntry(self._live.pop(call.request_id).number)
 
@@ -236,8 +248,14 @@ class RouterEncoder:
         for request_id in call.forgotten:
             del self._live[request_id]
         self._costs.pop(call.name, None)
-        moved = [self._live[request_id].number for request_id in call.moved]
-        return LostEntry(call.now, self._engines.pop(call.name), moved, call.denied)
+        number = self._engines.pop(call.name)
+        return LostEntry(call.now, number, self._placed(call.moved), call.denied)
+
+    def _placed(self, placements: Sequence[Placement]) -> list[Placed]:
+        return [Placed(self._live[one].number, self._number_of(name)) for one, name in placements]
+
+    def _number_of(self, engine: str | None) -> int:
+        return NO_ENGINE if engine is None else self._engines[engine]
 
     def _step(self, call: StepCall) -> SteppedEntry:
         stepped, cost = call.stepped, None
@@ -268,7 +286,7 @@ class RouterEncoder:
             entry.hashes = self._salted(live.hashes)
         if entry.terms.cache_salt:
             entry.terms = replace(entry.terms, cache_salt="")
-        entry.engine = NO_ENGINE if call.engine is None else self._engines[call.engine]
+        entry.engine = self._number_of(call.engine)
         if entry.late_s is None:
             self._live[entry.id] = live
         return entry

@@ -61,6 +61,13 @@ class KnownHashes(NamedTuple):
     hashes: bytes
 
 
+class Placed(NamedTuple):
+    """A request that waits, and the engine that it waits for now."""
+
+    request: int
+    engine: int
+
+
 class JoinedEntry(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """An engine joined."""
 
@@ -81,8 +88,8 @@ class LostEntry(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
     now: float
     engine: int
-    moved: list[int]
-    """Requests that have another engine now."""
+    moved: list[Placed] = []
+    """Requests that waited for it."""
     denied: list[int] = []
 
 
@@ -91,6 +98,8 @@ class DrainingEntry(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
     now: float
     engine: int
+    moved: list[Placed] = []
+    """Requests that waited for it."""
     denied: list[int] = []
 
 
@@ -148,6 +157,7 @@ class ReassignedEntry(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
     now: float
     request: int
+    engine: int
     denied: list[int] = []
 
 

@@ -18,6 +18,7 @@ from headway.record.router.encoder import (
     IdleCall,
     JoinCall,
     LoseCall,
+    Placement,
     ReassignCall,
     RouterCall,
     StepCall,
@@ -26,19 +27,24 @@ from headway.record.router.encoder import (
 from headway.record.router.entries import ArrivedEntry
 from headway.routing import AllowedEngines, EngineLimits, NoEngineInTime, Router, Rule, Sending
 
+MAX_QUEUED_CALLS = 32_768
+"""40 s of 8 engines with 50 steps per second each; 100 MB with prompts of 1,024 tokens."""
 MAX_PENDING_CALLS = 64
 MAX_PENDING_S = 0.1
-"""Calls are passed to the thread that writes when so many wait, or with the first one after so
-long."""
+"""Calls are passed to the thread that writes when so many wait, with the first one after so long,
+and when no request is left."""
 
 
 class _NotedAnswers:
-    """Asks which engines may have a request; notes the questions of a call answered with no."""
+    """Asks which engines may have a request; notes which questions of a call have a no.
+
+    A shared router asks between calls too: such answers are not noted.
+    """
 
     def __init__(self, allowed: AllowedEngines) -> None:
         self._allowed = allowed
         self._num_asked = 0
-        self._denied: list[int] = []
+        self._denied: list[int] | None = None
 
     @property
     def restricts(self) -> bool:
@@ -51,7 +57,7 @@ class _NotedAnswers:
         return self._note(self._allowed.may_send(request, engine))
 
     def _note(self, answer: bool) -> bool:
-        if not answer:
+        if not answer and self._denied is not None:
             self._denied.append(self._num_asked)
         self._num_asked += 1
         return answer
@@ -60,10 +66,10 @@ class _NotedAnswers:
         """Count the questions from here on."""
         self._num_asked, self._denied = 0, []
 
-    @property
-    def denied(self) -> list[int]:
-        """Positions of the questions of the call that were answered with no."""
-        return self._denied
+    def end_call(self) -> list[int]:
+        """Return the positions of the questions since `start_call` that were answered with no."""
+        denied, self._denied = self._denied or [], None
+        return denied
 
 
 class RecordedRouter(Router):
@@ -89,7 +95,8 @@ class RecordedRouter(Router):
         recording.put(call)
         self._now = self._now if now is None else now
         self._num_pending += 1
-        if self._num_pending >= MAX_PENDING_CALLS or self._now > self._flushed_at + MAX_PENDING_S:
+        is_due = self._now > self._flushed_at + MAX_PENDING_S or not self._requests
+        if is_due or self._num_pending >= MAX_PENDING_CALLS:
             self._num_pending, self._flushed_at = 0, self._now
             recording.flush()
 
@@ -101,16 +108,25 @@ class RecordedRouter(Router):
         self._put(JoinCall(name, limits, cost))
 
     def engine_lost(self, name: str, now: float) -> list[str]:
-        forgotten = list(self._engines[name].sent)
+        forgotten, waiting = list(self._engines[name].sent), self._waiting_for(name)
         self._answers.start_call()
         moved = super().engine_lost(name, now)
-        self._put(LoseCall(now, name, forgotten, moved, self._answers.denied), now)
+        denied = self._answers.end_call()
+        self._put(LoseCall(now, name, forgotten, self._engines_of(waiting), denied), now)
         return moved
 
     def engine_draining(self, name: str, now: float) -> None:
+        waiting = self._waiting_for(name)
         self._answers.start_call()
         super().engine_draining(name, now)
-        self._put(DrainCall(now, name, self._answers.denied), now)
+        denied = self._answers.end_call()
+        self._put(DrainCall(now, name, self._engines_of(waiting), denied), now)
+
+    def _waiting_for(self, engine: str) -> list[str]:
+        return [request.id for request in self._engines[engine].queue.requests]
+
+    def _engines_of(self, request_ids: list[str]) -> list[Placement]:
+        return [Placement(one, self.engine_of(one)) for one in request_ids]
 
     def observe(self, name: str, stepped: Stepped, now: float) -> None:
         super().observe(name, stepped, now)
@@ -128,7 +144,7 @@ class RecordedRouter(Router):
         self._answers.start_call()
         outcome = super().arrive(request, now, is_resent)
         entry = _entry_of(request, now)
-        entry.is_resent, entry.denied = is_resent, self._answers.denied
+        entry.is_resent, entry.denied = is_resent, self._answers.end_call()
         if isinstance(outcome, NoEngineInTime):
             entry.late_s = outcome.retry_after_s
             self._put_request(entry, request, None, now)
@@ -154,8 +170,10 @@ class RecordedRouter(Router):
     def reassign(self, request_id: str, now: float) -> None:
         self._answers.start_call()
         super().reassign(request_id, now)
+        denied = self._answers.end_call()
         if request_id in self._requests:
-            self._put(ReassignCall(now, request_id, self._answers.denied), now)
+            placement = Placement(request_id, self.engine_of(request_id))
+            self._put(ReassignCall(now, placement, denied), now)
 
     def forget(self, request_id: str) -> None:
         is_sent = self.is_sent(request_id)
@@ -182,7 +200,7 @@ class RecordedRouter(Router):
     def tick(self, now: float) -> list[Sending]:
         self._answers.start_call()
         sendings = super().tick(now)
-        self._put(TickCall(now, sendings, self._answers.denied), now)
+        self._put(TickCall(now, sendings, self._answers.end_call()), now)
         return sendings
 
 

@@ -6,10 +6,11 @@ the prefixes that they shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from headway.config import ROUTINGS
 from headway.core.events import Stepped
 from headway.core.params import SamplingParams
 from headway.core.request import Request
@@ -28,6 +29,7 @@ from headway.record.router.entries import (
     IdleEntry,
     JoinedEntry,
     LostEntry,
+    Placed,
     ReassignedEntry,
     RecordedSending,
     RouterEntry,
@@ -111,8 +113,8 @@ class ReplayedRouter:
     """A fresh router that repeats the calls of a recording."""
 
     def __init__(self, header: RouterHeader) -> None:
-        if header.rule not in RULES:
-            raise RecordingError(f"this release has no rule {header.rule}")
+        if header.rule not in ROUTINGS:
+            raise RecordingError(f"this release has no --routing {header.rule}")
         self._answers = _RecordedAnswers()
         self.router = Router(RULES[header.rule](), self._answers)
         self._stand_ins = StandIns()
@@ -123,7 +125,7 @@ class ReplayedRouter:
         """Live requests by number."""
         self._numbers = count()
         self.num_decisions = 0
-        """Requests assigned, refused or sent so far."""
+        """Requests assigned, refused, moved or sent so far."""
         self.now = 0.0
         """Time of the last call that had one."""
 
@@ -144,6 +146,10 @@ class ReplayedRouter:
                 self._join(entry)
             case LostEntry():
                 return self._lose(entry)
+            case DrainingEntry():
+                return self._drain(entry)
+            case ReassignedEntry():
+                return self._reassign(entry)
             case _:
                 self._tell(entry)
         return None
@@ -158,10 +164,6 @@ class ReplayedRouter:
                 router.first_token(self._id(entry.request))
             case IdleEntry():
                 router.idle(self._name(entry.engine), entry.num_blocks_used)
-            case DrainingEntry():
-                router.engine_draining(self._name(entry.engine), entry.now)
-            case ReassignedEntry():
-                router.reassign(self._id(entry.request), entry.now)
             case ForgottenEntry():
                 router.forget(self._id(entry.request))
                 del self._requests[entry.request]
@@ -204,15 +206,41 @@ class ReplayedRouter:
             for number, one in self._requests.items()
             if self.router.is_sent(one.id) and self.router.engine_of(one.id) == name
         }
-        moved = self.router.engine_lost(name, entry.now)
+        waiting = self._waiting_for(name)
+        self.router.engine_lost(name, entry.now)
         del self._engines[entry.engine]
-        recorded = [self._id(number) for number in entry.moved]
+        difference = self._compare_moved(entry.moved, waiting)
         for number in sent:
             del self._requests[number]
-        words = f"has another engine than {name}"
-        return self._compare(
-            [f"{one} {words}" for one in recorded], [f"{one} {words}" for one in moved]
-        )
+        return difference
+
+    def _drain(self, entry: DrainingEntry) -> DecisionDifference | None:
+        name = self._name(entry.engine)
+        waiting = self._waiting_for(name)
+        self.router.engine_draining(name, entry.now)
+        return self._compare_moved(entry.moved, waiting)
+
+    def _reassign(self, entry: ReassignedEntry) -> DecisionDifference | None:
+        request_id = self._id(entry.request)
+        self.router.reassign(request_id, entry.now)
+        return self._compare_moved([Placed(entry.request, entry.engine)], [request_id])
+
+    def _waiting_for(self, engine: str) -> list[str]:
+        for one in self.router.engines:
+            if one.name == engine:
+                return [request.id for request in one.queue.requests]
+        return []
+
+    def _compare_moved(
+        self, recorded: Sequence[Placed], replayed: Sequence[str]
+    ) -> DecisionDifference | None:
+        """Compare the engines of requests that lost theirs before they were sent."""
+        before = [
+            _assignment(self._id(number), None if engine == NO_ENGINE else self._name(engine))
+            for number, engine in recorded
+        ]
+        now = [_assignment(one, self.router.engine_of(one)) for one in replayed]
+        return self._compare(before, now)
 
     def _arrive(self, entry: ArrivedEntry) -> DecisionDifference | None:
         tokens = self._stand_ins.sequence(entry.hashes, entry.num_tokens)

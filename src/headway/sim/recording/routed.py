@@ -16,6 +16,7 @@ from headway.record.router.entries import (
     ForgottenEntry,
     JoinedEntry,
     RouterEntry,
+    TickEntry,
 )
 from headway.sim.recording.observed import ObservedRequest
 
@@ -51,6 +52,7 @@ class _RoutedAttempt:
 
     entry: ArrivedEntry
     request: ObservedRequest
+    is_sent: bool
 
 
 class _RouterObserver:
@@ -69,6 +71,9 @@ class _RouterObserver:
         match entry:
             case ArrivedEntry():
                 self._arrive(next(self._numbers), entry)
+            case TickEntry():
+                for sending in entry.sendings:
+                    self._live[sending.request].is_sent = True
             case EndedEntry():
                 self._end(entry)
             case ForgottenEntry():
@@ -90,20 +95,24 @@ class _RouterObserver:
         if entry.late_s is not None:
             self.observed.refused.append(_added(entry))
             return
-        request = self._latest.get(entry.id) if entry.is_resent else None
-        if request is None:
+        request = self._latest.get(entry.id)
+        # By then an engine has the request, if another process decided about it meanwhile.
+        goes_on = request is not None and (
+            entry.is_resent or (entry.is_sent and request.finished_at is None)
+        )
+        if request is None or not goes_on:
             request = ObservedRequest(_added(entry), bytearray(), is_added_idle=False)
             self._latest[entry.id] = self.observed.requests[f"{number}"] = request
         request.hashes = bytearray(entry.hashes)
-        self._live[number] = _RoutedAttempt(entry, request)
+        self._live[number] = _RoutedAttempt(entry, request, entry.is_sent)
 
     def _end(self, entry: EndedEntry) -> None:
         attempt = self._live.pop(entry.request, None)
-        if attempt is None:
+        if attempt is None or not attempt.is_sent:  # cancelled, or another process decides
             return
         arrived, request = attempt.entry, attempt.request
         # What an engine that was lost had computed of the answer is part of the tokens known.
-        num_before = arrived.num_tokens - arrived.num_prompt_tokens
+        num_before = arrived.num_tokens - request.entry.num_prompt_tokens
         request.num_output_tokens = num_before + entry.num_output_tokens
         request.finished_at = entry.now
         request.hashes += entry.hashes
