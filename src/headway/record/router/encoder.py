@@ -29,7 +29,7 @@ from headway.record.router.entries import (
     JoinedEntry,
     KnownHashes,
     LostEntry,
-    Placed,
+    MovedRequest,
     ReassignedEntry,
     RecordedCost,
     RecordedSending,
@@ -48,7 +48,7 @@ class JoinCall(NamedTuple):
     cost: StepCost | None
 
 
-class Placement(NamedTuple):
+class NewEngine(NamedTuple):
     """A request that is not sent, and the engine that it waits for."""
 
     request_id: str
@@ -62,7 +62,7 @@ class LoseCall(NamedTuple):
     name: str
     forgotten: list[str]
     """Requests that it had."""
-    moved: list[Placement]
+    moved: list[NewEngine]
     """Requests that waited for it."""
     denied: list[int]
 
@@ -72,7 +72,7 @@ class DrainCall(NamedTuple):
 
     now: float
     name: str
-    moved: list[Placement]
+    moved: list[NewEngine]
     """Requests that waited for it."""
     denied: list[int]
 
@@ -108,7 +108,7 @@ class ReassignCall(NamedTuple):
     """The engine of a request was chosen anew."""
 
     now: float
-    placement: Placement
+    placement: NewEngine
     denied: list[int]
 
 
@@ -251,8 +251,10 @@ class RouterEncoder:
         number = self._engines.pop(call.name)
         return LostEntry(call.now, number, self._placed(call.moved), call.denied)
 
-    def _placed(self, placements: Sequence[Placement]) -> list[Placed]:
-        return [Placed(self._live[one].number, self._number_of(name)) for one, name in placements]
+    def _placed(self, placements: Sequence[NewEngine]) -> list[MovedRequest]:
+        return [
+            MovedRequest(self._live[one].number, self._number_of(name)) for one, name in placements
+        ]
 
     def _number_of(self, engine: str | None) -> int:
         return NO_ENGINE if engine is None else self._engines[engine]

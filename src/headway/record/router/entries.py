@@ -61,7 +61,7 @@ class KnownHashes(NamedTuple):
     hashes: bytes
 
 
-class Placed(NamedTuple):
+class MovedRequest(NamedTuple):
     """A request that waits, and the engine that it waits for now."""
 
     request: int
@@ -88,7 +88,7 @@ class LostEntry(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
     now: float
     engine: int
-    moved: list[Placed] = []
+    moved: list[MovedRequest] = []
     """Requests that waited for it."""
     denied: list[int] = []
 
@@ -98,7 +98,7 @@ class DrainingEntry(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
     now: float
     engine: int
-    moved: list[Placed] = []
+    moved: list[MovedRequest] = []
     """Requests that waited for it."""
     denied: list[int] = []
 

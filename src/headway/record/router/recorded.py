@@ -18,7 +18,7 @@ from headway.record.router.encoder import (
     IdleCall,
     JoinCall,
     LoseCall,
-    Placement,
+    NewEngine,
     ReassignCall,
     RouterCall,
     StepCall,
@@ -125,8 +125,8 @@ class RecordedRouter(Router):
     def _waiting_for(self, engine: str) -> list[str]:
         return [request.id for request in self._engines[engine].queue.requests]
 
-    def _engines_of(self, request_ids: list[str]) -> list[Placement]:
-        return [Placement(one, self.engine_of(one)) for one in request_ids]
+    def _engines_of(self, request_ids: list[str]) -> list[NewEngine]:
+        return [NewEngine(one, self.engine_of(one)) for one in request_ids]
 
     def observe(self, name: str, stepped: Stepped, now: float) -> None:
         super().observe(name, stepped, now)
@@ -172,7 +172,7 @@ class RecordedRouter(Router):
         super().reassign(request_id, now)
         denied = self._answers.end_call()
         if request_id in self._requests:
-            placement = Placement(request_id, self.engine_of(request_id))
+            placement = NewEngine(request_id, self.engine_of(request_id))
             self._put(ReassignCall(now, placement, denied), now)
 
     def forget(self, request_id: str) -> None:

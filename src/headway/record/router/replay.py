@@ -29,7 +29,7 @@ from headway.record.router.entries import (
     IdleEntry,
     JoinedEntry,
     LostEntry,
-    Placed,
+    MovedRequest,
     ReassignedEntry,
     RecordedSending,
     RouterEntry,
@@ -223,7 +223,7 @@ class ReplayedRouter:
     def _reassign(self, entry: ReassignedEntry) -> DecisionDifference | None:
         request_id = self._id(entry.request)
         self.router.reassign(request_id, entry.now)
-        return self._compare_moved([Placed(entry.request, entry.engine)], [request_id])
+        return self._compare_moved([MovedRequest(entry.request, entry.engine)], [request_id])
 
     def _waiting_for(self, engine: str) -> list[str]:
         for one in self.router.engines:
@@ -232,7 +232,7 @@ class ReplayedRouter:
         return []
 
     def _compare_moved(
-        self, recorded: Sequence[Placed], replayed: Sequence[str]
+        self, recorded: Sequence[MovedRequest], replayed: Sequence[str]
     ) -> DecisionDifference | None:
         """Compare the engines of requests that lost theirs before they were sent."""
         before = [
