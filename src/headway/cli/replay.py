@@ -15,7 +15,7 @@ from headway.errors import RecordingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headway.record.kinds import Header
+    from headway.record.entries import Header
     from headway.record.reader import RecordingReader
     from headway.record.replay import Difference, PlanSummary
 

@@ -29,8 +29,8 @@ FAILED_OUTCOME = -1
 """`OddOutcome.num_tokens` of a request that failed."""
 
 
-class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler was made with, and by what; at the start of each file."""
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded, and by what; at the start of each file."""
 
     format: int = FORMAT
     kind: str = ENGINE
@@ -41,13 +41,18 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     headway: str
     platform: str
     """Python and C library: they compute powers and logarithms."""
+    clock_began_at: float | None = None
+    """Unix time at which the process's clock showed 0; None in recordings of older releases."""
+
+
+class RecordingHeader(Header, frozen=True, kw_only=True):
+    """What the scheduler of an engine was made with."""
+
     model: str
     numerics: str
     scheduler: SchedulerConfig
     capacity: Capacity
     enable_prefix_caching: bool
-    clock_began_at: float | None = None
-    """Unix time at which the engine's clock showed 0; None in recordings of older releases."""
 
 
 class RestoredBlock(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -12,23 +12,7 @@ from headway.record import entries as engine
 from headway.record.router import entries as router
 from headway.record.router.entries import RouterEntry, RouterHeader
 
-
-class Header(Protocol):
-    """What the header of every recording has."""
-
-    @property
-    def recording(self) -> str: ...
-    @property
-    def part(self) -> int: ...
-    @property
-    def headway(self) -> str: ...
-    @property
-    def platform(self) -> str: ...
-    @property
-    def clock_began_at(self) -> float | None: ...
-
-
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=engine.Header)
 E = TypeVar("E")
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.record.entries import GOES_ON, SUFFIX, ClosedEntry, RecordingHeader, encode
-from headway.record.router.entries import RouterHeader
+from headway.record.entries import GOES_ON, SUFFIX, ClosedEntry, Header, encode
 
 MAGIC = b"HEADWAY\x01"
 LENGTHS = struct.Struct(">II")
@@ -59,7 +58,7 @@ class PartWriter:
     def __init__(
         self,
         folder: Path,
-        header: RecordingHeader | RouterHeader,
+        header: Header,
         file_bytes: int,
         total_bytes: int,
     ) -> None:

@@ -17,9 +17,8 @@ import msgspec
 
 from headway.config import RecordConfig
 from headway.errors import RecordingError
-from headway.record.entries import CLOSED, ClosedEntry, RecordingHeader
+from headway.record.entries import CLOSED, ClosedEntry, Header
 from headway.record.parts import NO_ROOM, NoRoomError, PartWriter
-from headway.record.router.entries import RouterHeader
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class Recording(Generic[C]):
 
 def start_recording(
     config: RecordConfig,
-    header: RecordingHeader | RouterHeader,
+    header: Header,
     encoder: Encoder[C],
     max_queued: int = MAX_QUEUED_CALLS,
 ) -> Recording[C] | None:

@@ -14,28 +14,18 @@ import msgspec
 
 from headway.core.slo.steptime import StepCost
 from headway.core.terms import NO_TERMS, Terms
-from headway.record.entries import FORMAT, ClosedEntry
+from headway.record.entries import ClosedEntry, Header
 
 ROUTER = "router"
 NO_ENGINE = -1
 
 
-class RouterHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router was made with, and by what; at the start of each file."""
+class RouterHeader(Header, frozen=True, kw_only=True):
+    """What a router was made with."""
 
-    format: int = FORMAT
     kind: str = ROUTER
-    recording: str
-    """Name of the recording; its files have the same."""
-    part: int = 0
-    """Number of the file in its recording."""
-    headway: str
-    platform: str
-    """Python and C library: they compute powers and logarithms."""
     rule: str
-    """How the router chooses an engine."""
-    clock_began_at: float | None = None
-    """Unix time at which the clock of the process showed 0."""
+    """How it chooses an engine."""
 
 
 class RecordedCost(NamedTuple):
