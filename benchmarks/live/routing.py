@@ -2,7 +2,7 @@
 
     python -m benchmarks.live.routing [--loads chat hot ...] [--engines 8] [--share 0.85]
         [--rules ttft least-loaded ...] [--slowness 4] [--seconds 40] [--seeds 3] [--json FILE]
-        [--record FOLDER] [--overhead-from FOLDER] [--served FILE]
+        [--record FOLDER] [--overhead-from FOLDER] [--served FILE] [--simulations 5]
     python -m benchmarks.live.routing --loads mooncake --trace FILE
 
 The loads are those of benchmarks/sim/routing_load.py. Engines compute letters, and their steps take
@@ -11,7 +11,7 @@ Everything else is real: engine hosts, scheduler, sockets, frontend, router, API
 fleet of its own, and rules take turns. The rate is `--share` of what the rule `ttft` carries in the
 simulation, divided by the slowness. Times are in seconds of the real engine, divided by the
 slowness. Beside them are those of simulations of the same requests behind the same router: the
-median of five with other noise of the steps, and the range of their p99. With `--record` every
+median of some with other noise of the steps, and the range of their p99. With `--record` every
 decision of the frontend's router is recorded, for `headway replay FOLDER`. `--overhead-from` takes
 recordings of an earlier call with the same slowness: simulated engines then need the time between
 two steps that real ones were seen to need, per step and per request in it; else they need none.
@@ -81,7 +81,6 @@ CARRIED_RATES = {
 LETTERS = "abcdefgjklmnopqrstuvwxyz"
 MERGES = ["1 2"]
 """None of letters, so that an answer is the same tokens again in the next prompt."""
-NUM_SIMULATED = 5
 MAX_MISSING = 0.05
 """Difference between served and simulated requests; late turns of conversations may be missing."""
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
@@ -208,13 +207,11 @@ def profile_with_overhead(folder: Path, slowness: float) -> StepProfile:
     )
 
 
-def _simulate(
-    load: Load, rule: str, num_engines: int, profile: StepProfile
-) -> list[SimulatedOutcome]:
+def _simulate(load: Load, rule: str, args: Any) -> list[SimulatedOutcome]:
     """Return what the same requests see in simulations with the frontend's router."""
-    fast = replace(load, rate=load.rate * load.slowness, slowness=1.0, profile=profile)
-    run = Run(rule, fast, num_engines, NUM_BLOCKS)
-    return [simulate(run, Router(RULES[rule]()), seed) for seed in range(NUM_SIMULATED)]
+    fast = replace(load, rate=load.rate * load.slowness, slowness=1.0, profile=args.profile)
+    run = Run(rule, fast, args.engines, NUM_BLOCKS)
+    return [simulate(run, Router(RULES[rule]()), seed) for seed in range(args.simulations)]
 
 
 async def measure(server: RunningServer, load: Load, rule: str) -> Outcome:
@@ -242,7 +239,7 @@ def run(name: str, rule: str, seed: int, args: Any) -> Outcome:
     """Measure one rule with a fleet of its own."""
     rate = args.share * CARRIED_RATES[name] * args.engines / args.slowness
     load = Load(name, rate, args.seconds, seed, args.trace, args.slowness)
-    simulated = _simulate(load, rule, args.engines, args.profile)
+    simulated = _simulate(load, rule, args)
     if args.served is None:
         return _serve(load, rule, args).beside(simulated)
     served = _served_before(args.served, load, rule)
@@ -331,6 +328,7 @@ def main() -> int:
         "--seconds", type=float, default=40.0, help="of the engine's time, after the warm-up"
     )
     parser.add_argument("--seeds", type=at_least_one, default=3)
+    parser.add_argument("--simulations", type=at_least_one, default=5, help="of each run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", type=Path, help="folder for recordings of the routers")
     parser.add_argument("--overhead-from", type=Path, help="folder of earlier recordings")
