@@ -13,5 +13,6 @@ text. Must not change what the engine does. The same holds for a router. In read
     recording.py Recording: the queue and the thread that writes
     core.py      RecordedCore: an engine core whose calls are recorded
     reader.py    reads the files of a recording
+    stand_ins.py StandIns: tokens in place of those that were not recorded
     replay.py    replays a recording and finds the first plan that differs
 """

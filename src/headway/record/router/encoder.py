@@ -251,10 +251,8 @@ class RouterEncoder:
         number = self._engines.pop(call.name)
         return LostEntry(call.now, number, self._placed(call.moved), call.denied)
 
-    def _placed(self, placements: Sequence[NewEngine]) -> list[MovedRequest]:
-        return [
-            MovedRequest(self._live[one].number, self._number_of(name)) for one, name in placements
-        ]
+    def _placed(self, moved: Sequence[NewEngine]) -> list[MovedRequest]:
+        return [MovedRequest(self._live[one].number, self._number_of(name)) for one, name in moved]
 
     def _number_of(self, engine: str | None) -> int:
         return NO_ENGINE if engine is None else self._engines[engine]

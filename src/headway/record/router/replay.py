@@ -37,6 +37,7 @@ from headway.record.router.entries import (
     SteppedEntry,
     TickEntry,
 )
+from headway.record.stand_ins import StandIns
 from headway.routing import RULES, EngineLimits, NoEngineInTime, Router, Sending
 
 
@@ -83,32 +84,6 @@ class _RecordedAnswers:
         return self.may_assign(request, engine)
 
 
-class StandIns:
-    """Makes tokens from recorded hashes; blocks with equal hashes have equal tokens."""
-
-    def __init__(self) -> None:
-        self.block_size = 0
-        self._tokens = count(1)
-        self._by_hash: dict[bytes, int] = {}
-
-    def blocks(self, hashes: bytes) -> list[int]:
-        """Return the tokens of full blocks."""
-        made: list[int] = []
-        for start in range(0, len(hashes), HASH_BYTES):
-            block_hash = hashes[start : start + HASH_BYTES]
-            if block_hash not in self._by_hash:
-                self._by_hash[block_hash] = next(self._tokens)
-            made += [self._by_hash[block_hash]] * self.block_size
-        return made
-
-    def sequence(self, hashes: bytes, num_tokens: int) -> list[int]:
-        """Return tokens for full blocks and what follows them, which nothing else has."""
-        made = self.blocks(hashes)
-        if len(made) > num_tokens:
-            raise RecordingError(f"a request of {num_tokens} tokens has {len(made)} in full blocks")
-        return made + [next(self._tokens)] * (num_tokens - len(made))
-
-
 class ReplayedRouter:
     """A fresh router that repeats the calls of a recording."""
 
@@ -117,7 +92,7 @@ class ReplayedRouter:
             raise RecordingError(f"this release has no --routing {header.rule}")
         self._answers = _RecordedAnswers()
         self.router = Router(RULES[header.rule](), self._answers)
-        self._stand_ins = StandIns()
+        self._stand_ins = StandIns(first_token=1)
         self._engines: dict[int, str] = {}
         """Names by number."""
         self._engine_numbers = count()
@@ -187,7 +162,7 @@ class ReplayedRouter:
         self._stand_ins.block_size = self._stand_ins.block_size or entry.block_size
         for number, hashes in entry.hashes:
             request = self._request(number)
-            request.token_ids[:] = self._stand_ins.sequence(hashes, request.num_tokens)
+            request.token_ids[:] = self._tokens(hashes, request.num_tokens)
         self._engines[next(self._engine_numbers)] = entry.name
         limits = EngineLimits(
             entry.num_blocks,
@@ -243,7 +218,7 @@ class ReplayedRouter:
         return self._compare(before, now)
 
     def _arrive(self, entry: ArrivedEntry) -> DecisionDifference | None:
-        tokens = self._stand_ins.sequence(entry.hashes, entry.num_tokens)
+        tokens = self._tokens(entry.hashes, entry.num_tokens)
         request = _request_of(entry, tokens)
         number = next(self._numbers)
         if entry.is_sent:
@@ -265,10 +240,17 @@ class ReplayedRouter:
         # The output goes on in the block in which the prompt ends.
         start = num_tokens // self._block_size * self._block_size
         num_left = num_tokens - start + entry.num_output_tokens
-        made = self._stand_ins.sequence(entry.hashes, num_left)
+        made = self._tokens(entry.hashes, num_left)
         request.token_ids[start:] = made[: num_tokens - start]
         self.router.finished(request.id, made[num_tokens - start :])
         del self._requests[entry.request]
+
+    def _tokens(self, hashes: bytes, num_tokens: int) -> list[int]:
+        """Return stand-in tokens of full blocks, and of what follows them."""
+        num_hashed = len(hashes) // HASH_BYTES * self._stand_ins.block_size
+        if num_hashed > num_tokens:
+            raise RecordingError(f"{num_tokens} tokens of a request have {num_hashed} in blocks")
+        return self._stand_ins.sequence(hashes, num_tokens)
 
     @property
     def _block_size(self) -> int:

@@ -8,13 +8,13 @@ requests that the engine refused are drawn from the others of their tenant.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Protocol
 
 from headway.errors import ConfigError
 from headway.record.entries import HASH_BYTES, AddEntry
+from headway.record.stand_ins import StandIns
 from headway.sim.recording.items import RecordedItem
 from headway.sim.recording.observed import ObservedRequest
 from headway.workload import Listed
@@ -59,11 +59,10 @@ def load_of(observed: Observed, is_closed_loop: bool = False) -> RecordedLoad:
     drawn = _draw_refused(observed.refused, ended)
     ended = sorted([*ended, *drawn], key=lambda one: one.entry.arrived_at)
     began_at = ended[0].entry.arrived_at
-    tokens = count(FIRST_TOKEN)
-    blocks: dict[bytes, int] = {}
     block_size = observed.block_size
+    stand_ins = StandIns(FIRST_TOKEN, block_size)
     items = [
-        replace(_item_of(one, began_at, _stand_ins(one, block_size, blocks, tokens)), number=number)
+        replace(_item_of(one, began_at, stand_ins), number=number)
         for number, one in enumerate(ended)
     ]
     followed = _find_followed(ended, block_size) if is_closed_loop else {}
@@ -120,23 +119,10 @@ def _find_followed(
     return followed
 
 
-def _stand_ins(
-    one: ObservedRequest, block_size: int, blocks: dict[bytes, int], tokens: Iterator[int]
-) -> tuple[int, ...]:
-    """Return tokens for prompt and output; equal blocks have equal tokens."""
-    num_tokens = one.entry.num_prompt_tokens + one.num_output_tokens
-    made: list[int] = []
-    for start in range(0, len(one.hashes), HASH_BYTES):
-        block_hash = bytes(one.hashes[start : start + HASH_BYTES])
-        if block_hash not in blocks:
-            blocks[block_hash] = next(tokens)
-        made += [blocks[block_hash]] * block_size
-    made += [next(tokens)] * max(0, num_tokens - len(made))
-    return tuple(made[:num_tokens])
-
-
-def _item_of(one: ObservedRequest, began_at: float, tokens: tuple[int, ...]) -> RecordedItem:
+def _item_of(one: ObservedRequest, began_at: float, stand_ins: StandIns) -> RecordedItem:
     entry = one.entry
+    num_tokens = entry.num_prompt_tokens + one.num_output_tokens
+    tokens = tuple(stand_ins.sequence(bytes(one.hashes), num_tokens))
     return RecordedItem(
         tokens[: entry.num_prompt_tokens],
         one.num_output_tokens,
